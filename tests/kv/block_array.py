@@ -1,12 +1,15 @@
 """Blocks in an array, as a store for connectors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event
 
 import numpy as np
 
 from paceline.core.request import Request
 from paceline.kv.connector import BlockMemory, Bytes, Transfer
 from paceline.kv.fence import TransferTicket
+from paceline.kv.remote.worker import Worker
 
 REQUEST = Request(id="a", prompt=[1, 2, 3], max_tokens=1)
 
@@ -47,3 +50,18 @@ def transfer(
     ticket: int, keys: Sequence[bytes], blocks: Sequence[int], request: Request = REQUEST
 ) -> Transfer:
     return Transfer(TransferTicket(ticket), request, 0, tuple(keys), tuple(blocks))
+
+
+@contextmanager
+def stopped(worker: Worker) -> Iterator[None]:
+    """A worker that does nothing for a while."""
+    begun, end = Event(), Event()
+
+    def wait() -> None:
+        begun.set()
+        end.wait(30)
+
+    worker.do(wait)
+    begun.wait(30)
+    yield
+    end.set()

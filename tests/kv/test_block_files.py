@@ -117,3 +117,29 @@ def test_what_a_writer_left_behind_is_removed(tmp_path: Path) -> None:
     files.write(KEY, ROW)
     assert not files.has(KEY)
     assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_others_may_read_files_if_the_umask_says_so(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        BlockFiles(tmp_path, "a", 1 << 20).write(KEY, ROW)
+    finally:
+        os.umask(before)
+    assert file_of(tmp_path).stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_files_that_cannot_be_removed_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    files = BlockFiles(tmp_path, "a", 1 << 20)
+    files.write(KEY, ROW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        with pytest.raises(PermissionError):
+            files.clear()
+    files.clear()
+    assert not files.has(KEY)

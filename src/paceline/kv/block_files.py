@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from tempfile import mkstemp
 from typing import NamedTuple
+from uuid import uuid4
 from zlib import crc32
 
 from paceline.kv.connector import Bytes
@@ -77,9 +77,9 @@ class BlockFiles:
             self.use(key)
             return
         file.parent.mkdir(exist_ok=True)
-        handle, part = mkstemp(".part", "tmp", file.parent)
+        part = file.parent / f"tmp{uuid4().hex}.part"
         try:
-            with open(handle, "wb", buffering=0) as opened:
+            with part.open("xb", buffering=0) as opened:  # readable as the umask says
                 opened.write(HEAD.pack(MAGIC, crc32(row.data), len(row)))
                 if opened.write(row.data) != len(row):
                     raise OSError(f"{part}: the disk is full")
@@ -97,11 +97,15 @@ class BlockFiles:
             self._file(key).unlink()
 
     def clear(self) -> None:
-        """Remove all content of the layout, for all processes."""
-        with suppress(OSError):
-            for file in self._own.glob(f"*/*{SUFFIX}"):
-                with suppress(OSError):
-                    file.unlink()
+        """Remove all content of the layout, for all processes. OSError if some is left."""
+        problem: OSError | None = None
+        for file in self._own.glob(f"*/*{SUFFIX}"):
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                problem = error
+        if problem is not None:
+            raise problem
 
     def _file(self, key: bytes) -> Path:
         name = key.hex()

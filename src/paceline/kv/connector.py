@@ -193,9 +193,12 @@ def load(config: ConnectorConfig) -> Connector:
     return plugins.load("kv_connector", name, package, Connector)(config)
 
 
-def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
+def options(
+    config: ConnectorConfig, positive: Sequence[str] = (), /, **defaults: Any
+) -> dict[str, Any]:
     """The options of a connector, completed with defaults. ConfigError names an unknown option, one
-    of another type than its default, or a number that is negative or not finite."""
+    of another type than its default, or a number that is negative or not finite, or that is 0 and
+    one of those in `positive`."""
     given = config.kv_connector_extra_config
     for name, value in given.items():
         if name not in defaults:
@@ -209,4 +212,6 @@ def options(config: ConnectorConfig, **defaults: Any) -> dict[str, Any]:
             raise ConfigError(f"{name} is {value!r}; it must be of type {kind.__name__}")
         if kind in (int, float) and not 0 <= value < inf:
             raise ConfigError(f"{name} is {value!r}; it must be finite and not negative")
+        if name in positive and not value:
+            raise ConfigError(f"{name} is {value!r}; it must be positive")
     return defaults | dict(given)

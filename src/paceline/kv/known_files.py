@@ -58,6 +58,7 @@ class KnownFiles:
 
     def clear(self) -> None:
         self._there.clear()
+        self._sought.clear()
 
 
 def remember(known: OrderedDict[bytes, float], key: bytes, time: float) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.kv.block_files import BlockFiles
+from paceline.kv.connectors.disk import Disk
 from tests.conformance.test_connectors import Engine
-from tests.kv.block_array import keys_of, transfer
+from tests.kv.block_array import keys_of, stopped, transfer
 
 KEYS = keys_of(1, 2)
 
@@ -88,3 +89,39 @@ def test_content_that_is_kept_is_the_latest_used(tmp_path: Path) -> None:
         assert monotonic() < give_up, "their use is not noted"
         sleep(0.01)
     again.connector.close()
+
+
+def test_what_was_cleared_is_not_loaded_although_its_files_are_there(tmp_path: Path) -> None:
+    engine = Engine("disk", {"path": str(tmp_path)})
+    engine.store_blocks(KEYS, (1, 2))
+    assert isinstance(engine.connector, Disk)
+    with stopped(engine.connector._writer):
+        engine.connector.clear()
+        assert engine.offered(KEYS) == 0
+        assert engine.load(KEYS, (5, 6)).bad == 0
+    engine.store_blocks(KEYS[:1], (1,))
+    assert engine.offered(KEYS) == 1
+    engine.connector.close()
+
+
+def test_content_that_cannot_be_removed_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    engine = Engine("disk", {"path": str(tmp_path)})
+    engine.store_blocks(KEYS, (1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        engine.connector.clear()
+        assert isinstance(engine.connector, Disk)
+        while not engine.connector._must_clear:
+            assert engine.news.wait(30)
+            assert engine.connector.poll() == []
+        assert engine.offered(KEYS) == 0
+    assert "cannot be removed" in caplog.text
+    while engine.connector._must_clear or engine.connector._is_clearing:
+        assert engine.offered(KEYS) == 0
+    assert not [*tmp_path.glob("*/*/*.kv")]
+    engine.connector.close()

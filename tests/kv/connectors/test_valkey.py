@@ -18,7 +18,7 @@ from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors import valkey
 from paceline.kv.connectors.valkey import Valkey
 from paceline.kv.fence import TransferTicket
-from tests.kv.block_array import REQUEST, BlockArray, keys_of, transfer
+from tests.kv.block_array import REQUEST, BlockArray, keys_of, stopped, transfer
 from tests.kv.resp_servers import resp_server, socket_folder
 
 KEYS = keys_of(1, 2, 3)
@@ -163,6 +163,65 @@ def test_what_the_server_cannot_take_in_time_is_dropped(url: str) -> None:
     assert one.ended() == TransferEnd(TransferTicket(1))
     assert one.connector.keep(KEYS) == 0
     one.connector.close()
+
+
+def test_a_full_server_is_still_read(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    one, client = Attached(url, retry_s=0.01), redis.Redis.from_url(url)
+    one.kept(KEYS, [1, 2, 3])
+    client.config_set("maxmemory", 1)
+    for ticket in (1, 2):
+        one.connector.store(transfer(ticket, keys_of(8), [4]))
+        assert one.ended() == TransferEnd(TransferTicket(ticket))
+        assert one.offered(KEYS, request=Request(id=f"f{ticket}", prompt=[1])) == 3
+    one.connector.fetch(transfer(3, KEYS, [5, 6, 7]))
+    assert one.ended() == TransferEnd(TransferTicket(3))
+    client.config_set("maxmemory", 0)
+    give_up = monotonic() + 30
+    while not one.connector.keep(keys_of(8)):
+        assert monotonic() < give_up, "nothing is stored again"
+        one.connector.store(transfer(4, keys_of(8), [4]))
+        one.ended()
+    one.connector.close()
+    client.close()
+    (record,) = caplog.records
+    assert "KV is loaded, but not stored" in record.message
+
+
+def test_what_was_cleared_is_not_loaded_although_the_server_has_it(url: str) -> None:
+    one = Attached(url)
+    one.kept(KEYS, [1, 2, 3])
+    with stopped(one.connector._writer):
+        one.connector.clear()
+        assert one.offered(KEYS) == 0
+        one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
+        assert one.ended() == TransferEnd(TransferTicket(1), 0, "the content was cleared")
+    one.kept(keys_of(8), [1])
+    assert one.offered(keys_of(8)) == 1
+    one.connector.close()
+
+
+def test_a_server_that_was_down_when_it_was_cleared_has_nothing(folder: Path) -> None:
+    with resp_server(folder) as url:
+        one = Attached(url, retry_s=0.001)
+        one.kept(KEYS, [1, 2, 3])
+        client = redis.Redis.from_url(url)
+        client.config_set("maxclients", 1)  # as if it were down
+        one.connector._stores_to._client.connection_pool.disconnect()
+        one.connector.clear()
+        while not one.connector._must_clear:
+            one.heard()
+            one.connector.poll()
+        client.config_set("maxclients", 100)
+        while one.connector._must_clear or one.connector._is_clearing:
+            assert one.offered(KEYS) == 0
+        assert not client.keys()
+        one.connector.close()
+        client.close()
+
+
+def test_a_time_limit_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeout_s is 0; it must be positive"):
+        Attached("unix:///nowhere", timeout_s=0)
 
 
 def test_a_wrong_url_is_named() -> None:

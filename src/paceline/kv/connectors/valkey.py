@@ -1,7 +1,8 @@
 """KV in a server that speaks RESP: Valkey, Redis and others, shared by all engines that use it."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -12,19 +13,10 @@ import numpy as np
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
-from paceline.kv.connector import (
-    BlockStore,
-    Bytes,
-    Connector,
-    News,
-    Transfer,
-    TransferEnd,
-    options,
-)
+from paceline.kv.background import MIB, BackgroundConnector
+from paceline.kv.connector import Bytes, Transfer, TransferEnd, options
 from paceline.kv.remote.resp_server import RespServer, ServerHealth
-from paceline.kv.remote.worker import Worker
 
-MIB = 1 << 20
 SLICE_BYTES = 8 * MIB  # of values in one message
 REMEMBERED = 1 << 16  # keys that were stored, and lookups
 FRESH_S = 1.0  # seconds for which the answer to a lookup holds
@@ -40,50 +32,40 @@ class Lookup:
     stores: int | None = None  # how many had ended when the answer was first used; None: unused
 
 
-class Valkey(Connector):
-    """Looks up and loads on one thread, and stores on another. The server decides what it keeps.
+class Valkey(BackgroundConnector):
+    """Has one value per block. The server decides what it keeps.
 
     A server that is down or slow has nothing: requests compute their prompts, and what would be
-    stored is dropped. Keys begin with the layout, so that engines with different models can share
-    a server. Answers of the threads wait in `_answers` until the engine calls `offer` or `poll`.
+    stored is dropped. A full one is still read. Keys begin with the layout, so that engines with
+    different models can share a server.
     """
 
     def __init__(self, config: ConnectorConfig) -> None:
-        super().__init__(config)
-        chosen = options(
-            config, url="redis://127.0.0.1:6379", timeout_s=1.0, retry_s=5.0, pending_mib=256
-        )
+        usual = {"url": "redis://127.0.0.1:6379", "timeout_s": 1.0, "retry_s": 5.0}
+        chosen = options(config, ("timeout_s",), **usual, pending_mib=256)
+        super().__init__(config, chosen["pending_mib"])
         self._health = ServerHealth(chosen["retry_s"])
         server = chosen["url"], chosen["timeout_s"], self._health
         try:
             self._loads_from, self._stores_to = RespServer(*server), RespServer(*server)
         except ValueError as error:
             raise ConfigError(f"url is {chosen['url']!r}: {error}") from None
-        self._most_pending: int = chosen["pending_mib"] * MIB
-        self._pending = 0  # bytes that are to be stored
         self._stores = 0  # that have ended
         self._stored: OrderedDict[bytes, None] = OrderedDict()  # keys, least recently used first
         self._lookups: OrderedDict[str, Lookup] = OrderedDict()  # by request
-        self._answers: deque[Callable[[], None]] = deque()
-        self._ended: list[TransferEnd] = []
-        self._cleared = 0  # how often
-
-    def attach(self, store: BlockStore, news: News) -> None:
-        self._blocks, self._news = store, news
-        self._loader, self._storer = Worker("kv-loader"), Worker("kv-storer")
 
     # -- loading ------------------------------------------------------------
 
-    def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
-        if have >= len(keys) or self._health.is_down:
+    def _offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
+        if self._health.is_down:
             return 0
-        self._take_answers()
         known = self._lookups.get(request.id)
         if known is not None and known.found is None:
             return None
         if known is None or known.found is None or known.first > have or not self._holds(known):
             remember(self._lookups, request.id, Lookup(have))
-            self._loader.do(partial(self._look_up, request.id, tuple(keys[have:]), have))
+            sought = tuple(keys[have:])
+            self._look_up(partial(self._present, sought), partial(self._found, request.id, have))
             return None
         if known.stores is None:
             remember(self._lookups, request.id, replace(known, stores=self._stores))
@@ -94,36 +76,32 @@ class Valkey(Connector):
         least once: otherwise a request would wait for as long as others store."""
         return monotonic() - known.time < FRESH_S and known.stores in (None, self._stores)
 
-    def _look_up(self, request_id: str, keys: Sequence[bytes], first: int) -> None:
-        try:
-            found = self._loads_from.present(self._named(keys))
-        except OSError:
-            found = 0
-        self._answer(partial(self._looked_up, request_id, first, found))
+    def _present(self, keys: Sequence[bytes]) -> int:
+        with suppress(OSError):
+            return self._loads_from.present(self._named(keys))
+        return 0
 
-    def _looked_up(self, request_id: str, first: int, found: int) -> None:
+    def _found(self, request_id: str, first: int, number: int) -> None:
         # The time is when the engine hears of it, so that an answer is fresh after a long step.
-        remember(self._lookups, request_id, Lookup(first, found, monotonic()))
+        remember(self._lookups, request_id, Lookup(first, number, monotonic()))
 
-    def fetch(self, transfer: Transfer) -> None:
-        self._loader.do(partial(self._load, transfer))
-
-    def _load(self, transfer: Transfer) -> None:
+    def _load(self, transfer: Transfer) -> TransferEnd:
         """Load slice by slice, up to the first block that is missing."""
         place, reason = 0, ""
         try:
             for part in self._slices(len(transfer.blocks)):
                 found = self._loads_from.get(self._named(transfer.keys[part]))
                 good = self._complete(found)
-                self._write(transfer.blocks[part][: len(good)], good)
+                self._fill(transfer.blocks[part][: len(good)], good)
                 place += len(good)
                 if len(good) < len(found):
                     reason = "the server no longer has it"
                     break
         except OSError as error:
             reason = str(error)
-        bad = None if place == len(transfer.blocks) else place
-        self._end(TransferEnd(transfer.ticket, bad, reason))
+        return TransferEnd(
+            transfer.ticket, None if place == len(transfer.blocks) else place, reason
+        )
 
     def _complete(self, values: Sequence[bytes | None]) -> list[bytes]:
         """The values up to the first that is missing or has another size."""
@@ -134,7 +112,7 @@ class Valkey(Connector):
             good.append(value)
         return good
 
-    def _write(self, blocks: Sequence[int], values: Sequence[bytes]) -> None:
+    def _fill(self, blocks: Sequence[int], values: Sequence[bytes]) -> None:
         if values:
             content = np.frombuffer(b"".join(values), np.uint8)
             self._blocks.write(blocks, content.reshape(len(blocks), -1))
@@ -148,74 +126,47 @@ class Valkey(Connector):
             self._stored.move_to_end(key)
         return len(keys)
 
-    def store(self, transfer: Transfer) -> None:
-        self._take_answers()
-        size = len(transfer.blocks) * self._blocks.block_bytes
-        if self._health.is_down or self._pending + size > self._most_pending:
-            self._ended.append(TransferEnd(transfer.ticket))
-            return
-        self._pending += size
-        self._storer.do(partial(self._read, transfer, self._cleared))
+    @property
+    def _takes_content(self) -> bool:
+        return not (self._health.is_down or self._health.is_full)
 
-    def _read(self, transfer: Transfer, cleared: int) -> None:
-        """Copy the blocks, so that they need not wait for the server."""
-        content = self._blocks.read(transfer.blocks)
-        self._end(TransferEnd(transfer.ticket))
-        self._storer.do(partial(self._send, transfer.keys, content, cleared))
-
-    def _send(self, keys: tuple[bytes, ...], content: Bytes, cleared: int) -> None:
+    def _save(self, keys: Sequence[bytes], content: Bytes, wanted: Callable[[], bool]) -> int:
         """Store what the server does not have."""
-        stored: tuple[bytes, ...] = ()
-        try:
-            if cleared == self._cleared:
-                names = self._named(keys)
+        names = self._named(keys)
+        with suppress(OSError):  # what is not stored is computed again
+            if wanted():
                 first = self._stores_to.present(names)
                 for part in self._slices(len(keys), first):
                     self._stores_to.set(names[part], [row.tobytes() for row in content[part]])
-                stored = keys
-        except OSError:
-            pass  # it is the connector's loss
-        self._answer(partial(self._sent, stored, content.nbytes, cleared))
+                return len(keys)
+        return 0
 
-    def _sent(self, keys: Sequence[bytes], size: int, cleared: int) -> None:
-        self._pending -= size
+    def _saved(self, keys: Sequence[bytes]) -> None:
         self._stores += 1
-        if cleared == self._cleared:
-            for key in keys:
-                remember(self._stored, key, None)
+        for key in keys:
+            remember(self._stored, key, None)
 
     # -- both ---------------------------------------------------------------
-
-    def poll(self) -> Sequence[TransferEnd]:
-        self._take_answers()
-        ended, self._ended = self._ended, []
-        return ended
 
     def forget(self, keys: Sequence[bytes]) -> None:
         self._lookups.clear()
         for key in keys:
             self._stored.pop(key, None)
-        self._storer.do(partial(self._remove, self._named(keys)))
+        self._writer.do(partial(self._remove_values, self._named(keys)))
 
-    def clear(self) -> None:
-        """Remove all content of this layout from the server, for all engines that use it."""
-        self._cleared += 1
+    def _remove_values(self, names: Sequence[bytes]) -> None:
+        with suppress(OSError):  # a server that lost its connection may keep them
+            self._stores_to.remove(names)
+
+    def _forget_all(self) -> None:
         self._stored.clear()
         self._lookups.clear()
-        self._storer.do(partial(self._remove, None))
 
-    def _remove(self, names: Sequence[bytes] | None) -> None:
-        try:
-            if names is None:
-                self._stores_to.remove_all(self._prefix)
-            else:
-                self._stores_to.remove(names)
-        except OSError:
-            pass  # a server that lost its connection may keep it
+    def _remove_all(self) -> None:
+        self._stores_to.remove_all(self._prefix)
 
     def close(self) -> None:
-        self._loader.close()
-        self._storer.close()
+        super().close()
         self._loads_from.close()
         self._stores_to.close()
 
@@ -231,21 +182,6 @@ class Valkey(Connector):
         """Parts of some blocks, each for one message."""
         step = max(SLICE_BYTES // self._blocks.block_bytes, 1)
         return (slice(begin, min(begin + step, blocks)) for begin in range(first, blocks, step))
-
-    def _end(self, end: TransferEnd) -> None:
-        self._answer(partial(self._ended_by, end))
-
-    def _ended_by(self, end: TransferEnd) -> None:
-        self._ended.append(end)
-
-    def _answer(self, answer: Callable[[], None]) -> None:
-        """Pass something on to the engine's thread."""
-        self._answers.append(answer)
-        self._news()
-
-    def _take_answers(self) -> None:
-        while self._answers:
-            self._answers.popleft()()
 
 
 def remember(kept: OrderedDict[Any, Any], name: object, value: object) -> None:

@@ -15,17 +15,35 @@ SCANNED = 1000  # keys that the server looks at in one command
 
 class ServerHealth:
     """Whether a server is asked at all, for the threads that ask it. Going down and coming back
-    are logged once each."""
+    are logged once each, and so is refusing values and taking them again."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._lock = Lock()
         self._down_until = 0.0  # 0: it is up
+        self._full_until = 0.0  # 0: it takes values; only the thread that stores sets it
 
     @property
     def is_down(self) -> bool:
         """Whether it failed less than `retry_s` ago."""
         return monotonic() < self._down_until
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it refused a value less than `retry_s` ago."""
+        return monotonic() < self._full_until
+
+    def refused(self, error: Exception) -> None:
+        """It does not take a value."""
+        if not self._full_until:
+            log.warning("KV is loaded, but not stored: the server refuses it: %s", error)
+        self._full_until = monotonic() + self._retry_s
+
+    def took(self) -> None:
+        """It took values."""
+        if self._full_until:
+            log.info("KV is stored again: the server takes it")
+        self._full_until = 0.0
 
     def failed(self, error: Exception) -> None:
         with self._lock:
@@ -44,7 +62,7 @@ class RespServer:
     """A connection that is opened when it is needed. Only one thread may call it.
 
     After an error, or no answer within `timeout_s`, the server counts as down for a while: every
-    call raises OSError at once.
+    call raises OSError at once. A server that only refuses to store something is not down.
     """
 
     def __init__(self, url: str, timeout_s: float, health: ServerHealth) -> None:
@@ -69,10 +87,16 @@ class RespServer:
         return self._call(self._client.mget, keys)
 
     def set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """OSError if the server refuses one, which a full server does."""
         pipeline = self._client.pipeline(transaction=False)
         for key, value in zip(keys, values, strict=True):
             pipeline.set(key, value)
-        self._call(pipeline.execute)
+        answers: list[Any] = self._call(pipeline.execute, False)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                self._health.refused(answer)
+                raise OSError(str(answer))
+        self._health.took()
 
     def remove(self, keys: Sequence[bytes]) -> None:
         self._call(self._client.unlink, *keys)

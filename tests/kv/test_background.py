@@ -1,0 +1,30 @@
+"""Work on threads that fails costs what it had in hand, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.test_connectors import Engine
+from tests.kv.block_array import BlockArray, keys_of, transfer
+
+KEYS = keys_of(1, 2)
+
+
+def test_a_load_or_a_copy_that_raises_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such block")
+
+    engine = Engine("disk", {"path": str(tmp_path), "pending_mib": 1})
+    engine.store_blocks(KEYS, (1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockArray, "write", fails)
+        assert engine.load(KEYS, (5, 6)).bad == 0
+        patched.setattr(BlockArray, "read", fails)
+        for ticket in range(3):
+            one = transfer(ticket, keys_of(9), (1,))
+            assert engine.end(engine.connector.store, one).bad is None
+    assert engine.load(KEYS, (5, 6)).bad is None
+    engine.connector.close()
+    assert len(caplog.records) == 4
