@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from socket import socket
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from paceline.core.request import Finish, Request
 from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors.nixl import Nixl
 from paceline.kv.fence import TransferTicket
+from paceline.kv.remote.agent import BlockRead, BlockReader
+from paceline.kv.remote.reads import RemoteReads
 from tests.kv.block_array import BlockArray, keys_of, transfer
 from tests.kv.nixl_engine import KEYS, PROMPT, NixlEngine
 
@@ -23,7 +27,7 @@ pytest.importorskip("nixl_cu12")
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[NixlEngine, NixlEngine]]:
-    prefill, decode = NixlEngine(0), NixlEngine(1, answer_s=60.0)
+    prefill, decode = NixlEngine(0), NixlEngine(1, answer_s=60.0, max_peer_blocks=64)
     yield prefill, decode
     prefill.connector.close()
     decode.connector.close()
@@ -107,7 +111,9 @@ def test_an_engine_that_does_not_answer_is_a_miss(engines: tuple[NixlEngine, Nix
     decode.connector.close()
 
 
-@pytest.mark.parametrize("wrong", [{"address": -1}, {"blocks": 10**13}, {"device": "tape"}])
+@pytest.mark.parametrize(
+    "wrong", [{"address": -1}, {"blocks": 10**13}, {"blocks": 65}, {"device": "tape"}]
+)
 def test_an_engine_that_answers_nonsense_is_a_miss(
     engines: tuple[NixlEngine, NixlEngine], wrong: dict[str, Any]
 ) -> None:
@@ -117,11 +123,13 @@ def test_an_engine_that_answers_nonsense_is_a_miss(
         port = other.bind_to_random_port("tcp://127.0.0.1")
         decode.fetch(14, params | {"remote_engine_id": "odd", "remote_port": port}, KEYS)
         sender, question, _ = other.recv_multipart()
-        memory = {"address": 4096, "blocks": 3, "block_bytes": 64} | wrong
+        memory = {"address": 4096, "blocks": 64, "block_bytes": 64} | wrong
         described = {"engine_id": "odd", "layout": "tiny-array", "memory": memory}
         answer = json.dumps(described | {"number": json.loads(question)["number"]})
         other.send_multipart([sender, answer.encode(), b""])
-        assert decode.ended().bad == 0
+        end = decode.ended()
+        assert end.bad == 0
+        assert ("max_peer_blocks is 64" in end.reason) == ("blocks" in wrong)
     decode.fetch(15, params, KEYS)
     assert decode.ended().bad is None
     assert prefill.ended().ticket == TransferTicket(33)
@@ -199,6 +207,66 @@ def test_a_role_refuses_the_part_of_the_other() -> None:
         )
 
 
+def test_only_allowed_peers_are_read() -> None:
+    named = {"remote_engine_id": "p", "remote_request_id": "r", "remote_port": 1}
+    config = ConnectorConfig("nixl", kv_connector_extra_config={"allowed_peers": ["10.0.0.0/8"]})
+    for host, message in [
+        ("10.0.0.1", ""),
+        ("11.0.0.1", "remote_host is '11.0.0.1', which is not"),
+    ]:
+        params = {"do_remote_prefill": True, "remote_host": host, **named}
+        asked = Request(id="a", prompt=[1], kv_transfer_params=params)
+        with pytest.raises(RequestError, match=message) if message else nullcontext():
+            Nixl(config).check(asked)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"lease_s": 0}, "lease_s is 0; it must be positive"),
+        ({"max_leased_share": 1.5}, "max_leased_share is 1.5; it must not be more than 1"),
+        ({"allowed_peers": ["a:1"]}, "allowed_peers has 'a:1'"),
+    ],
+)
+def test_a_wrong_option_is_named(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Nixl(ConnectorConfig("nixl", kv_connector_extra_config=option))
+
+
+def test_no_more_than_a_share_of_the_blocks_is_kept() -> None:
+    prefill = NixlEngine(0, max_leased_share=0.2)  # three of 16 blocks
+    prefill.prefilled(1)
+    prefill.prefilled(2)  # the same blocks
+    asked = Request(id="p", prompt=PROMPT, kv_transfer_params={"do_remote_decode": True})
+    one = transfer(3, keys_of(9), [9], asked)
+    assert prefill.connector.finished(one, Finish.LENGTH) is None
+    prefill.connector.close()
+
+
+def test_the_exchange_goes_on_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails, what it had in hand ends."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    prefill, decode = NixlEngine(0), NixlEngine(1)
+    for place, method in [(BlockReader, "connect"), (RemoteReads, "_claim"), (BlockRead, "state")]:
+        with monkeypatch.context() as patched:
+            patched.setattr(place, method, fails)
+            decode.fetch(1, prefill.prefilled(1), KEYS)
+            while "a fault" not in caplog.text:
+                sleep(0.001)
+        end = decode.ended()  # a read can be stopped when its state is known
+        assert (end.bad, "see the log" in end.reason) == (0, True)
+        caplog.clear()
+        decode.fetch(2, prefill.prefilled(2), KEYS)
+        assert decode.ended().bad is None
+    for each in (prefill, decode):
+        each.connector.close()
+
+
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0"])
 def test_the_side_channel_needs_an_address(host: str) -> None:
     extra = {"side_channel_host": host}
@@ -213,7 +281,7 @@ def test_a_port_in_use_is_named(engines: tuple[NixlEngine, NixlEngine]) -> None:
 
 
 def test_what_is_read_too_late_does_not_count() -> None:
-    prefill, decode = NixlEngine(0, read_s=0.0), NixlEngine(1)
+    prefill, decode = NixlEngine(0, read_s=1e-9), NixlEngine(1)
     decode.fetch(1, prefill.prefilled(), KEYS)
     assert decode.ended() == TransferEnd(TransferTicket(1), 0, "the read took too long")
     for each in (prefill, decode):

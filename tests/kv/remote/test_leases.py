@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.kv.fence import TransferTicket
-from paceline.kv.remote.leases import Leases
+from paceline.kv.remote.leases import LeasedBlocks, Leases
 from tests.kv.block_array import keys_of, transfer
 
 KEYS = keys_of(1, 2, 3)
@@ -65,3 +65,14 @@ def test_a_claim_is_refused(
     with pytest.raises(OSError, match=reason):
         leases.claim(name, first, end, key, now)
     assert not leases.is_claimed
+
+
+def test_blocks_of_leases_are_counted_once_each() -> None:
+    leased = LeasedBlocks()
+    assert leased.add(transfer(1, keys_of(1, 2), [4, 0]), 3)
+    assert leased.add(transfer(2, keys_of(1, 3), [4, 7]), 3)
+    assert not leased.add(transfer(3, keys_of(9), [9]), 3)
+    leased.remove(TransferTicket(1))
+    leased.remove(TransferTicket(8))  # another transfer
+    assert leased.add(transfer(3, keys_of(9), [9]), 3)
+    assert not leased.add(transfer(4, keys_of(8), [0]), 3)

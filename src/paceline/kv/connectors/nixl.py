@@ -12,7 +12,9 @@ from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Finish, Request
 from paceline.kv.connector import BlockStore, Connector, News, Transfer, TransferEnd, options
 from paceline.kv.remote.agent import BlockReader
+from paceline.kv.remote.allowed_peers import AllowedPeers
 from paceline.kv.remote.exchange import BlockExchange, ExchangeSettings
+from paceline.kv.remote.leases import LeasedBlocks
 
 EVERY_ADDRESS = ("", "*", "0.0.0.0", "::", "[::]")  # not one that another engine can connect to
 REMEMBERED = 1 << 12  # requests of others whose blocks were read or given back
@@ -32,12 +34,19 @@ class Nixl(Connector):
         super().__init__(config)
         self._options = options(
             config,
+            ("lease_s", "read_s", "answer_s", "max_peer_blocks", "max_leased_share"),
             side_channel_host="127.0.0.1",
             side_channel_port=0,
+            allowed_peers=[],
             lease_s=60.0,
             read_s=10.0,
             answer_s=5.0,
+            max_peer_blocks=1 << 20,
+            max_leased_share=0.75,
         )
+        if (share := self._options["max_leased_share"]) > 1:
+            raise ConfigError(f"max_leased_share is {share}; it must not be more than 1")
+        self._allowed = AllowedPeers(self._options["allowed_peers"])
         if (host := self._options["side_channel_host"]) in EVERY_ADDRESS:
             raise ConfigError(
                 f"side_channel_host is {host!r}; other engines connect to it, so it must be an "
@@ -46,6 +55,7 @@ class Nixl(Connector):
         self._engine_id = config.engine_id or uuid4().hex
         self._ended: deque[TransferEnd] = deque()
         self._done_with: dict[str, None] = {}  # requests of others, oldest first
+        self._leased = LeasedBlocks()
 
     def attach(self, store: BlockStore, news: News) -> None:
         def ended(end: TransferEnd) -> None:
@@ -54,6 +64,7 @@ class Nixl(Connector):
 
         if store.memory is None:
             raise ConfigError("kv_connector 'nixl' needs blocks that lie one after another")
+        self._most_leased = int(self._options["max_leased_share"] * store.memory.blocks)
         try:
             reader = BlockReader(self._engine_id, store.layout, store.memory)
             self._exchange = BlockExchange(self._settings(), reader, ended)
@@ -62,8 +73,14 @@ class Nixl(Connector):
 
     def _settings(self) -> ExchangeSettings:
         chosen = self._options
-        address = chosen["side_channel_host"], chosen["side_channel_port"]
-        return ExchangeSettings(*address, chosen["lease_s"], chosen["read_s"], chosen["answer_s"])
+        return ExchangeSettings(
+            chosen["side_channel_host"],
+            chosen["side_channel_port"],
+            chosen["lease_s"],
+            chosen["read_s"],
+            chosen["answer_s"],
+            chosen["max_peer_blocks"],
+        )
 
     def check(self, request: Request) -> None:
         found = KVTransfer.of(request.kv_transfer_params)
@@ -83,6 +100,11 @@ class Nixl(Connector):
             raise RequestError(
                 "kv_transfer_params: do_remote_prefill is for a decode engine, and the role of "
                 "this one is prefill"
+            )
+        if found.do_remote_prefill and not self._allowed.has(found.remote_host):
+            raise RequestError(
+                f"kv_transfer_params: remote_host is {found.remote_host!r:.100}, which is not one "
+                "of the allowed_peers of this engine"
             )
 
     # -- loading ------------------------------------------------------------
@@ -126,6 +148,8 @@ class Nixl(Connector):
         if asked is None or not asked.do_remote_decode or not transfer.blocks:
             return None
         assert transfer.first == 0, "all blocks of a request are kept"
+        if not self._leased.add(transfer, self._most_leased):
+            return None
         # A later request may have the same id.
         name = f"{transfer.request.id}-{transfer.ticket.id}"
         self._exchange.keep(name, transfer)
@@ -144,7 +168,10 @@ class Nixl(Connector):
     # -- both ---------------------------------------------------------------
 
     def poll(self) -> Sequence[TransferEnd]:
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        for end in ended:
+            self._leased.remove(end.ticket)
+        return ended
 
     def close(self) -> None:
         self._exchange.close()

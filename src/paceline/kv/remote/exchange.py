@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 
 from paceline.core.kv_transfer import KVTransfer
 from paceline.kv.connector import Transfer, TransferEnd
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 BUSY_MS = 0.5  # between two turns while blocks are read, here or by others
 KEEPING_MS = 5.0  # while blocks are kept
+PAUSE_S = 0.1  # after a turn that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class ExchangeSettings:
     lease_s: float
     read_s: float
     answer_s: float
+    max_peer_blocks: int  # of another engine
 
 
 class BlockExchange:
     """Each fetch and each lease ends exactly once, by a call of `ended` on the exchange's thread.
 
-    The methods are for one other thread and return at once.
+    The methods are for one other thread and return at once. If a turn of the exchange's thread
+    fails, all fetches do, and the next turn follows.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class BlockExchange:
         self._poller = zmq.Poller()
         for socket in (self._woken, self._server.socket):
             self._poller.register(socket, zmq.POLLIN)
-        self._reads = RemoteReads(context, self._poller, reader, settings.answer_s, ended)
+        limits = settings.answer_s, settings.max_peer_blocks
+        self._reads = RemoteReads(context, self._poller, reader, *limits, ended)
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._thread = Thread(target=self._run, name="kv-exchange", daemon=True)
@@ -97,16 +101,28 @@ class BlockExchange:
     # -- on its own thread --------------------------------------------------
 
     def _run(self) -> None:
+        has_failed = False
         while not self._closing:
-            self._poller.poll(self._patience_ms())
-            while self._woken.poll(0):
-                self._woken.recv()
-            self._run_commands()
-            self._server.serve(self._own, self._run_commands, self._give_back)
-            self._reads.follow()
-            self._end_leases()
+            try:
+                if has_failed:
+                    self._reads.fail_all()
+                    has_failed = False
+                self._turn()
+            except Exception:
+                log.exception("the exchange of KV with other engines failed; it goes on")
+                has_failed = True
+                sleep(PAUSE_S)
         self._reads.close()
         self._reader.close()
+
+    def _turn(self) -> None:
+        self._poller.poll(self._patience_ms())
+        while self._woken.poll(0):
+            self._woken.recv()
+        self._run_commands()
+        self._server.serve(self._own, self._run_commands, self._give_back)
+        self._reads.follow()
+        self._end_leases()
 
     def _run_commands(self) -> None:
         while self._commands:

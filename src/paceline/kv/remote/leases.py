@@ -1,5 +1,6 @@
 """Blocks that are kept for other engines until they were read, or until a lease ends."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from paceline.kv.connector import Transfer
@@ -73,3 +74,27 @@ class Leases:
         """End the leases whose time is over. Returns their names and tickets."""
         over = [name for name, lease in self._open.items() if lease.end <= now]
         return [(name, self._open.pop(name).transfer.ticket) for name in over]
+
+
+class LeasedBlocks:
+    """The blocks of all leases, for the engine's thread, which must not keep too many."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[TransferTicket, tuple[int, ...]] = {}
+        self._leases: Counter[int] = Counter()  # of each block
+
+    def add(self, transfer: Transfer, most: int) -> bool:
+        """Count the blocks of a lease. False if that would make more than `most` of them."""
+        new = sum(1 for block in transfer.blocks if block not in self._leases)
+        if len(self._leases) + new > most:
+            return False
+        self._blocks[transfer.ticket] = transfer.blocks
+        self._leases.update(transfer.blocks)
+        return True
+
+    def remove(self, ticket: TransferTicket) -> None:
+        """A transfer has ended; it may have been a lease."""
+        for block in self._blocks.pop(ticket, ()):
+            self._leases[block] -= 1
+            if not self._leases[block]:
+                del self._leases[block]

@@ -1,5 +1,6 @@
 """Fetches from other engines: permission over the side channel, then a read of their memory."""
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +14,11 @@ from paceline.kv.remote.agent import BlockRead, BlockReader, PeerMemory
 from paceline.kv.remote.optional import library
 from paceline.kv.remote.side_channel import Message, SideChannelClient
 
+log = logging.getLogger(__name__)
+
 # What an answer may cause, whatever it has in it.
 UNREADABLE = OSError, KeyError, TypeError, ValueError, OverflowError, MemoryError
+FAILED = "the thread that exchanges KV failed; see the log"
 SETTLING_S = 0.5  # after a failed read, in which the library ends what it had begun
 
 
@@ -40,7 +44,10 @@ class Peer:
 
 
 class RemoteReads:
-    """Each fetch ends exactly once, by a call of `ended`. All methods are for one thread."""
+    """Each fetch ends exactly once, by a call of `ended`. All methods are for one thread.
+
+    Another engine may have `most_blocks` blocks; one that names more is not read.
+    """
 
     def __init__(
         self,
@@ -48,10 +55,11 @@ class RemoteReads:
         poller: Any,
         reader: BlockReader,
         answer_s: float,
+        most_blocks: int,
         ended: Callable[[TransferEnd], None],
     ) -> None:
         self._context, self._poller, self._reader = context, poller, reader
-        self._answer_s, self._ended = answer_s, ended
+        self._answer_s, self._most_blocks, self._ended = answer_s, most_blocks, ended
         self._in: int = library(("zmq",), "nixl").POLLIN
         self._peers: dict[str, Peer] = {}  # by engine id
         self._parted: list[SideChannelClient] = []  # to be closed
@@ -87,11 +95,27 @@ class RemoteReads:
         for peer in list(self._peers.values()):
             peer.client.receive()
         for one in list(self._open):
-            self._follow(one)
+            try:
+                self._follow(one)
+            except Exception:
+                if not one.problem:
+                    log.exception("a read from %s failed", one.remote.remote_host)
+                one.problem = one.problem or FAILED  # its blocks may be written until it is stopped
         if not self._open and self.is_busy:
             self._reader.notes()  # the library works in its calls
         while self._parted:
             self._parted.pop().close()
+
+    def fail_all(self) -> None:
+        """End all fetches. Those whose blocks are being written end when they have been stopped."""
+        for one in list(self._open):
+            if one.read is None:
+                self._end(one, TransferEnd(one.transfer.ticket, 0, FAILED))
+            else:
+                one.problem = one.problem or FAILED
+        for engine_id, peer in list(self._peers.items()):
+            if not peer.is_known:
+                self._part_from(engine_id)
 
     def close(self) -> None:
         """Stop. The blocks of open reads may be written until the library is closed."""
@@ -135,6 +159,10 @@ class RemoteReads:
             raise OSError(f"engine {engine_id} is gone: {theirs.engine_id} has its address")
         if theirs.layout != own:
             raise OSError(f"its blocks are {theirs.layout}, those here are {own}")
+        if theirs.memory.blocks > self._most_blocks:
+            raise OSError(
+                f"it has {theirs.memory.blocks} blocks; max_peer_blocks is {self._most_blocks}"
+            )
         self._reader.connect(theirs)
 
     def _part_from(self, engine_id: str) -> None:
@@ -181,7 +209,7 @@ class RemoteReads:
         elif state == "done" and not (late or one.problem):
             read.end()
             self._end(one, TransferEnd(one.transfer.ticket))
-        elif state != "running" or late:
+        elif state != "running" or late or one.problem:
             why = "the read failed" if state == "failed" else "the read took too long"
             one.problem = one.problem or why
             if read.end():
