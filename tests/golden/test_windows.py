@@ -48,7 +48,7 @@ def due(architecture: str) -> list[list[int]]:
 
 def fewest_blocks(folder: Path) -> int:
     """With which a prompt can be continued twice at once."""
-    groups = attention_groups(kv_groups(open_checkpoint(folder).config, LoadConfig()))
+    groups = attention_groups(kv_groups(open_checkpoint(folder).config, LoadConfig(), 64))
     cache, step = CacheConfig(block_size=4, attention_groups=groups), StepConfig(**STEP)
     length = max(map(len, PROMPTS[:3])) + TOKENS
     return tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))

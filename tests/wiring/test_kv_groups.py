@@ -29,7 +29,7 @@ def most_bytes(model: ModelConfig, groups: LayerGroups) -> int:
 
 
 def test_groups_are_listed_in_the_order_of_their_numbers() -> None:
-    groups = kv_groups(gemma3(), PLAIN)
+    groups = kv_groups(gemma3(), PLAIN, LENGTH)
     found = attention_groups(groups)
     assert found == (AttentionGroup(count=1), AttentionGroup("sliding_window", 512, 6))
     numbered = CacheConfig(attention_groups=found).groups
@@ -41,17 +41,17 @@ def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
     """At 32k positions, in any of its sizes; a chunk of a prompt is computed beside."""
     model = gemma3(num_hidden_layers=layers, sliding_window=1024)
     whole = most_bytes(model, LayerGroups.one(layers))
-    assert 3 * most_bytes(model, kv_groups(model, PLAIN)) < whole
+    assert 3 * most_bytes(model, kv_groups(model, PLAIN, LENGTH)) < whole
 
 
 def test_drafters_with_kv_and_connectors_need_every_position() -> None:
-    assert kv_groups(gemma3(), PLAIN, drafter_bytes=64) == LayerGroups.one(26)
-    assert kv_groups(gemma3(), LoadConfig(kv_connector="host")) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), PLAIN, LENGTH, drafter_bytes=64) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), LoadConfig(kv_connector="host"), LENGTH) == LayerGroups.one(26)
 
 
 def test_blocks_are_counted_for_all_groups() -> None:
     model = gemma3()
-    each = block_bytes(model, 16, groups=kv_groups(model, PLAIN))
+    each = block_bytes(model, 16, groups=kv_groups(model, PLAIN, LENGTH))
     assert each * 26 == 4 * block_bytes(model, 16)
     config = resolve({"max_num_seqs": 2}, LoadConfig(), model, Hardware(2**40))
     step = config.step
@@ -61,3 +61,10 @@ def test_blocks_are_counted_for_all_groups() -> None:
     length = tight.step.max_model_len
     assert tables.most_blocks(length) <= 500 < tables.most_blocks(length + 1)
     assert longest_within(tables, 500, LENGTH) == length
+
+
+def test_a_window_that_no_sequence_outgrows_is_full_attention() -> None:
+    assert kv_groups(gemma3(), PLAIN, 512) == LayerGroups.one(26)
+    assert len(kv_groups(gemma3(), PLAIN, 513)) > 1
+    config = resolve({"max_model_len": 512}, LoadConfig(), gemma3(), Hardware(2**40))
+    assert config.cache.attention_groups == (AttentionGroup(),)

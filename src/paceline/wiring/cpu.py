@@ -74,7 +74,7 @@ def assemble(
     suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
     drafter = load_proposer(part_of(SpeculationConfig, suited))
     drafter_bytes = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
-    check_memory(settings, own, checkpoint.config, free_bytes(), drafter_bytes)
+    check_memory(suited, own, checkpoint.config, free_bytes(), drafter_bytes)
     limit_early()
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -84,7 +84,7 @@ def assemble(
         give_weights(drafter, draft, own, length, attention)
     # After the weights, which take memory too.
     config = resolve(settings, own, checkpoint.config, Hardware.found(), drafter_bytes)
-    groups = kv_groups(checkpoint.config, own, drafter_bytes)
+    groups = kv_groups(checkpoint.config, own, length, drafter_bytes)
     blocks = config.cache.num_blocks, config.cache.block_size
     kv = KVStore(checkpoint.config, *blocks, groups=groups)
     step = config.step

@@ -94,7 +94,7 @@ def assemble(
     model = load_model(checkpoint, chosen, dtype, adapters, may_read_images=draft is None)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
-    groups = kv_groups(model_config, own, drafter.cell_bytes)
+    groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
     needed, rate = run_largest_step(model, drafter, sizes, (kv_dtype, groups), masks)
     stores = 1 if draft is None else 1 + DRAFT_STORES
     needed += stores * RING_BYTES if own.swap_space else 0

@@ -10,12 +10,18 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 
 
-def kv_groups(model: ModelConfig, own: LoadConfig, drafter_bytes: int = 0) -> LayerGroups:
-    """The groups of a model's layers. Connectors and drafters with KV of their own need the blocks
-    of all positions: then there is one group, whatever the windows."""
+def kv_groups(
+    model: ModelConfig, own: LoadConfig, max_model_len: int, drafter_bytes: int = 0
+) -> LayerGroups:
+    """The groups of a model's layers. A window that no sequence outgrows is full attention.
+
+    Connectors and drafters with KV of their own need the blocks of all positions: then there is one
+    group, whatever the windows.
+    """
     if own.kv_connector or drafter_bytes:
         return LayerGroups.one(model.layers)
-    return layer_groups(model.windows)
+    seen = [None if one is None or one >= max_model_len else one for one in model.windows]
+    return layer_groups(seen)
 
 
 def attention_groups(groups: LayerGroups) -> tuple[AttentionGroup, ...]:

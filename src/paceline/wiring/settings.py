@@ -126,8 +126,9 @@ def check(
 ) -> dict[str, Any]:
     """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
-    chosen["attention_groups"] = attention_groups(kv_groups(model, own))
-    step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
+    step = part_of(StepConfig, chosen)
+    chosen["attention_groups"] = attention_groups(kv_groups(model, own, step.max_model_len))
+    cache = part_of(CacheConfig, chosen)
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model was trained for %d positions", *known)
@@ -162,9 +163,10 @@ def resolve(
     """All settings of the scheduler, completed for the model and the memory. A drafter may have KV
     too, of `drafter_bytes` for each position."""
     chosen = suggested(settings, model, hardware.defaults)
-    groups = kv_groups(model, own, drafter_bytes)
+    step = part_of(StepConfig, chosen)
+    groups = kv_groups(model, own, step.max_model_len, drafter_bytes)
     chosen["attention_groups"] = attention_groups(groups)
-    step, cache = part_of(StepConfig, chosen), part_of(CacheConfig, chosen)
+    cache = part_of(CacheConfig, chosen)
     size, tables = cache.block_size, tables_of_one(cache, step)
     least = tables.most_blocks(step.max_model_len)
     each = block_bytes(model, size, hardware.value_bytes, groups) + size * drafter_bytes
@@ -209,7 +211,8 @@ def check_memory(
 ) -> None:
     """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
-    groups = kv_groups(model, own, drafter_bytes)
+    length = part_of(StepConfig, settings).max_model_len
+    groups = kv_groups(model, own, length, drafter_bytes)
     each = block_bytes(model, size, groups=groups) + size * drafter_bytes
     blocks = own.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
