@@ -189,3 +189,13 @@ def test_blocks_of_one_index_stand_together() -> None:
     assert tables.blocks(0) == [0, 4, 1, 5]  # where both groups have blocks
     assert tables.blocks(0, 1, 2) == [1, 5]
     assert tables.shared(0) == 0
+
+
+def test_slots_are_alike_where_both_hold_the_same_blocks() -> None:
+    tables, _ = made()
+    tables.place_groups(0, [(1, 2, 3, 4), (NO_BLOCK, 6, 7, 8)])
+    tables.place_groups(1, [(1, 2, 3, 9), (NO_BLOCK, NO_BLOCK, 7, 8)])
+    tables.place_groups(2, [(1, 2, 3, 4), (NO_BLOCK, 6, 10, 11)])
+    assert tables.alike(0, 1) == tables.alike(1, 0) == 3
+    assert tables.alike(0, 2) == 2
+    assert tables.alike(1, 2) == 0  # what both read in the window differs

@@ -599,3 +599,25 @@ def test_a_swapped_request_whose_rank_got_better_returns_first(
     Reranked.ranks["b"] = 0.0
     plans = [step(scheduler), step(scheduler)]
     assert [name for plan in plans for name in plan["resumed"]] == ["b", "a"]
+
+
+def test_what_one_has_passed_and_another_has_now_is_not_shared() -> None:
+    """A block that a window has passed may be at the same index of another sequence."""
+    window = {"kind": "sliding_window", "window": 4}
+    scheduler = swapping(
+        attention_groups=[window],
+        block_size=2,
+        num_blocks=5,
+        max_num_batched_tokens=6,
+        enable_prefix_caching=False,
+        free_order="lru",
+    )
+    scheduler.submit(ask("a", 8, max_tokens=9), 0.0)
+    for _ in range(3):
+        step(scheduler)
+    scheduler.submit(ask("b", 8, max_tokens=9), 0.0)
+    scheduler.plan(0.0)
+    both = [sequence(scheduler, "a"), sequence(scheduler, "b")]
+    tables = scheduler.state.cache.tables
+    assert tables.blocks(both[0].slot)[:3] == tables.blocks(both[1].slot)
+    assert scheduler.state.swapping._kept(both) == [9, 0]

@@ -11,7 +11,7 @@ from paceline.core.attention_group import AttentionGroup
 from paceline.core.plan import NO_BLOCK, NOTHING_GROWN, Blocks, Grown, Pairs
 from paceline.kv.hit import Hit
 from paceline.kv.pool import BlockPool
-from paceline.kv.tables import BlockTables, places
+from paceline.kv.tables import BlockTables, leading, places
 
 
 class GroupTables(BlockTables):
@@ -106,6 +106,19 @@ class GroupTables(BlockTables):
         """In the first group, as if what has been passed were shared."""
         low, high = int(self.passed[0, slot]), int(self.held_by_group[0, slot])
         return self._shared_in(self.table[0, slot], low, high)
+
+    def alike(self, slot: int, other: int) -> int:
+        """In all groups, from where both hold blocks: what one of them has passed does not count,
+        and without a block in common there is none."""
+        ends: list[int] = []
+        for (group, passed, held), (_, also_passed, also_held) in zip(
+            self._spans(slot), self._spans(other), strict=True
+        ):
+            first, table = max(passed, also_passed), self.table[group]
+            rows = table[slot, first:held].tolist(), table[other, first:also_held].tolist()
+            same = leading(*rows)
+            ends.append(first + same if same else 0)
+        return min(ends)
 
     def count(self, slots: list[int]) -> Counter[int]:
         return Counter(block for slot in slots for block in self._mine(slot))

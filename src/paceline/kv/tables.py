@@ -84,6 +84,10 @@ class BlockTables:
                 high = middle
         return low
 
+    def alike(self, slot: int, other: int) -> int:
+        """Leading indices at which two slots hold the same blocks."""
+        return leading(self.blocks(slot), self.blocks(other))
+
     def occupied(self) -> list[int]:
         """Slots that hold blocks, in order."""
         slots: list[int] = np.flatnonzero(self.held).tolist()
@@ -255,6 +259,12 @@ class BlockTables:
         """The copy of the partial last block; empty if `tokens` fill whole blocks."""
         full, rest = divmod(tokens, self.block_size)
         return ((int(self.table[parent, full]), int(self.table[slot, full])),) if rest else ()
+
+
+def leading(row: Sequence[int], other: Sequence[int]) -> int:
+    """How many of the first entries of two rows are the same."""
+    pairs = enumerate(zip(row, other, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(row), len(other)))
 
 
 def places(slot: Index, first: I32, count: I32) -> tuple[Index, Index]:

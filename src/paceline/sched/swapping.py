@@ -1,7 +1,7 @@
 """Preemption that keeps the work: which sequences are swapped to the host, not computed again."""
 
 from dataclasses import dataclass
-from itertools import permutations, takewhile
+from itertools import permutations
 
 from paceline.core.config import PreemptionConfig
 from paceline.core.errors import ConfigError
@@ -68,13 +68,11 @@ class Swapping:
         that have it, though for those who fill it it may not be confirmed yet: the step that
         fills it runs before the one that copies it."""
         tokens = [self._tokens(sequence) for sequence in residents]
-        blocks = [self._cache.tables.blocks(sequence.slot) for sequence in residents]
-        size, known = self._cache.block_size, self._table.known
+        slots = [sequence.slot for sequence in residents]
+        tables, size, known = self._cache.tables, self._cache.block_size, self._table.known
         for one, other in permutations(range(len(residents)), 2):
-            pairs = zip(blocks[one], blocks[other], strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            shared = same // self._cache.tables.groups * size
-            most = min(tokens[other], shared, int(known[residents[one].slot]) - 1)
+            shared = tables.alike(slots[one], slots[other]) * size
+            most = min(tokens[other], shared, int(known[slots[one]]) - 1)
             tokens[one] = max(tokens[one], most)
         return tokens
 
