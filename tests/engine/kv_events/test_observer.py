@@ -3,12 +3,16 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import pytest
 
+from paceline.core.connector_config import ConnectorConfig
+from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Question
@@ -19,10 +23,12 @@ from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.kv_events.wire import wire_key
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine
+from paceline.kv.connectors.host import Host
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.kv_events.consumer import Consumer
 from tests.engine.kv_events.support import Endpoints, build, endpoints
 from tests.engine.support import ask, components, tokenizer
+from tests.kv.block_array import BlockArray
 
 PROMPT = "hello world hello there the the the thin thing things nothing everything"
 FACTORY = "tests.engine.kv_events.support:build"
@@ -115,3 +121,11 @@ def test_a_core_in_a_process_publishes_and_another_one_after_a_crash(at: Endpoin
         await engine.shutdown()
 
     asyncio.run(asyncio.wait_for(run(), 50))
+
+
+def test_nothing_is_published_if_the_connector_cannot_start(at: Endpoints) -> None:
+    connector = Host(ConnectorConfig("host", kv_connector_extra_config={"cpu_bytes_to_use": 1}))
+    made = replace(build("oracle", at.fields()), connector=connector, blocks=BlockArray())
+    with pytest.raises(ConfigError, match="cpu_bytes_to_use is 1"):
+        made.engine()
+    assert "kv-events" not in [one.name for one in threading.enumerate()]

@@ -66,3 +66,20 @@ def test_what_is_not_there_is_forgotten_too() -> None:
     assert engine.offered(A) == 0
     engine.connector.check(REQUEST)  # it has no use for parameters, and there are none
     engine.connector.close()
+
+
+def test_copies_that_fail_end_and_leave_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such block")
+
+    engine = small(2)
+    engine.store_blocks(A, (0,))
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockArray, "write", fails)
+        patched.setattr(BlockArray, "read_into", fails)
+        assert engine.load(A, (5,)).bad == 0
+        assert engine.end(engine.connector.store, transfer(2, B, (1,))).bad is None
+    assert (engine.offered(A), engine.offered(B)) == (1, 0)
+    engine.store_blocks(B, (1,), ticket=3)  # in the row that came free
+    assert (engine.offered(A), engine.offered(B)) == (1, 1)
+    engine.connector.close()

@@ -40,19 +40,25 @@ class EngineComponents:
     blocks: BlockStore | None = None  # that it reads and writes
 
     def engine(self) -> Engine:
+        observer = self._observer()
         engine = Engine(
             self.scheduler,
             self.runner,
             depth=self.depth,
             settings=self.settings,
-            observer=self._observer(),
+            observer=observer,
             constrained=self.constrained,
         )
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
         if self.connector is not None:
             assert self.blocks is not None, "a connector without blocks"
-            self.connector.attach(self.blocks, engine.nudge)
+            try:
+                self.connector.attach(self.blocks, engine.nudge)
+            except Exception:
+                if observer is not None:
+                    observer.close()
+                raise
         return engine
 
     def _observer(self) -> StepObserver | None:

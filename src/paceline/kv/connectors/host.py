@@ -1,7 +1,8 @@
 """KV in host memory: what the device evicts can be loaded again."""
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.core.connector_config import ConnectorConfig
@@ -11,6 +12,17 @@ from paceline.kv.connector import BlockStore, Connector, News, Transfer, Transfe
 from paceline.kv.remote.worker import Worker
 
 USUAL_BYTES = 4 << 30
+FAILED = "the copy failed; see the log"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopiedRows:
+    """A copy between blocks and rows that has ended."""
+
+    end: TransferEnd
+    rows: list[int]
+    stored: Mapping[bytes, int] = field(default_factory=dict[bytes, int])  # rows by key
+    is_good: bool = True  # else the rows have no content
 
 
 class Host(Connector):
@@ -32,7 +44,7 @@ class Host(Connector):
         self._busy: dict[int, int] = {}  # how many copies use a row
         self._free: list[int] = []  # rows that had content before
         self._dropped: set[int] = set()  # busy rows of content that was forgotten
-        self._done: deque[tuple[TransferEnd, Transfer, list[int]]] = deque()  # from the thread
+        self._done: deque[CopiedRows] = deque()  # from the thread
 
     def attach(self, store: BlockStore, news: News) -> None:
         rows = self._bytes // store.block_bytes
@@ -62,13 +74,17 @@ class Host(Connector):
         there = self._use(transfer.keys)
         rows = [self._ready[key] for key in transfer.keys[:there]]
         self._hold(rows)
-        whole = there == len(transfer.keys)
-        end = TransferEnd(transfer.ticket, None if whole else there, "" if whole else "evicted")
-        self._worker.do(partial(self._load, end, transfer, rows))
+        self._worker.do(partial(self._load, transfer, rows))
 
-    def _load(self, end: TransferEnd, transfer: Transfer, rows: list[int]) -> None:
-        self._blocks.write(transfer.blocks[: len(rows)], [self._memory[row] for row in rows])
-        self._report(end, transfer, rows)
+    def _load(self, transfer: Transfer, rows: list[int]) -> None:
+        end = TransferEnd(transfer.ticket, 0, FAILED)
+        try:
+            self._blocks.write(transfer.blocks[: len(rows)], [self._memory[row] for row in rows])
+            whole = len(rows) == len(transfer.keys)
+            bad, reason = (None, "") if whole else (len(rows), "evicted")
+            end = TransferEnd(transfer.ticket, bad, reason)
+        finally:
+            self._report(CopiedRows(end, rows))
 
     # -- storing ------------------------------------------------------------
 
@@ -87,9 +103,10 @@ class Host(Connector):
         ]
         rows = [row for row in (self._row() for _ in new) if row is not None]
         self._hold(rows)
-        self._coming |= dict(zip([key for key, _ in new], rows, strict=False))
+        stored = dict(zip([key for key, _ in new], rows, strict=False))
+        self._coming |= stored
         blocks = [block for _, block in new[: len(rows)]]
-        self._worker.do(partial(self._save, transfer, blocks, rows))
+        self._worker.do(partial(self._save, transfer, blocks, stored))
 
     def _row(self) -> int | None:
         """A free row, by evicting content if necessary; None: all rows are busy."""
@@ -103,9 +120,13 @@ class Host(Connector):
             self._free.append(self._ready.pop(oldest))
         return self._free.pop()
 
-    def _save(self, transfer: Transfer, blocks: list[int], rows: list[int]) -> None:
-        self._blocks.read_into(blocks, [self._memory[row] for row in rows])
-        self._report(TransferEnd(transfer.ticket), transfer, rows)
+    def _save(self, transfer: Transfer, blocks: list[int], stored: dict[bytes, int]) -> None:
+        rows, is_good = list(stored.values()), False
+        try:
+            self._blocks.read_into(blocks, [self._memory[row] for row in rows])
+            is_good = True
+        finally:
+            self._report(CopiedRows(TransferEnd(transfer.ticket), rows, stored, is_good))
 
     # -- both ---------------------------------------------------------------
 
@@ -113,22 +134,24 @@ class Host(Connector):
         for row in rows:
             self._busy[row] = self._busy.get(row, 0) + 1
 
-    def _report(self, end: TransferEnd, transfer: Transfer, rows: list[int]) -> None:
-        self._done.append((end, transfer, rows))
+    def _report(self, copy: CopiedRows) -> None:
+        self._done.append(copy)
         self._news()
 
     def poll(self) -> Sequence[TransferEnd]:
         ended: list[TransferEnd] = []
         while self._done:
-            end, transfer, rows = self._done.popleft()
-            self._settle(transfer.keys, rows)
-            ended.append(end)
+            copy = self._done.popleft()
+            self._settle(copy)
+            ended.append(copy.end)
         return ended
 
-    def _settle(self, keys: Sequence[bytes], rows: list[int]) -> None:
+    def _settle(self, copy: CopiedRows) -> None:
         """A copy has ended."""
-        stored = {self._coming[key]: key for key in keys if key in self._coming}
-        for row in reversed(rows):
+        if not copy.is_good:
+            self.forget([key for key, row in copy.stored.items() if self._coming.get(key) == row])
+        stored = {row: key for key, row in copy.stored.items() if self._coming.get(key) == row}
+        for row in reversed(copy.rows):
             self._busy[row] -= 1
             if not self._busy[row]:
                 del self._busy[row]
