@@ -6,7 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.core.errors import ConfigError
-from paceline.runner.weights.checkpoint import verify
+from paceline.runner.models.tensor_spec import Cut
+from paceline.runner.weights.checkpoint import part_of, verify
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.safetensors import INDEX, SINGLE, SafetensorsFolder
 from tests.runner.support import TINY, tiny
@@ -39,6 +40,13 @@ def test_one_file(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     verify(found)
     assert found.config == tiny()
     assert all(torch.equal(found.read(name), tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("cut", [Cut(0, ((4, 8), (16, 24))), Cut(1, ((2, 7),))])
+def test_parts_of_a_tensor(folder: Path, tensors: dict[str, torch.Tensor], cut: Cut) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    found = SafetensorsFolder(folder).read_part(name, cut)
+    assert torch.equal(found, part_of(tensors[name], cut))
 
 
 def test_many_files(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
@@ -18,7 +19,9 @@ from paceline.runner.models.architecture import (
     ProductSpec,
 )
 from paceline.runner.models.tensor_spec import TensorSpec
-from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.products import GatheredLinear, SplitEmbedding, SummedLinear
+from paceline.runner.weights.checkpoint import Checkpoint, read_part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +36,14 @@ class LayerFactory:
     device: torch.device | str
     linear_kind: LinearKind
     packed: PackedStore | None = None  # if `linear_kind` packs weights
+    group: RankGroup | None = None  # the ranks that the description is divided among, if it is
 
     def read(self, tensor: TensorSpec) -> Tensor:
-        return self.checkpoint.read(tensor.name).to(self.device, torch.float32)
+        if tensor.cut is None:
+            found = self.checkpoint.read(tensor.name)
+        else:
+            found = read_part(self.checkpoint, tensor.name, tensor.cut)
+        return found.to(self.device, torch.float32)
 
     def joined(self, tensors: tuple[TensorSpec, ...]) -> Tensor:
         """Several tensors, one below the other."""
@@ -75,6 +83,26 @@ class LayerFactory:
         factor = None if before is None else self.factor(before)  # [inputs]
         return self._linear(product, partial(self.joined, product.weights), bias, factor)
 
+    def summed(self, product: ProductSpec) -> Linear:
+        """A product whose inputs are divided among ranks, if there are several."""
+        part = self.linear(product)
+        return part if self.group is None else SummedLinear(part, self.group)
+
+    def head(self, product: ProductSpec) -> Linear:
+        """A product whose outputs are those of all ranks on rank 0, and none on the others."""
+        part = self.linear(product)
+        return part if self.group is None else GatheredLinear(part, self.group)
+
+    def embedding(self, table: Tensor) -> Callable[[Tensor], Tensor]:
+        """From token ids [n] to embeddings [n, width]; ranks have a part of the table each."""
+        if self.group is not None:
+            return SplitEmbedding(table, self.group)
+        return partial(F.embedding, weight=table)
+
+    def sum_over_ranks(self) -> Callable[[Tensor], Tensor]:
+        """What adds up the parts that ranks compute, in place."""
+        return whole if self.group is None else self.group.sum
+
     def router(self, product: ProductSpec, before: NormSpec) -> Tensor:
         """The weights of a router, [experts, width], with the factor of the norm before it.
 
@@ -112,6 +140,11 @@ class LayerFactory:
             return self.linear_kind(read(), bias, self.dtype, factor)
         packed = self.packed.packed(product.weights[0].name, read)
         return NativeLinear(packed, bias, self.dtype, factor)
+
+
+def whole(total: Tensor) -> Tensor:
+    """The sum over all ranks, of which there is one."""
+    return total
 
 
 def paired_order(attention: AttentionSpec) -> list[int]:

@@ -20,7 +20,11 @@ class Mixture:
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self.output_norm = None  # no architecture has one here
         gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
-        self.experts = [GatedProducts(factory, one, spec.norm, gate) for one in spec.experts]
+        self.experts = [
+            GatedProducts(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
+            for one in spec.experts
+        ]
+        self._summed = factory.sum_over_ranks()
 
     def add_to(self, hidden: Tensor) -> None:
         """Add the mixture of the residual stream to it."""
@@ -34,7 +38,7 @@ class Mixture:
                 position = pairs // self._spec.chosen
                 found = expert.down(expert.gated(x[position]))
                 total.index_add_(0, position, found.mul_(share.flatten()[pairs].unsqueeze(1)))
-        hidden.add_(total)
+        hidden.add_(self._summed(total))
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Experts of every position and their shares, [positions, chosen] each."""

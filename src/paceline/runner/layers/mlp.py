@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import add_product
 from paceline.runner.models.architecture import (
     Activation,
     ClampedGate,
-    ExpertSpec,
     MLPSpec,
     NormSpec,
+    ProductSpec,
 )
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -44,13 +45,14 @@ class GatedProducts:
     def __init__(
         self,
         factory: LayerFactory,
-        spec: MLPSpec | ExpertSpec,
+        gate_up: ProductSpec,
         norm: NormSpec,
         gate: Gate,
+        down: Linear,
     ) -> None:
-        self.gate_up = factory.linear(spec.gate_up, norm)
+        self.gate_up = factory.linear(gate_up, norm)
         self._gate = gate
-        self.down = factory.linear(spec.down)
+        self.down = down
 
     def gated(self, x: Tensor) -> Tensor:
         """The input of `down`."""
@@ -61,7 +63,8 @@ class GatedProducts:
 class MLP:
     def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
-        self.products = GatedProducts(factory, spec, spec.norm, plain_gate(spec.activation))
+        gate, down = plain_gate(spec.activation), factory.summed(spec.down)
+        self.products = GatedProducts(factory, spec.gate_up, spec.norm, gate, down)
         self.output_norm = factory.optional_norm(spec.output_norm)
 
     def add_to(self, hidden: Tensor) -> None:

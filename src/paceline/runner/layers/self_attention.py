@@ -36,7 +36,7 @@ class SelfAttention:
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
-        self.output = factory.linear(spec.output)
+        self.output = factory.summed(spec.output)
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:

@@ -1,7 +1,6 @@
 """A decoder of any architecture: token ids in, hidden states and logits out."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.adapters.adapted_stack import AdaptedStack
@@ -19,6 +18,8 @@ from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
+from paceline.runner.parallel.divide import divide
+from paceline.runner.parallel.group import RankGroup
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
@@ -27,19 +28,23 @@ class Model:
     """Weights in their final form. `forward` changes only the KV store."""
 
     def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
-        self.config, self.dtype = factory.checkpoint.config, factory.dtype
+        config, group = factory.checkpoint.config, factory.group
+        self.config = config if group is None else group.shard.config(config)  # of this rank
+        self.dtype = factory.dtype
         self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
+        self._embed = factory.embedding(self._embedding)
         self._embedding_scale = torch.tensor(
             spec.embedding_scale, dtype=factory.dtype, device=factory.device
         )
         stack = TorchStack(factory, spec.layers)
-        is_native = factory.linear_kind is NativeLinear
+        # The kernel for all layers does not stop for the other ranks.
+        is_native = factory.linear_kind is NativeLinear and group is None
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by place
         self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
-        self._head = factory.linear(spec.head)
+        self._head = factory.head(spec.head)
         self._logit_cap = spec.logit_cap
         self.images = image_encoder(factory, spec)  # None: the model has no images
 
@@ -51,18 +56,23 @@ class Model:
         linear_kind: LinearKind = DenseLinear,
         max_model_len: int | None = None,
         packed: PackedStore | None = None,
+        group: RankGroup | None = None,
     ) -> "Model":
         """Load weights. The longest sequence is `max_model_len`, or what the model is for.
 
-        With `packed`, the weights of native products come from a cache if they are there.
+        With `packed`, the weights of native products come from a cache if they are there. With a
+        group, the weights are the part of one rank.
         """
         spec = describe(checkpoint.config, max_model_len)
         TORCH.require(spec)
         if linear_kind is NativeLinear:
             NATIVE.require(spec)
         verify(checkpoint)
+        if group is not None:
+            spec = divide(spec, group.shard)
         with torch.inference_mode():
-            model = Model(LayerFactory(checkpoint, dtype, device, linear_kind, packed), spec)
+            factory = LayerFactory(checkpoint, dtype, device, linear_kind, packed, group)
+            model = Model(factory, spec)
         if packed is not None:
             packed.save()
         return model
@@ -79,7 +89,7 @@ class Model:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
         `inputs`."""
-        hidden = F.embedding(batch.tokens, self._embedding)
+        hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.items is not None:
             hidden[batch.items.at] = batch.items.values
@@ -87,7 +97,7 @@ class Model:
         return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
     def plain_embedding(self) -> Tensor:
-        """The embedding of every token id before it is scaled, [vocab, width]."""
+        """The embedding of every token id of this rank before it is scaled, [vocab, width]."""
         return self._embedding
 
     @torch.inference_mode()
@@ -97,7 +107,7 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab] in float32."""
+        """Return logits [n, vocab] in float32; [n, 0] on ranks that do not sample."""
         logits = self._head(self.normed(hidden)).float()
         if self._logit_cap is not None:
             logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)

@@ -1,8 +1,9 @@
 """One tensor of a checkpoint: its name and shape in HF's files, and its form in a GGUF file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Shape = tuple[int, ...]
+Run = tuple[int, int]  # from the first to the one behind the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,19 @@ class StackedForm:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a tensor that a rank holds: runs along one dimension, one behind the other."""
+
+    dim: int
+    runs: tuple[Run, ...]
+
+    @property
+    def size(self) -> int:
+        """Along the dimension."""
+        return sum(end - first for first, end in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One tensor of a checkpoint, in the layout of HF.
 
@@ -50,6 +64,7 @@ class TensorSpec:
     copies   further names under which HF's files may repeat it
     older    its name in files of older versions of transformers; empty: the same
     stack    where HF's files have it, if that is in a tensor of all experts
+    cut      the part that is read, which has this shape; None: the whole tensor
     """
 
     name: str
@@ -58,3 +73,10 @@ class TensorSpec:
     copies: tuple[str, ...] = ()
     older: str = ""
     stack: StackedForm | None = None
+    cut: Cut | None = None
+
+    def part(self, dim: int, *runs: Run) -> "TensorSpec":
+        """The same tensor cut to runs along a dimension."""
+        cut = Cut(dim, runs)
+        shape = (*self.shape[:dim], cut.size, *self.shape[dim + 1 :])
+        return replace(self, shape=shape, cut=cut)

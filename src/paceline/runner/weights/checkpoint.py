@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
-from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.models.tensor_spec import Cut, Shape
 
 NAMED = 5  # tensors listed in an error message
 
@@ -38,6 +39,26 @@ class Checkpoint(Protocol):
     def read(self, name: str) -> Tensor:
         """Read a tensor, in any floating-point type."""
         ...
+
+
+@runtime_checkable
+class PartReader(Protocol):
+    """A checkpoint that reads parts of tensors without the rest."""
+
+    def read_part(self, name: str, cut: Cut) -> Tensor: ...
+
+
+def read_part(checkpoint: Checkpoint, name: str, cut: Cut) -> Tensor:
+    """Read a part of a tensor, or cut it from the whole if the checkpoint reads no parts."""
+    if isinstance(checkpoint, PartReader):
+        return checkpoint.read_part(name, cut)
+    return part_of(checkpoint.read(name), cut)
+
+
+def part_of(tensor: Tensor, cut: Cut) -> Tensor:
+    """A part as a tensor of its own, so that the whole can be freed."""
+    runs = [tensor.narrow(cut.dim, first, end - first) for first, end in cut.runs]
+    return torch.cat(runs, dim=cut.dim)
 
 
 def verify(checkpoint: Checkpoint) -> None:

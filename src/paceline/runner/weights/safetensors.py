@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from paceline.core.image_settings import image_settings
 from paceline.core.json_file import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
-from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.models.tensor_spec import Cut, Shape
+from paceline.runner.weights.checkpoint import part_of
 from paceline.runner.weights.expert_stacks import ExpertStacks
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -81,6 +83,14 @@ class SafetensorsFolder:
             return self._stacks.read(name)
         file, stored = self._file[name]
         return file.get_tensor(stored)
+
+    def read_part(self, name: str, cut: Cut) -> Tensor:
+        """Read a part of a tensor. Of a tensor with all experts, one expert is read and cut."""
+        if name in self._stacks:
+            return part_of(self._stacks.read(name), cut)
+        file, stored = self._file[name]
+        whole, before = file.get_slice(stored), (slice(None),) * cut.dim
+        return torch.cat([whole[*before, first:end] for first, end in cut.runs], dim=cut.dim)
 
 
 def files_in(folder: Path) -> list[Path]:

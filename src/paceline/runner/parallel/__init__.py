@@ -1,0 +1,1 @@
+"""A model divided among ranks, each of which holds a part of every layer."""

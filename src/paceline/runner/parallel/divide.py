@@ -1,0 +1,97 @@
+"""Divides the description of a decoder among ranks, so that every backend builds a part of it."""
+
+from dataclasses import replace
+
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertSpec,
+    LayerSpec,
+    MixtureSpec,
+    MLPSpec,
+    ProductSpec,
+)
+from paceline.runner.models.tensor_spec import Run, TensorSpec
+from paceline.runner.parallel.shard import Shard
+
+
+def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
+    """The part of one rank.
+
+        qkv, gate_up       some outputs: whole heads, and columns of the MLP or of every expert
+        output, down       the inputs that come from these; the products of all ranks are summed
+        embedding, head    some token ids
+        norms, routers     all of it, and the vision tower too
+
+    A bias of a product that is summed belongs to rank 0 alone.
+    """
+    own = shard.of(spec.embedding.shape[0])
+    return replace(
+        spec,
+        embedding=spec.embedding.part(0, own),
+        layers=tuple(_layer(layer, shard) for layer in spec.layers),
+        head=_some_outputs(spec.head, own),
+    )
+
+
+def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
+    attention, mlp = _attention(layer.attention, shard), layer.mlp
+    if isinstance(mlp, MLPSpec):
+        gated = _gate_up(mlp.gate_up, shard)
+        return LayerSpec(attention, replace(mlp, gate_up=gated, down=_some_inputs(mlp.down, shard)))
+    return LayerSpec(attention, _mixture(mlp, shard))
+
+
+def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
+    heads, kv_heads = shard.of(spec.heads), shard.of_kv_heads(spec.kv_heads)
+    queries = _times(heads, spec.head_dim)
+    keys = _times(kv_heads, spec.head_dim, spec.heads)
+    values = _times(kv_heads, spec.head_dim, spec.heads + spec.kv_heads)
+    return replace(
+        spec,
+        qkv=_some_outputs(spec.qkv, queries, keys, values),
+        heads=heads[1] - heads[0],
+        kv_heads=kv_heads[1] - kv_heads[0],
+        output=_some_inputs(spec.output, shard),
+        sinks=None if spec.sinks is None else spec.sinks.part(0, heads),
+    )
+
+
+def _mixture(spec: MixtureSpec, shard: Shard) -> MixtureSpec:
+    """Every rank has a part of every expert, so all ranks compute the same number of rows."""
+    experts = tuple(
+        ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
+        for expert in spec.experts
+    )
+    return replace(spec, experts=experts)
+
+
+def _gate_up(product: ProductSpec, shard: Shard) -> ProductSpec:
+    width = product.outputs // 2
+    first, end = shard.of(width)
+    return _some_outputs(product, (first, end), (width + first, width + end))
+
+
+def _some_inputs(product: ProductSpec, shard: Shard) -> ProductSpec:
+    """A product of some inputs, to be added to those of the other ranks."""
+    weights = tuple(one.part(1, shard.of(one.shape[1])) for one in product.weights)
+    return ProductSpec(weights, product.biases if shard.rank == 0 else ())
+
+
+def _some_outputs(product: ProductSpec, *runs: Run) -> ProductSpec:
+    """Runs of the outputs, which are numbered from the first tensor to the last."""
+    weights: list[TensorSpec] = []
+    biases: list[TensorSpec] = []
+    begin = 0
+    for place, weight in enumerate(product.weights):
+        own = [(a - begin, b - begin) for a, b in runs if begin <= a < begin + weight.shape[0]]
+        weights.append(weight.part(0, *own))
+        biases += [bias.part(0, *own) for bias in product.biases[place : place + 1]]
+        begin += weight.shape[0]
+    return ProductSpec(tuple(weights), tuple(biases))
+
+
+def _times(run: Run, size: int, before: int = 0) -> Run:
+    """A run of things of a size, behind others of the same size."""
+    first, end = run
+    return (before + first) * size, (before + end) * size

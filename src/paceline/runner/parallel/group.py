@@ -1,0 +1,84 @@
+"""The ranks of a model, and what they exchange while they compute a step."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from paceline.runner.parallel.shard import Shard
+
+dist: Any = distributed  # its stubs lack what lies below torch's global groups
+HOST = "127.0.0.1"  # all ranks are on one machine
+TIMEOUT = timedelta(minutes=10)  # of one exchange; a rank may compile kernels meanwhile
+
+
+class RankGroup:
+    """One rank and its connections to the others. Every rank calls the same methods in the same
+    order, with tensors of the same shapes.
+
+    The group is none of torch's global ones, so that a process may have several, and others of
+    its own.
+    """
+
+    def __init__(self, shard: Shard, store: Any, backend: str = "gloo") -> None:
+        """Connect to the other ranks through a store of torch.distributed."""
+        self.shard, self.backend = shard, backend
+        self._group = _connected(shard, store, backend)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which samples."""
+        return self.shard.rank == 0
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Add up the parts of all ranks, in place."""
+        self._group.allreduce([part]).wait()
+        return part
+
+    def least(self, number: int) -> int:
+        """The smallest number of all ranks."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        found = torch.tensor([number], device=self._device)
+        self._group.allreduce([found], options).wait()
+        return int(found)
+
+    def gather(self, columns: Tensor) -> Tensor:
+        """On rank 0 the columns of all ranks side by side; none, [rows, 0], on the others."""
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        part = columns.contiguous()
+        if not self.is_first:
+            self._group.gather([], [part], options).wait()
+            return columns[:, :0]
+        parts = [torch.empty_like(part) for _ in range(self.shard.size)]
+        self._group.gather([parts], [part], options).wait()
+        return torch.cat(parts, dim=1)
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """Give all ranks what rank 0 has, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._group.broadcast([tensor], options).wait()
+        return tensor
+
+    def abort(self) -> None:
+        """End exchanges that wait for a rank that is gone; gloo notices that by itself."""
+        if self.backend == "nccl":
+            self._group.abort()
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda" if self.backend == "nccl" else "cpu")
+
+
+def _connected(shard: Shard, store: Any, backend: str) -> Any:
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = TIMEOUT
+        return dist.ProcessGroupNCCL(store, shard.rank, shard.size, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = TIMEOUT
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
+    return dist.ProcessGroupGloo(store, shard.rank, shard.size, options)

@@ -1,0 +1,26 @@
+"""What ranks exchange."""
+
+import torch
+
+from paceline.runner.parallel.group import RankGroup
+from tests.runner.parallel.ranks import on_ranks
+
+
+def test_sums_reach_every_rank() -> None:
+    found = on_ranks(3, lambda group: group.sum(torch.full((2,), 1.0 + group.shard.rank)))
+    assert [one.tolist() for one in found] == [[6.0, 6.0]] * 3
+
+
+def test_columns_reach_rank_0_in_the_order_of_ranks() -> None:
+    first, second = on_ranks(2, lambda group: group.gather(torch.full((2, 1), group.shard.rank)))
+    assert first.tolist() == [[0, 1], [0, 1]]
+    assert second.shape == (2, 0)
+
+
+def test_what_rank_0_has_reaches_every_rank() -> None:
+    def work(group: RankGroup) -> tuple[list[int], int]:
+        return group.share(torch.tensor([7 + group.shard.rank])).tolist(), group.least(
+            9 - group.shard.rank
+        )
+
+    assert on_ranks(2, work) == [([7], 8), ([7], 8)]
