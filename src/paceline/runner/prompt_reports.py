@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
 from paceline.runner.pooling import places, pooled_spans, summed
-from paceline.runner.prompt_scores import PromptSpan, prompt_scores, spans
+from paceline.runner.prompt_scores import PromptSpan, prompt_scores, slice_size, slices_of, spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,12 @@ class PromptReport:
         pooled = self._pooled(hidden, model) if self.pools else ()
         return replace(result, prompt=prompt, pooled=pooled)
 
+    def take_part(self, hidden: Tensor, model: Model) -> None:
+        """What another rank computes, so that `added` has its logits."""
+        for span in self.asked:
+            for part in slices_of(hidden, span, slice_size(model.config.vocab)):
+                model.logits(part)
+
     def _pooled(self, hidden: Tensor, model: Model) -> tuple[PooledSpan, ...]:
         at, count = (torch.from_numpy(one.astype(np.int64)) for one in places(self.pools))
         return pooled_spans(self.plan, self.pools, summed(hidden, at, count, model.normed))
@@ -42,15 +48,16 @@ class PromptReports:
         self._asking: dict[int, Request] = {}  # those that want scores
         self._pooling: dict[int, Request] = {}  # those that want an embedding
 
-    def admit(self, slot: int, request: Request) -> None:
-        if request.sampling.prompt_logprobs is not None:
-            self._asking[slot] = request
-        if request.pooling:
-            self._pooling[slot] = request
-
-    def release(self, slot: int) -> None:
-        self._asking.pop(slot, None)
-        self._pooling.pop(slot, None)
+    def apply(self, plan: Plan) -> None:
+        """Follow the changes of a plan."""
+        for slot in plan.released:
+            self._asking.pop(slot, None)
+            self._pooling.pop(slot, None)
+        for new in plan.admitted:
+            if new.request.sampling.prompt_logprobs is not None:
+                self._asking[new.slot] = new.request
+            if new.request.pooling:
+                self._pooling[new.slot] = new.request
 
     def of_step(self, plan: Plan, batch: Batch) -> PromptReport | None:
         """What a step reports; None if it is nothing."""

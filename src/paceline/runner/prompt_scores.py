@@ -34,9 +34,19 @@ def prompt_scores(
     plan: Plan, spans: Sequence[PromptSpan], hidden: Tensor, model: Model
 ) -> tuple[PromptScores, ...]:
     """Score spans, from the hidden states of all positions of a step, [positions, width]."""
-    size = max(1, MOST_LOGITS // model.config.vocab)
+    size = slice_size(model.config.vocab)
     ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
     return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
+
+
+def slice_size(vocab: int) -> int:
+    """Positions that are scored at once."""
+    return max(1, MOST_LOGITS // vocab)
+
+
+def slices_of(hidden: Tensor, span: PromptSpan, size: int) -> tuple[Tensor, ...]:
+    """The hidden states of a span, `size` positions at a time."""
+    return hidden[span.begin : span.begin + len(span.tokens)].split(size)
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
@@ -66,8 +76,7 @@ def scored(
     """Score each span, `size` positions at a time; `ids` are on the device of `hidden`."""
     found: list[TokenScores] = []
     for span, tokens in zip(spans, ids, strict=True):
-        own = hidden[span.begin : span.begin + len(tokens)]
-        slices = zip(own.split(size), tokens.split(size), strict=True)
+        slices = zip(slices_of(hidden, span, size), tokens.split(size), strict=True)
         parts = [score(logits(part), given, span.alternatives) for part, given in slices]
         found.append(
             TokenScores(

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
-from paceline.core.masks import MaskRows, TokenMasks
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
-from paceline.core.request import Request
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
@@ -23,20 +22,12 @@ from paceline.runner.device_state import DeviceState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.tokens import token_source
 from paceline.runner.prompt_reports import PromptReports
-from paceline.runner.proposer import (
-    Drafter,
-    DraftingFor,
-    DraftInput,
-    Drafts,
-    check_drafts,
-    check_shape,
-)
+from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.resident_items import ResidentItems
-from paceline.runner.result import ResultBuilder
-from paceline.runner.row_controls import RowControls
-from paceline.runner.sampler import Sampler, TokenScores
-from paceline.runner.token_mask import apply_masks, without_forbidden
+from paceline.runner.sampler import Sampler
+from paceline.runner.step_tokens import ChosenTokens
 
 
 class TorchRunner:
@@ -60,15 +51,14 @@ class TorchRunner:
         device = kv.content.device
         groups = len(kv.groups)
         self._state = DeviceState(slots, max_model_len, kv.block_size, device, groups)
-        self._sampler = Sampler(model.config.vocab, max_model_len, device)
         self._drafter, self._masks = drafter, masks
+        sampler = Sampler(model.config.vocab, max_model_len, device)
+        self._tokens = token_source(model, drafter, sampler, masks)
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
         self._adapters: ResidentAdapters | None = None
         self._items: ResidentItems | None = None
-        self._requests: dict[int, Request] = {}  # by slot
         self._reports = PromptReports()
-        self._controls = RowControls(self._sampler)
         self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
     @property
@@ -142,21 +132,13 @@ class TorchRunner:
     # -- changes that come with a plan --------------------------------------
 
     def _take_over(self, plan: Plan) -> None:
-        for slot in plan.released:
-            if self._requests.pop(slot, None) is not None:
-                self._sampler.release(slot)
-                self._reports.release(slot)
-        for new in plan.admitted:
-            self._sampler.admit(new.slot, new.request, new.tokens)  # may run out of memory
-            self._requests[new.slot] = new.request
-            self._reports.admit(new.slot, new.request)
+        self._tokens.apply(plan)
+        self._reports.apply(plan)
         self._state.apply(plan)
         if self._adapters is not None:
             self._adapters.apply(plan)
         if self._items is not None:
             self._items.apply(plan)
-        if plan.admitted or plan.released:
-            self._controls.forget()
 
     # -- a step -------------------------------------------------------------
 
@@ -193,7 +175,7 @@ class TorchRunner:
             result = StepResult.of(plan, {})
         if self._drafter.observes:
             self._drafter.observe(batch, slot, None if inputs is None else inputs.rows)
-        return result if report is None else report.added(result, hidden, self._model)
+        return result if report is None else self._tokens.reported(report, result, hidden)
 
     def _inputs(self, batch: Batch) -> LayerInputs | None:
         """Room for what some layers read, if the drafter wants it."""
@@ -217,10 +199,7 @@ class TorchRunner:
         known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
         tokens = self._state.tokens[own, : int(known.max())]
         most = int(number.max())
-        drafts = self._drafter.draft(DraftInput(own, tokens, known, number, most))
-        check_shape(self._drafter, drafts, len(number), most)
-        check_drafts(self._drafter, drafts.ids, number, self._model.config.vocab)
-        drafts = replace(drafts, ids=self._allowed(plan, drafts.ids))
+        drafts = self._tokens.draft(plan, DraftInput(own, tokens, known, number, most))
         self._state.append(own, known, drafts.ids)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts.ids >= 0).sum(1).numpy()
@@ -228,57 +207,22 @@ class TorchRunner:
         most = int(found.max())
         return replace(plan, rows=rows), drafts.up_to(most) if most else None
 
-    def _allowed(self, plan: Plan, drafts: Tensor) -> Tensor:
-        masks = self._masked(plan, np.flatnonzero(plan.rows.samples), drafts)
-        return drafts if masks is None else without_forbidden(drafts, masks)
-
-    def _masked(self, plan: Plan, wanted: np.ndarray, drafts: Tensor | None) -> MaskRows | None:
-        if self._masks is None or not self._masks.wants(plan):
-            return None
-        places = None if drafts is None else drafts.int().numpy()
-        return self._masks.fill(plan, wanted, places)
-
     def _sample(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
     ) -> StepResult:
-        rows = plan.rows
-        wanted = np.flatnonzero(rows.samples)
-        slot = torch.from_numpy(rows.slot[wanted].astype(np.int64))
-        number = torch.from_numpy(rows.drafts[wanted].astype(np.int64))
-        first = batch.context[torch.from_numpy(wanted)] - number  # where the sampled token goes
-        controls = self._controls.of(rows, wanted)
-        asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
-        quiet = [row for row, request in enumerate(asked) if request.silent]
-        at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
-        masks = self._masked(plan, wanted, None if drafts is None else drafts.ids)
-        if masks is not None:
-            apply_masks(logits, masks, at.flatten()[torch.from_numpy(masks.line)])
-        raw = logits[at[quiet]] if quiet else logits
-        if drafts is None:
-            sampled = self._sampler.sample(logits, controls, first)
-            ids, taken, bad = sampled.ids[:, None], torch.ones_like(sampled.ids), sampled.bad
-            scores: tuple[TokenScores | None, ...] = (sampled.scores,)
-        else:
-            given = drafts.ids, controls, first, at, drafts.probabilities
-            found = self._sampler.verify(logits, *given)
-            ids, taken, bad, scores = found.ids, found.count, found.bad, found.scores
-        controls.observe(ids, first)
-        self._advance(plan, slot, first, ids, taken)
-        result = ResultBuilder(plan, wanted, ids, taken)
-        result.fail(bad)
-        result.add_logprobs(controls, scores)
-        for row, own in zip(quiet, raw, strict=False):
-            result.add_silent_logprobs(row, own, ids[row], asked[row])
-        return result.build()
+        found = self._tokens.choose(plan, batch, logits, drafts)
+        self._advance(plan, found)
+        return found.result
 
-    def _advance(self, plan: Plan, slot: Tensor, first: Tensor, ids: Tensor, taken: Tensor) -> None:
+    def _advance(self, plan: Plan, found: ChosenTokens) -> None:
         """Move rows that sampled to their last right token, and the others to their end."""
         rows, state = plan.rows, self._state
         if not rows.samples.all():
             everyone = torch.from_numpy(rows.slot.astype(np.int64))
             state.advance(everyone, torch.from_numpy(rows.count.astype(np.int64)))
-        state.position[slot] = first + taken - 1
-        state.append(slot, first, ids)
+        slot = torch.from_numpy(rows.slot[rows.samples].astype(np.int64))
+        state.position[slot] = found.first + found.taken - 1
+        state.append(slot, found.first, found.ids)
 
     # -- speed --------------------------------------------------------------
 
@@ -298,14 +242,6 @@ class TorchRunner:
         forward_s = quickest(lambda: self._model.forward(batch, kv, self._attention))
         copy_s = quickest(lambda: kv.read(range(blocks)).clone())
         return len(positions) / forward_s, blocks / copy_s
-
-
-def lines(number: Tensor, most: int) -> Tensor:
-    """Which line of logits each place of a row has, [rows, 1 + most], where row i has its own and
-    one for each of its `number[i]` drafts. Places behind them have the last line of the row."""
-    end = (number + 1).cumsum(0)
-    first = (end - number - 1)[:, None]
-    return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
 
 
 def quickest(work: Callable[[], object], times: int = 3) -> float:

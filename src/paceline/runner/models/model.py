@@ -29,6 +29,7 @@ class Model:
 
     def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
         config, group = factory.checkpoint.config, factory.group
+        self.group = group  # None: there is one rank
         self.config = config if group is None else group.shard.config(config)  # of this rank
         self.dtype = factory.dtype
         self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]

@@ -1,0 +1,76 @@
+"""Tokens of steps that several ranks compute: rank 0 samples, and the others get its tokens."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paceline.core.masks import TokenMasks
+from paceline.core.plan import Plan, StepResult
+from paceline.runner.batch import Batch
+from paceline.runner.models.model import Model
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.prompt_reports import PromptReport
+from paceline.runner.proposer import Drafter, DraftInput, Drafts
+from paceline.runner.sampler import Sampler
+from paceline.runner.step_tokens import ChosenTokens, StepTokens, TokenSource, first_places
+
+
+class SharedTokens:
+    """The tokens of rank 0, which it gives to the other ranks."""
+
+    def __init__(self, own: TokenSource, group: RankGroup) -> None:
+        self._own, self._group = own, group
+
+    def apply(self, plan: Plan) -> None:
+        self._own.apply(plan)
+
+    def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
+        drafts = self._own.draft(plan, rows)
+        return replace(drafts, ids=self._group.share(drafts.ids.long().contiguous()))
+
+    def choose(
+        self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
+    ) -> ChosenTokens:
+        found = self._own.choose(plan, batch, logits, drafts)
+        self._group.share(torch.cat((found.ids, found.taken[:, None]), dim=1))
+        return found
+
+    def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
+        return self._own.reported(report, result, hidden)
+
+
+class ReceivedTokens:
+    """The same on another rank. Its results have no tokens: those of rank 0 are committed."""
+
+    def __init__(self, model: Model, group: RankGroup) -> None:
+        self._model, self._group = model, group
+
+    def apply(self, plan: Plan) -> None:
+        """Rank 0 knows what requests want."""
+
+    def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
+        return Drafts(self._group.share(rows.tokens.new_empty(len(rows.number), rows.most)))
+
+    def choose(
+        self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
+    ) -> ChosenTokens:
+        first, _ = first_places(plan, batch)
+        places = 1 if drafts is None else 1 + drafts.ids.shape[1]
+        found = self._group.share(first.new_empty(len(first), places + 1))
+        return ChosenTokens(first, found[:, :-1], found[:, -1], StepResult.of(plan, {}))
+
+    def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
+        report.take_part(hidden, self._model)
+        return result
+
+
+def token_source(
+    model: Model, drafter: Drafter, sampler: Sampler, masks: TokenMasks | None
+) -> TokenSource:
+    """Where the runner of a model gets its tokens."""
+    group = model.group
+    if group is not None and not group.is_first:
+        return ReceivedTokens(model, group)
+    own = StepTokens(model, drafter, sampler, masks)
+    return own if group is None else SharedTokens(own, group)
