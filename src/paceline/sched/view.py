@@ -68,6 +68,12 @@ class SchedulerView:
         counts = table.alive(rows) & (table.computed[slot] + width >= known)
         return np.where(counts, table.planned[slot] - known - rows.drafts, -1)
 
+    def outputs_ahead(self, rows: Rows, start: I32) -> I32:
+        """Tokens that each row has behind its prompt when its step begins at `start`, with those
+        that earlier steps in flight sample. Ask right after the plan."""
+        table, slot = self._state.table, rows.slot
+        return np.maximum(table.known[slot], start + 1) - table.prompt[slot]
+
     def life(self, request_id: str) -> list[Moment]:
         """What happened to a live request so far."""
         return self._state.live[request_id].life

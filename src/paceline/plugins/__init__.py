@@ -1,0 +1,1 @@
+"""Parts of paceline inside other engines."""

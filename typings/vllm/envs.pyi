@@ -1,0 +1,1 @@
+VLLM_USE_V2_MODEL_RUNNER: bool
