@@ -9,7 +9,7 @@ def test_of_a_plan() -> None:
     scheduler.submit(Request(id="a", prompt=range(10), max_tokens=4), now=0.0)
     plan = scheduler.plan(now=0.0)
     prompt = BatchSummary.of(plan)
-    assert prompt == BatchSummary(1, 10, 1, 10, pairs=55, has_prompts=True, admitted=1)
+    assert prompt == BatchSummary(1, 10, 1, 10, 10, pairs=55, has_prompts=True, admitted=1)
     scheduler.commit(plan, StepResult.of(plan, {"a": [1]}), now=0.0)
     assert BatchSummary.of(scheduler.plan(now=0.0)) == BatchSummary.decode(1, 11)
 

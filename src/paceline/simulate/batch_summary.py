@@ -15,6 +15,7 @@ class BatchSummary:
     positions     that they compute together
     samples       rows that yield a token
     contexts      tokens whose keys and values the rows read: all up to the last position of each
+    longest       tokens that the row with the longest context reads
     pairs         of a position and a token that it attends to, in rows of several positions
     has_prompts   whether a row computes more than one position, drafts not counted
     copies, swap_out, swap_in   blocks copied on the device, to the host and from it
@@ -25,6 +26,7 @@ class BatchSummary:
     positions: int
     samples: int
     contexts: int
+    longest: int = 0
     pairs: int = 0
     has_prompts: bool = False
     copies: int = 0
@@ -36,16 +38,18 @@ class BatchSummary:
     @staticmethod
     def decode(rows: int, context: int) -> "BatchSummary":
         """Rows of one position each that all read `context` tokens."""
-        return BatchSummary(rows, rows, rows, rows * context)
+        return BatchSummary(rows, rows, rows, rows * context, context)
 
     @staticmethod
     def prompt(count: int, start: int = 0) -> "BatchSummary":
         """One row that computes `count` positions from `start` on, and samples."""
-        return BatchSummary(1, count, 1, start + count, pairs_of(count, start), count > 1)
+        end = start + count
+        return BatchSummary(1, count, 1, end, end, pairs_of(count, start), count > 1)
 
     def later(self, steps: int) -> "BatchSummary":
         """The same rows, of one position each, so many steps later."""
-        return BatchSummary(self.rows, self.rows, self.rows, self.contexts + steps * self.rows)
+        rows, contexts = self.rows, self.contexts + steps * self.rows
+        return BatchSummary(rows, rows, rows, contexts, self.longest + steps)
 
     @staticmethod
     def of(plan: Plan) -> "BatchSummary":
@@ -58,6 +62,7 @@ class BatchSummary:
             positions=int(count.sum()),
             samples=int(rows.samples.sum()),
             contexts=int((start + count).sum()),
+            longest=int((start + count).max(initial=0)),
             pairs=pairs,
             has_prompts=bool((count - rows.drafts > 1).any()),
             copies=len(plan.copies),

@@ -34,6 +34,7 @@ class StepTerms:
     positions: TimeCurve = NOTHING  # products, by positions
     samples: TimeCurve = NOTHING  # the head and the choice of tokens, by rows that sample
     contexts: TimeCurve = NOTHING  # reading keys and values, by tokens
+    longest: TimeCurve = NOTHING  # the row that reads most, where others wait for it, by tokens
     pairs: TimeCurve = NOTHING  # the arithmetic of attention in prompts, by pairs
 
     def __post_init__(self) -> None:
@@ -134,8 +135,9 @@ class Profile:
         """Seconds of a step on the device."""
         terms, moves = self._terms(batch), self.moves
         level = self._level(terms, batch)
+        read = terms.contexts(batch.contexts) + terms.longest(batch.longest)
         moved = moves.copies(batch.copies) + moves.swap_out(batch.swap_out)
-        return level + terms.contexts(batch.contexts) + moved + moves.swap_in(batch.swap_in)
+        return level + read + moved + moves.swap_in(batch.swap_in)
 
     def repeats_s(self, batch: BatchSummary, steps: int) -> F64:  # [steps]
         """Seconds of each of the steps that repeat a decode step, which moves no blocks.
@@ -144,9 +146,9 @@ class Profile:
         bit.
         """
         terms = self._terms(batch)
-        first = batch.contexts + batch.rows
-        contexts = first + batch.rows * np.arange(steps, dtype=np.float64)
-        return self._level(terms, batch) + terms.contexts(contexts)
+        later = np.arange(1, steps + 1, dtype=np.float64)
+        contexts = terms.contexts(batch.contexts + batch.rows * later)
+        return self._level(terms, batch) + (contexts + terms.longest(batch.longest + later))
 
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""

@@ -115,4 +115,5 @@ def relative_errors(terms: StepTerms, observations: Sequence[Observation]) -> F6
 
 def seconds_of(terms: StepTerms, batch: BatchSummary) -> float:
     products = terms.fixed_s + terms.positions(batch.positions) + terms.samples(batch.samples)
-    return products + terms.contexts(batch.contexts) + terms.pairs(batch.pairs)
+    read = terms.contexts(batch.contexts) + terms.longest(batch.longest)
+    return products + read + terms.pairs(batch.pairs)
