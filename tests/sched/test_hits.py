@@ -265,7 +265,7 @@ def test_tokens_are_those_of_the_reference(depth: int, discipline: str, n: int) 
     beginnings = [[random.randrange(VOCAB) for _ in range(18)] for _ in range(4)]
     asked = [
         ask(f"r{number}", [*random.choice(beginnings), number], max_tokens=16, n=n, seed=3)
-        for number in range(24)
+        for number in range(12)
     ]
     for one in asked:
         scheduler.submit(one, 0.0)

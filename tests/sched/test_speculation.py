@@ -233,8 +233,8 @@ def test_a_try_that_could_not_pay_is_not_made() -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("slope", [0.0, 0.1, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("rows", [1, 4, 12])
+@pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("rows", [1, 12])
 def test_drafts_that_are_always_wrong_cost_a_hundredth_of_the_time(rows: int, slope: float) -> None:
     """And twice the first allowance at most."""
     points: Points = ((1, 1.0), (1000, 1.0 + 999 * slope))

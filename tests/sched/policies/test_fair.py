@@ -15,6 +15,7 @@ from paceline.sched.policies.fair import FORGOTTEN_FROM, Fair
 from tests.conformance.courses import VOCAB, Course
 from tests.sched import constant_steps as steps
 from tests.sched.support import Pipeline, answer, ask, finish_all, small, step
+from tests.seeds import seeds
 
 INPUT, OUTPUT = 1.0, 2.0  # the default charges
 
@@ -244,6 +245,8 @@ CONTESTS = {
     ),
 }
 
+STEPS = 500
+
 
 class Arena:
     """Tenants that always have requests waiting, and what each of them was served."""
@@ -315,7 +318,7 @@ class Arena:
 def test_the_service_gap_between_backlogged_tenants_stays_under_its_bound(contest: Contest) -> None:
     arena = Arena(contest)
     widest: Counter[str] = Counter()
-    for number in range(600):
+    for number in range(STEPS):
         arena.step(contest.tenants)
         for tenant, gap in arena.gaps():
             assert gap <= arena.bound(tenant), f"{tenant} is {gap} ahead in step {number}"
@@ -332,13 +335,13 @@ def test_the_service_gap_between_backlogged_tenants_stays_under_its_bound(contes
 def test_the_bound_tells_fair_from_unfair() -> None:
     contest = CONTESTS["two, large against small, weighted"]
     arena = Arena(contest, policy="fcfs")
-    for _ in range(600):
+    for _ in range(STEPS):
         arena.step(contest.tenants)
     assert any(gap > arena.bound(tenant) for tenant, gap in arena.gaps())
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_tenants_that_come_and_go_are_not_further_apart(seed: int) -> None:
     """When the later of two comes, either is ahead by its bound at most. From then on, while
     both wait, the other can catch up and get ahead by its own, and that is all.
@@ -348,7 +351,7 @@ def test_tenants_that_come_and_go_are_not_further_apart(seed: int) -> None:
     stay = contest.tenants["chat"]
     present = dict(contest.tenants)
     since: dict[str, dict[str, float]] = {}
-    for number in range(600):
+    for number in range(STEPS):
         if number % 40 == 0:
             before = set(present)
             present = {t: s for t, s in contest.tenants.items() if r.random() < 0.5}

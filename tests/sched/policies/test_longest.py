@@ -8,6 +8,7 @@ import pytest
 
 from paceline import Plan, Scheduler
 from tests.sched.support import ask, commit, finish_all, gate, order, small, step, tokens_of_steps
+from tests.seeds import seeds
 
 
 def longest(**settings: Any) -> Scheduler:
@@ -210,7 +211,7 @@ def test_explain_says_that_it_could_wait() -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_nobody_ends_later_than_the_last_for_having_waited(seed: int, depth: int) -> None:
     """With slots, blocks and budget for all, a batch takes as many steps, and they are smaller."""
     draw = Random(seed)

@@ -17,6 +17,7 @@ from paceline.sched.replay.records import RecordingError, RecordKind
 from paceline.sched.replay.replayer import Replay
 from paceline.sched.swapping import Rates
 from tests.sched.recorded_runs import Trouble
+from tests.seeds import seeds
 
 # Public methods that change nothing, or nothing that decides what a scheduler does.
 READS = {"cache_events", "check", "check_transfer", "explain", "snapshot", "why"}
@@ -208,7 +209,7 @@ def number_of(path: Path) -> int:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_every_file_of_a_random_run_replays_on_its_own(seed: int, tmp_path: Path) -> None:
     """Whatever policy, discipline, swapping, families, drafts and depth the seed draws."""
     path = tmp_path / "run"
