@@ -12,7 +12,7 @@ from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapted_products import AdapterRoom, AdapterSizes, Beside, nowhere
-from paceline.runner.cuda.kernels.few_rows import MOST_ROWS
+from paceline.runner.cuda.kernels.few_rows import takes
 from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate_and_store
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.mixture import CudaMixture
@@ -122,7 +122,7 @@ class CudaLayer:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
-        places, is_few = step.places, n <= MOST_ROWS and step.places is None
+        places, is_few = step.places, takes(*hidden.shape) and step.places is None
         turning = attention if is_few and isinstance(attention, RotatingAttention) else None
         found, late = self._qkv(hidden, places)
         qkv = found.view(n, -1, spec.head_dim)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.adapted_products import AdaptedProduct, Widen, not_adapted
-from paceline.runner.cuda.kernels.few_rows import MOST_ROWS, add, normed
+from paceline.runner.cuda.kernels.few_rows import add, normed, takes
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
@@ -41,7 +41,7 @@ class NormedLinear:
         self._floor = norm.floor
 
     def __call__(self, hidden: Tensor, places: Tensor | None = None) -> tuple[Tensor, DeferredNorm]:
-        if places is None and len(hidden) <= MOST_ROWS:
+        if places is None and takes(*hidden.shape):
             found = normed(hidden, self._product, self._floor, is_ordered=True)
             return found, DeferredNorm(hidden, 0.0, 0)
         x, late = self._normed(hidden)
@@ -64,7 +64,7 @@ class NormedLinear:
         if places is not None:
             x, late = self._normed(hidden)
             return with_room(self._adapted).gated(x, places, is_silu, late)
-        if len(hidden) <= MOST_ROWS:
+        if takes(*hidden.shape):
             return normed(hidden, self._product, self._floor, is_silu)
         if self._streamed.takes(len(hidden), STREAMED_GATED_ROWS):
             if self._streamed.can_norm:
@@ -99,7 +99,7 @@ class ResidualLinear:
             self._add_adapted(hidden, x, places)
         elif self._norm is not None:
             add_normalized(hidden, self._product(x), *self._norm)
-        elif len(x) <= MOST_ROWS:
+        elif takes(*x.shape):
             add(hidden, x, self._product)
         elif self._split.takes(len(x)):
             self._split.add(hidden, x)
