@@ -1,6 +1,8 @@
 """Calibration of a runner whose step times are known."""
 
 import json
+from itertools import pairwise
+from typing import cast
 
 import pytest
 
@@ -8,7 +10,8 @@ from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.calibration import step_meter
-from paceline.simulate.calibration.calibrate import calibrate
+from paceline.simulate.calibration.calibrate import calibrate, spread
+from paceline.simulate.calibration.grid import DecodePoint
 from paceline.simulate.calibration.step_meter import StepMeter
 from paceline.simulate.profile import Profile
 from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
@@ -46,6 +49,16 @@ def test_points_are_left_out_when_the_time_is_up() -> None:
     runner = KnownRunner()
     found = calibrate(StepMeter(runner, CONFIG, 1, runner.clock), Profile(), limit_s=0.0)
     assert "left out for lack of time" in found.notes
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 100])
+def test_any_begin_of_the_order_covers_the_grid(count: int) -> None:
+    points = [DecodePoint(rows, 1) for rows in range(count)]
+    ordered = [cast(DecodePoint, point).rows for point in spread(points)]
+    assert sorted(ordered) == list(range(count))
+    if count == 100:
+        begin = sorted(ordered[:20])
+        assert max(high - low for low, high in pairwise([*begin, count])) <= 12
 
 
 def test_a_model_that_is_too_short() -> None:

@@ -33,12 +33,19 @@ log = logging.getLogger(__name__)
 
 HELD_BACK = 5  # every so many points, one is left out of the fit
 FEWEST = 4  # points that a fit needs
-ROWS = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # where the cost of rows may bend
-POSITIONS = (16.0, 64.0, 256.0, 1024.0, 4096.0)
-CONTEXTS = (65536.0,)  # tokens: fewer may be hidden behind other work, or fit into a cache
-PAIRS = (1e6,)
-DECODE: Knees = {"positions": ROWS, "contexts": CONTEXTS}
-MIXED: Knees = {"positions": POSITIONS, "samples": (), "contexts": (), "pairs": PAIRS}
+# Where curves may bend. Few contexts may be hidden behind other work, or fit into a cache.
+DECODE: Knees = {
+    "positions": (1.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0),
+    "contexts": (65536.0,),
+    "longest": (),
+}
+MIXED: Knees = {
+    "positions": (16.0, 64.0, 256.0, 1024.0, 4096.0),
+    "samples": (8.0,),
+    "contexts": (),
+    "longest": (16.0, 64.0, 512.0, 2048.0),
+    "pairs": (1e6,),
+}
 
 
 @dataclass(slots=True)
@@ -75,9 +82,9 @@ def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
 
 
 def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
-    """Time points, the cheapest first, until the time is up."""
+    """Time points until the time is up; those that are left out are spread over the grid."""
     found, begin = Timed(), perf_counter()
-    ordered = sorted(points, key=cost)
+    ordered = spread(sorted(points, key=cost))
     for number, point in enumerate(ordered):
         if perf_counter() - begin > limit_s and len(found.kept) >= FEWEST:
             found.left_out = len(ordered) - number
@@ -92,6 +99,14 @@ def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
             "raise them"
         )
     return found
+
+
+def spread(points: Sequence[Point]) -> list[Point]:
+    """The first and the last, then the one in the middle, then those in the middle of each half:
+    wherever the list is cut, its begin covers all of them."""
+    bits = max(len(points) - 1, 1).bit_length()
+    order = [len(points) - 1, *(int(f"{at:0{bits}b}"[::-1], 2) for at in range(2**bits))]
+    return [points[at] for at in dict.fromkeys(order) if 0 <= at < len(points)]
 
 
 def cost(point: Point) -> float:
