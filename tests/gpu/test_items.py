@@ -9,6 +9,7 @@ import torch
 from paceline import Item, Request, Scheduler
 from paceline.core.item import ItemContent
 from paceline.runner.attention.backend import load
+from paceline.runner.coordinates import Coordinates
 from paceline.runner.encoder_store import EncoderStore
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
@@ -17,7 +18,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
-from tests.golden.image_models import IDS, SIGLIP, random_image
+from tests.golden.image_models import IDS, QWEN, SIGLIP, random_image
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, WAYS, drive
 
@@ -30,48 +31,61 @@ except ImportError:
 
 pytestmark = ON_GPU
 
-LENGTH, SIDE = 4, 30  # embeddings of an image, and its pixels along each side
 ROWS = 64
+KINDS = {
+    "smolvlm": (SIGLIP, "SmolVLMForConditionalGeneration", IDS["<image>"], 15),
+    "qwen2_5_vl": (QWEN, "Qwen2_5_VLForConditionalGeneration", IDS["<|image_pad|>"], 8),
+}
+SIZES = {
+    "smolvlm": [(30, 30)] * 4,
+    "qwen2_5_vl": [(16, 24), (24, 16), (16, 16), (32, 8)],  # height and width in pixels
+}
 
 
-def source() -> Dummy:
-    kinds = {"architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm"}
-    return Dummy(ModelConfig.of_hf({**SIGLIP, **kinds}), seed=3)
+def source(kind: str) -> Dummy:
+    sizes, architecture, _, _ = KINDS[kind]
+    named = {"architectures": [architecture], "model_type": kind}
+    return Dummy(ModelConfig.of_hf({**sizes, **named}), seed=3)
 
 
-def picture(number: int, offset: int) -> Item:
-    content = ItemContent.of("image", {"pixels": random_image(SIDE, SIDE, number)})
-    return Item(f"image {number}", offset, LENGTH, content)
+def picture(kind: str, number: int, offset: int) -> Item:
+    (height, width), square = SIZES[kind][number], KINDS[kind][3]
+    content = ItemContent.of("image", {"pixels": random_image(height, width, number)})
+    return Item(f"image {number}", offset, (height // square) * (width // square), content)
 
 
-def asked() -> list[Request]:
+def asked(kind: str) -> list[Request]:
     found: list[Request] = []
     for number, shown in enumerate([(0,), (0, 1), (1, 0), (2, 2, 3), ()]):
         tokens, items = [7, 30, 2 + number // 3], list[Item]()
         for which in shown:
-            items.append(picture(which, len(tokens)))
-            tokens += [IDS["<image>"]] * LENGTH + [40 + which]
-        found.append(Request(f"r{number}", tokens, 9, items=tuple(items)))  # pyright: ignore[reportArgumentType]
+            items.append(picture(kind, which, len(tokens)))
+            tokens += [KINDS[kind][2]] * items[-1].length + [40 + which]
+        fields: dict[str, Any] = {"n": 2} if number == 2 else {}
+        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))  # pyright: ignore[reportArgumentType]
     return found
 
 
-def on_cpu() -> dict[str, Any]:
-    model, scheduler = Model.load(source()), Scheduler.create(**SETTINGS)
+def on_cpu(kind: str) -> dict[str, Any]:
+    model, scheduler = Model.load(source(kind)), Scheduler.create(**SETTINGS)
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len
     runner = TorchRunner(model, kv, load("sdpa"), Ngram(config.speculation), *sizes)
     assert model.images is not None
     store = EncoderStore(model.images, torch.zeros(ROWS, model.images.width))
-    runner.use_items(ResidentItems(store))
-    return drive(scheduler, runner, asked())
+    square = model.images.square
+    runner.use_items(ResidentItems(store, Coordinates(sizes[0], square) if square else None))
+    return drive(scheduler, runner, asked(kind))
 
 
-def test_tokens_are_those_of_the_cpu() -> None:
-    expected = on_cpu()
-    model = CudaModel.load(source(), 64, torch.float32, item_rows=ROWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_cpu(kind: str) -> None:
+    expected = on_cpu(kind)
+    model = CudaModel.load(source(kind), 64, torch.float32, item_rows=ROWS)
     assert model.images is not None
-    ways = {**WAYS, "little room": {"max_num_encoder_input_tokens": 4, "encoder_cache_size": 5}}
+    model.images.rehearse(ROWS)
+    ways = {**WAYS, "little room": {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}}
     ways["drafted, ahead"] = {"num_speculative_tokens": 2, "depth": 3}
     for way, how in ways.items():
         changes = {"depth": 1, **how}
@@ -80,5 +94,5 @@ def test_tokens_are_those_of_the_cpu() -> None:
         runner = gpu_runner(model, scheduler)
         runner.use_items(CudaItems(model.images, model, runner.state))
         runner.warm("drafted" in way)
-        assert drive(scheduler, runner, asked(), depth) == expected, way
+        assert drive(scheduler, runner, asked(kind), depth) == expected, way
         assert np.all(runner.state.tokens.cpu().numpy() < model.first_item_id)

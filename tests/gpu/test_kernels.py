@@ -1,5 +1,6 @@
 """Kernels that do the work of several, against those several."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ try:
     from paceline.runner.attention.triton import Triton
     from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
     from paceline.runner.cuda.kernels.split_k import SplitKLinear
-    from paceline.runner.cuda.model import rotary_table
+    from paceline.runner.cuda.turns import rotary_table
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -53,6 +54,13 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(stored, kv.content, rtol=tolerance, atol=1e-6)
         assert not torch.equal(stored, before)
+        by_row = replace(turn, turns=turns[batch.position.long()], is_by_row=True)
+        kv.content.copy_(before)
+        assert torch.equal(held.attend_new(qkv, by_row, layer, window, 0.09), got)
+        assert torch.equal(kv.content, stored)
+        again = qkv.clone()
+        rotate_and_store(again, by_row, DeferredNorm(again, 0.0, 0), batch.position, at, kv, layer)
+        assert torch.equal(again, apart)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16, 24, 33, 64, 97, 128])

@@ -28,6 +28,13 @@ from tests.runner.test_resident_items import TIGHT_ENCODER, asked, outputs, plai
 
 SMALL_STEPS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_speculative_tokens": 1}
 
+FEW_BLOCKS = {
+    **SMALL_STEPS,
+    "max_num_batched_tokens": 8,
+    "num_blocks": 5,
+    "speculation": "fixed",
+}
+
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +42,18 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
     monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
+
+
+def image_runner(model: CudaModel, scheduler: Scheduler) -> CudaRunner:
+    config = scheduler.config
+    kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
+    sizes = config.step.max_num_seqs, config.step.max_model_len, config.step.max_num_batched_tokens
+    runner = CudaRunner(model, kv, load("triton"), Ngram(config.speculation), RunnerSizes(*sizes))
+    assert not runner.capabilities.items
+    assert model.images is not None
+    runner.use_items(CudaItems(model.images, model, runner.state))
+    assert runner.capabilities.items
+    return runner
 
 
 def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -46,14 +65,7 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     sizes = config.encoder_capacity, AdapterSizes(1, 4)
     with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
         model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", *sizes)
-    kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
-    runner = CudaRunner(
-        model, kv, load("triton"), Ngram(config.speculation), RunnerSizes(2, 64, 16)
-    )
-    assert not runner.capabilities.items
-    assert model.images is not None
-    runner.use_items(CudaItems(model.images, model, runner.state))
-    assert runner.capabilities.items
+    runner = image_runner(model, scheduler)
     adapter = write_adapter(tmp_path, checkpoint.config, target_modules=".*text_model.*proj")
     host = runner.host_adapters
     assert host is not None
@@ -65,3 +77,24 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert got == {"r0": plain_outputs("SmolVLM")["r0"][:2], "r1": due["r1"]}
     assert scheduler.stats.encoded == 8
     assert int(runner.state.tokens.max()) < model.first_item_id, "ids of rows are left behind"
+
+
+def test_positions_have_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunked prompts that share a prefix, with drafts, in a tight pool. The third request has
+    no image, and the slot of another that had one."""
+    use_host(monkeypatch)
+    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **FEW_BLOCKS})
+    checkpoint, rows = (
+        open_checkpoint(image_model("Qwen2_5_VL").folder),
+        TIGHT_ENCODER["encoder_cache_size"],
+    )
+    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
+        model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", rows)
+    runner = image_runner(model, scheduler)
+    one, _, _, _, text = (replace(one, max_tokens=4) for one in asked("Qwen2_5_VL"))
+    got = drive(scheduler, runner, [one, replace(one, id="again"), text], depth=2)
+    due = {name: tokens[:4] for name, tokens in plain_outputs("Qwen2_5_VL").items()}
+    assert got == {"r0": due["r0"], "again": due["r0"], "r4": due["r4"]}
+    assert scheduler.stats.prefix_hits
+    assert scheduler.stats.preemptions, "the pool was not tight"
+    assert scheduler.stats.drafted

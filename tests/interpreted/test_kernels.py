@@ -1,5 +1,7 @@
 """Kernels that do the work of several, against those several."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
-from paceline.runner.cuda.model import rotary_table
+from paceline.runner.cuda.turns import rotary_table
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.rope import Rope, frequencies
 from tests.interpreted.test_attention import store_for
@@ -36,6 +38,13 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
     assert not torch.equal(stored, before)
+    by_row = replace(turn, turns=turns[batch.position.long()], is_by_row=True)
+    kv.content.copy_(before)
+    assert torch.equal(held.attend_new(qkv, by_row, 1, window, 0.3, cap), got)
+    assert torch.equal(kv.content, stored)
+    again = qkv.clone()
+    rotate_and_store(again, by_row, DeferredNorm(again, 0.0, 0), batch.position, at, kv, 1)
+    assert torch.equal(again, apart)
 
 
 @pytest.mark.parametrize(("rows", "is_biased"), [(5, False), (70, True)])

@@ -23,6 +23,7 @@ from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
+from paceline.images.processor import image_item
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
@@ -33,6 +34,7 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.settings import sort_settings
+from tests.golden.image_models import QWEN, random_image
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
@@ -114,7 +116,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
     masks, adapters = settings.pop("masks", None), settings.pop("adapters", NO_ADAPTERS)
-    config = tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
+    config = settings.pop("config", None)
+    config = config or tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
     rest, own = sort_settings({**SETTINGS, **settings})
     # Another number of heads and of layers: its kernels are others.
     smaller = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -165,6 +168,37 @@ def test_requests_compile_nothing(architecture: str, way: str, launches: Launche
     for one in requests[:6]:
         drive(scheduler, runner, [one], 2, masks)
     drive(scheduler, runner, requests[6:], 2, masks)
+    assert launches.seen - ready == set()
+
+
+def image_config() -> ModelConfig:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    text = {**QWEN["text_config"], **SHAPE, "rope_parameters": rope}
+    vision = {**QWEN["vision_config"], "out_hidden_size": SHAPE["hidden_size"]}
+    kind = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+    return ModelConfig.of_hf({**QWEN, **kind, "text_config": text, "vision_config": vision})
+
+
+def with_image(request: Request, random: Random) -> Request:
+    """The request with an image at the beginning of its prompt, or soon after."""
+    rows, columns = random.randrange(1, 4), random.randrange(1, 4)
+    pixels = random_image(8 * rows, 8 * columns, rows)
+    item = image_item(pixels, random.choice([0, 3]), rows * columns)
+    prompt = [1] * item.offset + [127] * item.length + request.prompt[:80].tolist()
+    return replace(request, prompt=prompt, items=(item,))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # towers run on this CPU
+def test_prompts_with_images_compile_nothing(launches: Launches) -> None:
+    """In a model whose positions have rows and columns; some requests have no image."""
+    scheduler, runner = assembled(config=image_config(), encoder_cache_size=32)
+    random, ready = Random(3), set(launches.seen)
+    plain = [replace(one, constraint=None) for one in random_requests(random)]
+    requests = [with_image(one, random) if random.random() < 0.7 else one for one in plain]
+    for one in requests[:4]:
+        drive(scheduler, runner, [one], 2)
+    drive(scheduler, runner, requests[4:], 2)
+    assert scheduler.stats.encoder_hits
     assert launches.seen - ready == set()
 
 

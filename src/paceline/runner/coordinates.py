@@ -44,11 +44,20 @@ def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
     return found
 
 
+def request_coordinates(request: Request, square: int) -> I64:
+    """The same of a request with images, and of the first token behind its prompt. `square` is the
+    number of pixels along each side of what becomes one embedding."""
+    images: list[ImagePlace] = []
+    for item in request.items:
+        assert item.content is not None, "an image without pixels"
+        height, width = item.content[PIXELS].shape[:2]
+        images.append(ImagePlace(item.offset, height // square, width // square))
+    return prompt_coordinates(len(request.prompt) + 1, images)
+
+
 class Coordinates:
     """The coordinates of positions in slots. Behind a prompt with images, each position is as far
     from its place as the last one of the prompt.
-
-    `square` is the number of pixels along each side of what becomes one embedding.
     """
 
     def __init__(self, slots: int, square: int, device: torch.device | str = "cpu") -> None:
@@ -59,8 +68,7 @@ class Coordinates:
     def admit(self, slot: int, request: Request) -> None:
         self.release(slot)
         if request.items:
-            # One more position than the prompt has: that of the first token behind it.
-            table = prompt_coordinates(len(request.prompt) + 1, self._images(request))
+            table = request_coordinates(request, self._square)
             self._prompts[slot] = torch.from_numpy(table).to(self._shift.device)
             self._shift[slot] = int(table[-1, 0]) - len(request.prompt)
 
@@ -84,12 +92,4 @@ class Coordinates:
                 continue
             known = table[first : first + starts[row + 1] - starts[row]]
             found[starts[row] : starts[row] + len(known)] = known
-        return found
-
-    def _images(self, request: Request) -> list[ImagePlace]:
-        found: list[ImagePlace] = []
-        for item in request.items:
-            assert item.content is not None, "an image without pixels"
-            height, width = item.content[PIXELS].shape[:2]
-            found.append(ImagePlace(item.offset, height // self._square, width // self._square))
         return found

@@ -1,6 +1,9 @@
 """Encoders of images, as the store of embeddings sees them."""
 
+from collections.abc import Sequence
+
 import pytest
+from torch import Tensor
 
 from paceline.runner.vision.image_encoder import Tile
 from tests.golden.image_models import image_model
@@ -15,14 +18,26 @@ def test_sizes_of_images(name: str, square: int, tile: Tile | None) -> None:
     assert (found.width, found.square, found.tile) == (32, square, tile)
 
 
-def test_a_rehearsal_encodes_as_many_images_as_a_step_may() -> None:
-    found = image_model("SmolVLM").ours().images
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SmolVLM", [[(28, 28)], [(28, 28)] * 2]),
+        ("Qwen2_5_VL", [[(8, 16)], [(24, 24)]]),  # one image of squares of eight pixels
+    ],
+)
+def test_a_rehearsal_encodes_as_much_as_a_step_may(name: str, expected: object) -> None:
+    found = image_model(name).ours().images
     assert found is not None
-    seen: list[int] = []
-    tower, found.tower = found.tower, lambda images: seen.append(len(images)) or []
+    seen: list[list[tuple[int, ...]]] = []
+
+    def encoded(images: Sequence[Tensor]) -> list[Tensor]:
+        seen.append([tuple(image.shape[:2]) for image in images])
+        return []
+
+    tower, found.tower = found.tower, encoded
     try:
         for embeddings in (2, 9):
             found.rehearse(embeddings)
     finally:
         found.tower = tower
-    assert seen == [1, 2]
+    assert seen == expected

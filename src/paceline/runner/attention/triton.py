@@ -25,6 +25,7 @@ TILE, SHORT = 64, 32  # cells: with very many or very few contexts, shorter tile
 STAGES = 3  # tiles in flight
 FEW_DIMS = 128  # head size up to which two warps are enough
 FEW = 2048  # positions, up to which longer tiles of keys are faster
+ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # to keys that are in the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class DecodeAttention:
         sinks: Tensor | None,
     ) -> None:
         how = layer, window, scale, cap, sinks
-        self._run(out, query, (query, query, 0.0), how, {"NEW": False, "NORMED": False})
+        self._run(out, query, (query, query, 0.0), how, ATTENDING)
 
     def _run(
         self,
@@ -228,7 +229,7 @@ class FusedDecodeAttention(DecodeAttention):
         heads = total - 2 * self._kv.kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         given = turn.turns, qkv if turn.factor is None else turn.factor, turn.floor
-        sizes = {"NEW": True, "NORMED": turn.factor is not None}
+        sizes = {"NEW": True, "NORMED": turn.factor is not None, "BY_ROW": turn.is_by_row}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
 

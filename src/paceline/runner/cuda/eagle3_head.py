@@ -12,8 +12,9 @@ from paceline.runner.cuda.kernels.layers import (
     normalized,
     rotate_and_store,
 )
-from paceline.runner.cuda.model import CudaMLP, rotary_table
+from paceline.runner.cuda.model import CudaMLP
 from paceline.runner.cuda.products import ResidualLinear
+from paceline.runner.cuda.turns import rotary_table
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, LinearKind

@@ -1,7 +1,7 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,6 +17,7 @@ from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.mixture import CudaMixture
 from paceline.runner.cuda.products import NormedLinear, ResidualLinear
+from paceline.runner.cuda.turns import TurnTable
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.layer_inputs import LayerInputs
@@ -25,7 +26,6 @@ from paceline.runner.layers.stack import STORED
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
-from paceline.runner.models.rope import Rope
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
@@ -37,6 +37,7 @@ CUDA = BackendSupport(
             "embedding_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
+            "layers.attention.rope.axes",
             "layers.attention.head_norms",
             "layers.attention.window",
             "layers.attention.score_cap",
@@ -54,6 +55,7 @@ CUDA = BackendSupport(
             "layers.mlp.clamp",
             "vision",
             "vision=siglip",
+            "vision=qwen",
         }
     ),
     one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
@@ -90,6 +92,7 @@ class CudaLayerContext:
     kv: KVStore
     attention: Prepared
     places: Tensor | None  # [positions]; of adapters; None: no position has one
+    turns: Mapping[TurnTable, Tensor]  # of positions with coordinates: [positions, 2, head_dim / 2]
 
 
 class CudaLayer:
@@ -100,7 +103,7 @@ class CudaLayer:
         factory: LayerFactory,
         spec: LayerSpec,
         layer: int,
-        turns: Tensor,
+        turns: TurnTable,
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
@@ -111,10 +114,10 @@ class CudaLayer:
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMixture(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
-        self._turn = HeadRotation(turns, None, 0.0)
+        self._turns, self._turn = turns, HeadRotation(turns.by_place, None, 0.0)
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
-            self._turn = HeadRotation(turns, factor, attention.head_norms.floor)
+            self._turn = HeadRotation(turns.by_place, factor, attention.head_norms.floor)
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -124,13 +127,15 @@ class CudaLayer:
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
         places, is_few = step.places, takes(*hidden.shape) and step.places is None
         turning = attention if is_few and isinstance(attention, RotatingAttention) else None
+        turn, own = self._turn, step.turns.get(self._turns)
+        turn = turn if own is None else replace(turn, turns=own, is_by_row=True)
         found, late = self._qkv(hidden, places)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:
-            seen = turning.attend_new(qkv, self._turn, *how)
+            seen = turning.attend_new(qkv, turn, *how)
         else:
             cells = step.cells[step.kv.groups.group[self._layer]]
-            rotate_and_store(qkv, self._turn, late, step.position, cells, step.kv, self._layer)
+            rotate_and_store(qkv, turn, late, step.position, cells, step.kv, self._layer)
             seen = attention.attend(qkv[:, : spec.heads], *how)
         seen = seen.view(n, -1)
         if wanted is not None:
@@ -155,14 +160,6 @@ class CudaMLP:
     def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
         """Add the MLP of the residual stream to it."""
         self._down(hidden, self._gate_up.gated(hidden, self._is_silu, places), places)
-
-
-def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tensor:
-    """Return cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
-    each = torch.arange(positions, device=device, dtype=torch.float32)
-    angle = each[:, None] * torch.tensor(rope.frequencies, device=device)
-    turns = torch.stack((angle.cos(), angle.sin()), dim=1)
-    return turns.mul_(torch.tensor(rope.amplitudes, device=device))
 
 
 class CudaModel:
@@ -193,9 +190,10 @@ class CudaModel:
         self._embedding = table
         self.item_table = table[self.first_item_id :]
         turns = {
-            rope: rotary_table(rope, max_model_len + 1, factory.device)
+            rope: TurnTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
         }
+        self._turns = tuple(turns.values())
         self._layers = [
             CudaLayer(factory, one, layer, turns[one.attention.rope], self._beside(layer))
             for layer, one in enumerate(spec.layers)
@@ -238,13 +236,23 @@ class CudaModel:
         values of all positions are in the store afterwards, in these cells [groups, positions],
         and what some layers read in `inputs`."""
         hidden = F.embedding(batch.tokens, self._embedding)
-        step = CudaLayerContext(batch.position, cells.unbind(), kv, attention, batch.adapters)
+        turns = self._turned(batch.coordinates)
+        step = CudaLayerContext(
+            batch.position, cells.unbind(), kv, attention, batch.adapters, turns
+        )
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, step, wanted if number == last else None)
         return hidden
+
+    def _turned(self, coordinates: Tensor | None) -> Mapping[TurnTable, Tensor]:
+        """The turns of positions by table, where they depend on coordinates."""
+        if coordinates is None:
+            return {}
+        found = ((table, table.of(coordinates)) for table in self._turns)
+        return {table: turns for table, turns in found if turns is not None}
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id, as the residual stream begins, [vocab, width]."""

@@ -87,7 +87,8 @@ class CudaRunner:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
         are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
-        state = self.state = CudaState(slots, max_model_len, kv, model.adapters)
+        square = 0 if model.images is None else model.images.square
+        state = self.state = CudaState(slots, max_model_len, kv, model.adapters, square)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)

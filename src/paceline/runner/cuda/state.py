@@ -10,6 +10,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapted_products import AdapterRoom
 from paceline.runner.cuda.adapters import CudaAdapters
 from paceline.runner.cuda.batch import BatchWithLengths
+from paceline.runner.cuda.coordinates import CudaCoordinates
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.staging import ALIGNED, Staging
 from paceline.runner.kv_store import KVStore
@@ -27,9 +28,15 @@ class CudaState:
     """
 
     def __init__(
-        self, slots: int, max_model_len: int, kv: KVStore, room: AdapterRoom | None = None
+        self,
+        slots: int,
+        max_model_len: int,
+        kv: KVStore,
+        room: AdapterRoom | None = None,
+        square: int = 0,
     ) -> None:
-        """With `room`, sequences may have adapters."""
+        """With `room`, sequences may have adapters. With `square`, positions have coordinates:
+        each embedding of an image stands for so many pixels along each side."""
         device = kv.content.device
         # Tables of all groups begin at multiples of 16 bytes, for which kernels are compiled.
         width = -(-max_model_len // (kv.block_size * ALIGNED)) * ALIGNED
@@ -42,12 +49,17 @@ class CudaState:
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.adapters = None if room is None else CudaAdapters(room, slots, device)
+        self._coordinates = None
+        if square:
+            self._coordinates = CudaCoordinates(slots, max_model_len + 1, square, device)
 
     # -- changes that come with a plan --------------------------------------
 
     def apply(self, plan: Plan) -> None:
         if self.adapters is not None:
             self.adapters.apply(plan)
+        if self._coordinates is not None:
+            self._coordinates.apply(plan)
         if plan.admitted:
             self._admit(plan.admitted)
         for group, grown in enumerate((plan.grown, *plan.grown.more)):
@@ -136,10 +148,10 @@ class CudaState:
         table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
         places = self.places(owner) if self.is_adapted(rows.slot) else None
+        more = None, places, self.coordinates(owner, at)  # no items: their positions have ids
         if is_moving:
-            return Batch(*columns, adapters=places), cells, row_slot
-        batch = BatchWithLengths(*columns, adapters=places, starts=starts, contexts=contexts)
-        return batch, cells, row_slot
+            return Batch(*columns, *more), cells, row_slot
+        return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot
 
     def advance(self, slot: Tensor, context: Tensor) -> None:
         self.position[slot] = context
@@ -159,6 +171,17 @@ class CudaState:
         """The places of the adapters of slots, -1 where there is none."""
         assert self.adapters is not None
         return self.adapters.column.index_select(0, slot)
+
+    # -- coordinates --------------------------------------------------------
+
+    @property
+    def has_coordinates(self) -> bool:
+        """Whether a position is more than one number."""
+        return self._coordinates is not None
+
+    def coordinates(self, slot: Tensor, position: Tensor) -> Tensor | None:
+        """The coordinates of positions in slots, [n] each: [n, axes]; None: each is its place."""
+        return None if self._coordinates is None else self._coordinates.of(slot, position)
 
     # -- steps with drafts --------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -40,10 +41,17 @@ class ImageEncoder:
         return self.tower([torch.from_numpy(item[PIXELS].copy()) for item in items])
 
     def rehearse(self, embeddings: int) -> None:
-        """Encode as many images as have so many embeddings, to see what memory that takes."""
+        """Encode as many images as have so many embeddings, to see what memory that takes. Where
+        images have any size, it is one, since the tower takes one at a time."""
         if (tile := self.tile) is not None:
-            blank = torch.zeros(tile.side, tile.side, CHANNELS, dtype=torch.uint8)
-            self.tower([blank] * max(1, embeddings // tile.embeddings))
+            self.tower([blank(tile.side, tile.side)] * max(1, embeddings // tile.embeddings))
+        elif self.square:
+            rows = max(1, isqrt(embeddings))
+            self.tower([blank(rows * self.square, embeddings // rows * self.square)])
+
+
+def blank(height: int, width: int) -> Tensor:
+    return torch.zeros(height, width, CHANNELS, dtype=torch.uint8)
 
 
 def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | None:

@@ -122,6 +122,7 @@ class DecodeGraphs:
             write_cell=cells,
             sample_at=self._row_start[:rows],
             adapters=state.places(slot) if is_adapted else None,
+            coordinates=state.coordinates(slot, position),
         )
         if rows not in self._held:
             self._held[rows] = self._attention.prepare_graph(

@@ -221,9 +221,15 @@ class MixedGraphs:
         )
         lines = min(self._extent.lines, positions)
         sample_at = columns[SAMPLE_AT, :lines]
-        places = self._places(positions, rows) if is_adapted else None
+        places = coordinates = None
+        if is_adapted or state.has_coordinates:
+            owner = self._owners(positions, rows)
+            places = state.places(owner) if is_adapted else None
+            coordinates = state.coordinates(owner, position)
         batch = Batch(
-            tokens, position, starts, context[:rows], table, cells, sample_at, adapters=places
+            *(tokens, position, starts, context[:rows], table, cells, sample_at),
+            adapters=places,
+            coordinates=coordinates,
         )
         if positions not in self._held:
             longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
@@ -239,12 +245,12 @@ class MixedGraphs:
         hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
         self._hidden[:lines].copy_(hidden)
 
-    def _places(self, positions: int, rows: int) -> Tensor:
-        """The places of the adapters of positions; those after the last row have any place."""
+    def _owners(self, positions: int, rows: int) -> Tensor:
+        """The slots of positions; those after the last row have any slot."""
         slot, starts = self._columns[SLOTS, :rows], self._columns[STARTS, 1 : rows + 1]
         each = torch.arange(positions, dtype=torch.int32, device=slot.device)
         row = torch.searchsorted(starts, each, right=True).clamp(max=rows - 1)
-        return self._state.places(slot.index_select(0, row))
+        return slot.index_select(0, row)
 
     def _samples(self, rows: int, masks: LogitMasks | None = None) -> None:
         state, ids = self._state, self.ids[:rows]

@@ -47,6 +47,7 @@ def decode(
     SINKS: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
+    BY_ROW: tl.constexpr,
 ):
     """Rows of one position each; if bounded, only the first `bounds[0]` of them.
 
@@ -112,7 +113,11 @@ def decode(
         peak = tl.where(is_first, sink * 1.4426950408889634, peak)
         total = tl.where(is_first, 1.0, total)
     if NEW:
-        angle = turns + (end - 1).to(tl.int64) * DIM
+        if BY_ROW:
+            place = row
+        else:
+            place = end - 1
+        angle = turns + place.to(tl.int64) * DIM
         q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)

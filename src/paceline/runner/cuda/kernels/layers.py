@@ -85,6 +85,7 @@ class HeadRotation:
     turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
     factor: Tensor | None  # [heads + kv_heads, head_dim]; of a norm, if there is one
     floor: float  # the smallest length that the norm divides by
+    is_by_row: bool = False  # `turns` has those of the positions of this step, in their order
 
 
 def rotate_and_store(
@@ -121,6 +122,7 @@ def rotate_and_store(
         HALF=dim // 2,
         PLACES=_power(dim // 2),
         NORMED=turn.factor is not None,
+        BY_ROW=turn.is_by_row,
         STREAM=late.width,
         STREAM_PLACES=late.places,
         num_warps=2 if late.width <= WIDE else 4,
@@ -220,6 +222,7 @@ def _rotate_and_store(
     HALF: tl.constexpr,
     PLACES: tl.constexpr,
     NORMED: tl.constexpr,
+    BY_ROW: tl.constexpr,
     STREAM: tl.constexpr,
     STREAM_PLACES: tl.constexpr,
 ):
@@ -245,7 +248,11 @@ def _rotate_and_store(
             high = (
                 high / length * tl.load(factor + spot + HALF, mask=mask, other=0.0).to(tl.float32)
             )
-        turn = turns + tl.load(position + index).to(tl.int64) * DIM + places
+        if BY_ROW:
+            place = index
+        else:
+            place = tl.load(position + index)
+        turn = turns + place.to(tl.int64) * DIM + places
         cos = tl.load(turn, mask=places < HALF, other=0.0)[None, :]
         sin = tl.load(turn + HALF, mask=places < HALF, other=0.0)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
