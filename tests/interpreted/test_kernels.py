@@ -1,7 +1,5 @@
 """Kernels that do the work of several, against those several."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -38,13 +36,28 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
     assert not torch.equal(stored, before)
-    by_row = replace(turn, turns=turns[batch.position.long()], is_by_row=True)
-    kv.content.copy_(before)
-    assert torch.equal(held.attend_new(qkv, by_row, 1, window, 0.3, cap), got)
-    assert torch.equal(kv.content, stored)
-    again = qkv.clone()
-    rotate_and_store(again, by_row, DeferredNorm(again, 0.0, 0), batch.position, at, kv, 1)
-    assert torch.equal(again, apart)
+
+
+def test_positions_have_turns_of_their_own() -> None:
+    """They do not depend on where a position is in its sequence."""
+    heads, kv_heads, dim = 4, 2, 16
+    batch, blocks = rows_of([(1, 2), (1, 20)], 16)
+    kv = store_for(heads, kv_heads, dim, blocks, 16)
+    at, qkv = cells_of(batch, kv), torch.randn(2, heads + 2 * kv_heads, dim)
+    turns = rotary_table(Rope.plain(frequencies(100.0, 16)), 32, "cpu")
+    by_place = HeadRotation(turns, None, 0.0)
+    by_row = HeadRotation(turns[batch.position.long()], None, 0.0, is_by_row=True)
+    held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
+    found: list[torch.Tensor] = []
+    for turn in (by_place, by_row):
+        apart = qkv.clone()
+        rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
+        found += apart, kv.content.clone()
+        kv.content.copy_(before)
+        found += held.attend_new(qkv, turn, 1, None, 0.3), kv.content.clone()
+        kv.content.copy_(before)
+    for one, other in zip(found[:4], found[4:], strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("rows", "is_biased"), [(5, False), (70, True)])
