@@ -20,9 +20,9 @@ def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
     has_vision = traits_of(architecture).vision is not None
     whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
-    names = [name for name in dir(transformers) if name.lower() == whole]
+    names = {name for name in transformers.__all__ if name.lower() == whole}
     assert len(names) == 1, f"transformers has no model to compare {architecture!r} with"
-    return getattr(transformers, names[0])
+    return getattr(transformers, names.pop())
 
 
 def known_of(case: Case, entries: dict[str, Any]) -> dict[str, Any]:
