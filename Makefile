@@ -7,6 +7,10 @@ USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
 # Python compiles what it imports; to compile every file of torch and others takes a minute more.
 INSTALL := $(PIP) install --no-compile
+# Dynamo without its dependencies: the tests have those that a worker and the frontend need, and one
+# of the others cannot be had from the package index alone.
+DYNAMO := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*project["optional-dependencies"]["dynamo"])
 
 .PHONY: run test docs clean
 
@@ -41,4 +45,5 @@ $(VENV)/.run-stamp: pyproject.toml
 $(VENV)/.test-stamp: $(VENV)/.run-stamp
 	@echo "Installing the tools of the tests"
 	@$(INSTALL) -e '.[serve,dev]'
+	@$(INSTALL) --no-deps $$($(VENV)/bin/python -c '$(DYNAMO)')
 	@touch $@

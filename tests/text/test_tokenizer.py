@@ -145,3 +145,16 @@ def test_a_conversation_is_rendered_as_in_transformers() -> None:
         tokenizer.apply_chat_template(chat, tokenize=True)  # type: ignore[arg-type]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
     assert Tokenizer(Vocabulary(byte_level(), None, (), None)).eos_token_id is None
+
+
+@pytest.mark.parametrize("tools", [None, "{{ tools }}"])
+def test_a_tokenizer_is_written_as_it_was_read(tmp_path: Path, tools: str | None) -> None:
+    vocabulary = Vocabulary(byte_level(), 0, (1,), "{{ messages }}", tool_template=tools)
+    ours = Tokenizer(vocabulary)
+    for name, text in ours.files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    read = Tokenizer.load(tmp_path)
+    assert (read.chat_template, read.tool_template) == ("{{ messages }}", tools)
+    assert (read.bos, read.eos) == (0, (1,))
+    for text in random_texts(20):
+        assert read.encode(text) == ours.encode(text)

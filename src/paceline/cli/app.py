@@ -11,6 +11,7 @@ from paceline.cli.command import command, group
 COMMANDS = {
     "demo": "Start a server with the default model and ask it a question.",
     "serve": "Start an OpenAI-compatible server.",
+    "serve-dynamo": "Serve a model as a worker of NVIDIA Dynamo.",
     "chat": "Chat with a model in this process, or with --url on a server.",
     "complete": "Complete one prompt, or with --chat answer one message.",
     "run-batch": "Answer a file of requests in the format of the OpenAI Batch API.",

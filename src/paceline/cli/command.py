@@ -16,7 +16,7 @@ from paceline.cli.setting_flags import Settings
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: the command failed; it was used wrongly
-EXTRAS = {"matplotlib": "plot"}  # modules that are not in the extra `serve`
+EXTRAS = {"dynamo": "dynamo", "matplotlib": "plot"}  # modules that are not in the extra `serve`
 LOOKS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # What typer writes into help, and what people read more easily.
 REWRITTEN = (

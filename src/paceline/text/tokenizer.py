@@ -1,5 +1,6 @@
 """Encodes text to token ids and decodes it, for all vocabulary files."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -96,6 +97,23 @@ class Tokenizer:
         if chat_template is not None:
             found = replace(found, chat_template=chat_template, tool_template=None)
         return cls(found)
+
+    def files(self) -> dict[str, str]:
+        """What `tokenizer.json` and `tokenizer_config.json` contain, as transformers reads them."""
+        template: Any = self.chat_template
+        if self.tool_template is not None:
+            named = {"default": self.chat_template, "tool_use": self.tool_template}
+            template = [{"name": name, "template": one} for name, one in named.items()]
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": self.bos_token or None,
+            "eos_token": self.eos_token or None,
+            "chat_template": template,
+        }
+        return {
+            "tokenizer.json": self._backend.to_str(),
+            "tokenizer_config.json": json.dumps(config),
+        }
 
     @cached_property
     def longest(self) -> int:

@@ -1,9 +1,9 @@
-"""NVIDIA Dynamo's selection service as a consumer. It is large, and no dependency of the tests:
-`pip install --no-deps ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1` lets them run."""
+"""NVIDIA Dynamo's selection service as a consumer."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from socket import socket
 from time import monotonic
 from typing import Any
@@ -15,7 +15,7 @@ from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Question
 from tests.engine.kv_events.support import Endpoints, build
 
-dynamo = pytest.importorskip("dynamo.llm", reason="Dynamo is not installed")
+dynamo: Any = import_module("dynamo.llm")
 
 PATIENCE_S, SIZE = 20.0, 4
 

@@ -1,0 +1,3 @@
+from typing import Any
+
+def token_ids_to_list(value: Any) -> list[int]: ...
