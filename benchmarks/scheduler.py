@@ -1,4 +1,5 @@
-"""Measure the scheduler, beside vLLM's on the same requests; one JSON line per case.
+"""Measure the scheduler, beside vLLM's on the same requests, and beside ours in vLLM; one JSON line
+per case.
 
 Run `python benchmarks/scheduler.py --peer VENV/bin/python`; without --peer it measures ours alone.
 """
@@ -19,6 +20,7 @@ from worker import Figures, Line, Worker
 HERE = Path(__file__).resolve().parent
 OURS = HERE / "ours.py"
 PEER = HERE / "peers" / "vllm_scheduler" / "bench.py"
+PLUGIN = PEER.with_name("plugin.py")
 RSS_SPEC = "steady:1024"
 
 
@@ -27,7 +29,7 @@ def medians(runs: list[Figures]) -> Figures:
 
 
 def alternate(spec: str, workers: dict[str, Worker], repeat: int) -> dict[str, list[Figures]]:
-    """Run the sides in turns, so that a busy spell of the machine meets both."""
+    """Run the sides in turns, so that a busy spell of the machine meets all."""
     runs: dict[str, list[Figures]] = {side: [] for side in workers}
     for _ in range(repeat):
         for side, worker in workers.items():
@@ -36,7 +38,7 @@ def alternate(spec: str, workers: dict[str, Worker], repeat: int) -> dict[str, l
 
 
 def line(spec: str, runs: dict[str, list[Figures]]) -> Line:
-    """The medians of one or two sides in one record: `ours_us`, `peer_us`, `ratio` and so on."""
+    """The medians of all sides in one record: `ours_us`, `peer_us`, `ratio` and so on."""
     name, _, number = spec.partition(":")
     head: Line = {"case": name}
     if name in PER_STEP:
@@ -47,6 +49,7 @@ def line(spec: str, runs: dict[str, list[Figures]]) -> Line:
     head |= {f"{side}_{unit}": round(figures[unit], 2) for side, figures in named.items()}
     if "peer" in named:
         head |= ratios(runs, unit)
+        head["plugin_ratio"] = round(named["peer"][unit] / named["plugin"][unit], 2)
     for side, figures in named.items():
         rest = {key: value for key, value in figures.items() if not key.startswith("rss")}
         head |= {f"{side}_{key}": tidy(value) for key, value in rest.items() if key != unit}
@@ -145,7 +148,7 @@ def main() -> None:
     pin()
     pythons = {"ours": (sys.executable, OURS)}
     if args.peer:
-        pythons["peer"] = (args.peer, PEER)
+        pythons |= {"peer": (args.peer, PEER), "plugin": (args.peer, PLUGIN)}
     workers = {side: Worker(*command) for side, command in pythons.items()}
     where = context(workers)
     if args.json:

@@ -144,7 +144,10 @@ def vllm_config(case: Case) -> VllmConfig:
     )
 
 
-def make_scheduler(config: VllmConfig, case: Case) -> Scheduler:
+def make_scheduler(config: VllmConfig, case: Case, kind: Any = None) -> Any:
+    """vLLM's scheduler, or another class of its interface."""
+    if kind is None:
+        kind = AsyncScheduler if case.depth > 1 else Scheduler
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
@@ -153,7 +156,7 @@ def make_scheduler(config: VllmConfig, case: Case) -> Scheduler:
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
-    return (AsyncScheduler if case.depth > 1 else Scheduler)(
+    return kind(
         vllm_config=config,
         kv_cache_config=kv_cache,
         block_size=BLOCK_SIZE,

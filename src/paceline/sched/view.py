@@ -74,6 +74,17 @@ class SchedulerView:
         table, slot = self._state.table, rows.slot
         return np.maximum(table.known[slot], start + 1) - table.prompt[slot]
 
+    def known_tokens(self, request_id: str) -> I32:
+        """Every known token of a live request with a single sequence."""
+        sequence = self._state.live[request_id]
+        return sequence.tokens if sequence.slot < 0 else self.tokens_in(sequence.slot)
+
+    def tokens_in(self, slot: int) -> I32:
+        """Every known token of the sequence in a slot, or of the one that left it since the latest
+        plan."""
+        table = self._state.table
+        return table.tokens[slot, : table.known[slot]]
+
     def life(self, request_id: str) -> list[Moment]:
         """What happened to a live request so far."""
         return self._state.live[request_id].life

@@ -1,6 +1,7 @@
 """In vLLM's form, too, every recorded step is decided as vLLM 0.13.0 decided it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import zip_longest
 
 import pytest
@@ -17,7 +18,7 @@ CHOSEN = [name for name in CASES if int(name[-2:]) % 3 == 0]
 
 
 def limits_of(settings: Settings) -> EngineLimits:
-    return EngineLimits(**settings | {"num_blocks": settings["num_blocks"] + NULL_BLOCKS})
+    return replace(EngineLimits(**settings), num_blocks=settings["num_blocks"] + NULL_BLOCKS)
 
 
 class StepsEngine:

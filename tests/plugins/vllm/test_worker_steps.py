@@ -6,6 +6,7 @@ import pytest
 
 from paceline import Request
 from paceline.core.config import Config
+from paceline.core.errors import StepError
 from paceline.plugins.vllm.worker_steps import WorkerStep, WorkerSteps, Yielded
 
 
@@ -129,6 +130,7 @@ def test_tokens_behind_a_stop_are_cut_and_the_end_is_reported() -> None:
     yielded = commit(steps, steps.plan(0.0), a=[1, 42, 5])
     assert yielded.tokens == [[1, 42]]
     assert [(end.request_id, end.stop_token) for end in yielded.ended] == [("a", 42)]
+    assert yielded.last == [[*range(4), 7, 1, 42]]
     assert steps.finished == {"a"}
     assert steps.plan(0.0).finished == {"a"}
     assert steps.finished == set()
@@ -153,6 +155,23 @@ def test_rows_that_compute_part_of_a_prompt_yield_nothing() -> None:
     yielded = commit(steps, steps.plan(0.0), a=[])
     assert (yielded.ids, yielded.tokens) == ([], [])
     assert commit(steps, steps.plan(0.0), a=[5]).tokens == [[5]]
+
+
+@pytest.mark.parametrize("sampled", [[], [1, 2]])
+def test_a_row_that_samples_must_have_one_token(sampled: list[int]) -> None:
+    steps = make()
+    submit(steps, "a", 4)
+    with pytest.raises(StepError, match="the result of 'a' has"):
+        commit(steps, steps.plan(0.0), a=sampled)
+
+
+def test_known_tokens_are_those_of_running_and_of_waiting_requests() -> None:
+    steps = make(max_num_seqs=1)
+    submit(steps, "a", 3)
+    submit(steps, "b", 2)
+    commit(steps, steps.plan(0.0), a=[7])
+    view = steps.scheduler.view
+    assert [view.known_tokens(name).tolist() for name in "ab"] == [[0, 1, 2, 7], [0, 1]]
 
 
 def test_an_empty_step_reports_what_ended_meanwhile() -> None:

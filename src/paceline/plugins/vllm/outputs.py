@@ -25,7 +25,7 @@ Outputs = dict[int, list[EngineCoreOutput]]  # by client
 
 
 class OutputWriter:
-    """Appends the tokens of each step to vLLM's requests, and writes the outputs.
+    """Writes the tokens of each step as outputs.
 
     Most requests need their tokens and nothing else. `_notable` names the others: those that want
     log-probabilities or have trace headers, and those with `_events` to report.
@@ -37,6 +37,8 @@ class OutputWriter:
         self._events: set[str] = set()
         self._clients: Counter[int] = Counter()  # open requests
         self._refused: list[Request] = []
+        self._ids: list[str] = []  # of the latest step
+        self._cached: list[int] = []  # tokens that each of them found in the prefix cache
         self._finished: defaultdict[int, set[str]] | None = None  # by client
         if include_finished_set:
             self._finished = defaultdict(set)
@@ -82,13 +84,14 @@ class OutputWriter:
         self, yielded: Yielded, found: ModelRunnerOutput, requests: dict[str, Request]
     ) -> Outputs:
         """The outputs of a step by client."""
-        made: list[EngineCoreOutput] = []
-        for request_id, tokens in zip(yielded.ids, yielded.tokens, strict=True):
-            request = requests[request_id]
-            request.append_output_token_ids(tokens)
-            made.append(
-                EngineCoreOutput(request_id, tokens, num_cached_tokens=request.num_cached_tokens)
-            )
+        if yielded.ids is not self._ids:  # steps of a steady decode share it
+            self._ids = yielded.ids
+            self._cached = [requests[request_id].num_cached_tokens for request_id in yielded.ids]
+        columns = zip(yielded.ids, yielded.tokens, self._cached, strict=True)
+        made = [
+            EngineCoreOutput(request_id, tokens, num_cached_tokens=cached)
+            for request_id, tokens, cached in columns
+        ]
         special = self._notable or self._events or yielded.ended or found.prompt_logprobs_dict
         if special or found.num_nans_in_logits:
             by_id = {output.request_id: output for output in made}

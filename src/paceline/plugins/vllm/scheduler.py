@@ -108,6 +108,7 @@ class PacelineScheduler(SchedulerInterface):
         for request_id in [request_ids] if isinstance(request_ids, str) else set(request_ids):
             request = self._requests.get(request_id)
             if request is not None:
+                self._catch_up(request)
                 self._steps.abort(request_id, now)
                 request.status = finished_status
                 self._close(request)
@@ -120,6 +121,14 @@ class PacelineScheduler(SchedulerInterface):
         self._writer.closed(request)
         if self._explain_over_s and self._now() - request.arrival_time > self._explain_over_s:
             logger.info("%s", self.explain(request.request_id))
+
+    def _catch_up(self, request: Request) -> None:
+        """Append to a request the tokens that it has got since the last time.
+
+        Our scheduler has all tokens. Few readers of vLLM's request want them in every step.
+        """
+        known = self._steps.scheduler.view.known_tokens(request.request_id)
+        request.append_output_token_ids(known[request.num_tokens :].tolist())
 
     def _wake_compiled(self, now: float) -> None:
         """Let requests run whose grammar is ready."""
@@ -162,6 +171,8 @@ class PacelineScheduler(SchedulerInterface):
     def _message(self, step: WorkerStep) -> SchedulerOutput:
         """The step for vLLM's workers."""
         requests, later = self._requests, step.later
+        for name in later.absent:
+            self._catch_up(requests[name])
         new = [NewRequestData.from_request(requests[one.id], one.blocks) for one in step.new]
         cached = CachedRequestData(
             req_ids=later.ids,
@@ -230,8 +241,9 @@ class PacelineScheduler(SchedulerInterface):
         written = self._writer.write(yielded, found, self._requests)
         if self._grammatical:
             self._advance_grammars(yielded)
-        for end in yielded.ended:
+        for end, tokens in zip(yielded.ended, yielded.last, strict=True):
             if request := self._requests.get(end.request_id):
+                request.append_output_token_ids(tokens[request.num_tokens :])
                 self._close(request)
         self._stats.verified(yielded)
         stats = self._stats.report(found.cudagraph_stats) if self.log_stats else None
@@ -250,6 +262,7 @@ class PacelineScheduler(SchedulerInterface):
             if request_id not in self._grammatical:
                 continue
             request = self._requests[request_id]
+            request.append_output_token_ids(new)
             # Reasoning parsers look at the tokens from here on.
             request.num_computed_tokens = request.num_tokens - len(new)
             if self._grammars.should_advance(request):
@@ -299,6 +312,7 @@ class PacelineScheduler(SchedulerInterface):
             if request := self._requests.get(name):
                 request.status = STATUS[now["state"]]
                 request.num_computed_tokens = now["planned"]
+                self._catch_up(request)
         return self._requests
 
     @property

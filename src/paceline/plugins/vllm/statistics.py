@@ -2,6 +2,7 @@
 
 # pyright: reportMissingModuleSource=false
 
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
@@ -16,7 +17,7 @@ class EngineStats:
     def __init__(self, steps: WorkerSteps, num_speculative_tokens: int) -> None:
         self._steps = steps
         self._num_speculative_tokens = num_speculative_tokens
-        self._reported = steps.scheduler.stats.to_dict()
+        self._reported = replace(steps.scheduler.stats)
         self._lookups = PrefixCacheStats()
         self._drafts: SpecDecodingStats | None = None
 
@@ -40,12 +41,14 @@ class EngineStats:
 
     def report(self, cudagraph_stats: Any = None) -> SchedulerStats:
         """What happened since the latest report, and how things stand."""
-        now, before = self._steps.scheduler.stats.to_dict(), self._reported
-        lookups, self._lookups, self._reported = self._lookups, PrefixCacheStats(), now
-        lookups.queries = now["prefix_queries"] - before["prefix_queries"]
-        lookups.hits = now["prefix_hits"] - before["prefix_hits"]
-        lookups.preempted_queries = now["resumed_queries"] - before["resumed_queries"]
-        lookups.preempted_hits = now["resumed_hits"] - before["resumed_hits"]
+        lookups, self._lookups = self._lookups, PrefixCacheStats()
+        if lookups.requests or lookups.preempted_requests:
+            now, before = replace(self._steps.scheduler.stats), self._reported
+            lookups.queries = now.prefix_queries - before.prefix_queries
+            lookups.hits = now.prefix_hits - before.prefix_hits
+            lookups.preempted_queries = now.resumed_queries - before.resumed_queries
+            lookups.preempted_hits = now.resumed_hits - before.resumed_hits
+            self._reported = now
         drafts, self._drafts = self._drafts, None
         return SchedulerStats(
             num_running_reqs=self._steps.running,

@@ -1,8 +1,8 @@
 """Plans as vLLM's workers read them, and what workers return as results of ours."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -78,6 +78,7 @@ class Yielded:
     ids: list[str]  # requests with new tokens
     tokens: list[Tokens]  # of each
     ended: tuple[Ended, ...]
+    last: list[Tokens]  # every token of each request that ended; none if it had no row
     verified: list[tuple[int, int]]  # drafts of a row, and how many were right
 
 
@@ -204,7 +205,16 @@ class WorkerSteps:
             pairs = zip(rows, outputs.count.tolist(), strict=True)
             cut = {ids[row]: found[row][:count] for row, count in pairs if count}
             ids, found = list(cut), list(cut.values())
-        return Yielded(ids, found, outputs.finished, verified)
+        return Yielded(ids, found, outputs.finished, self._last(step, outputs.finished), verified)
+
+    def _last(self, step: WorkerStep, ended: tuple[Ended, ...]) -> list[Tokens]:
+        """Every token of the requests that ended with a step."""
+        if not ended:
+            return []
+        slots = dict(zip(step.named.ids, step.named.rows.slot.tolist(), strict=True))
+        tokens_in = self.scheduler.view.tokens_in
+        names = [end.request_id for end in ended]
+        return [tokens_in(slots[name]).tolist() if name in slots else [] for name in names]
 
 
 def _by_slot(grown: Grown) -> dict[int, list[int]]:
@@ -227,15 +237,14 @@ def _positions(named: NamedRows, drafts: Mapping[str, Tokens]) -> dict[str, int]
 def _result(step: WorkerStep, found: list[Tokens]) -> StepResult:
     """The tokens of each row as a result of the plan."""
     rows = step.plan.rows
-    count = np.fromiter(map(len, found), np.int32, len(found))
-    if not rows.samples.all():
-        count[~rows.samples] = 0
     drafts: I32 | None = None
     if rows.drafts.any():
         drafts = np.array([len(step.drafts.get(name, ())) for name in step.named.ids], np.int32)
-    if count.tobytes() == np.ones_like(count).tobytes():
-        ids = np.fromiter(chain.from_iterable(found), np.int32, len(found)).reshape(-1, 1)
-        return StepResult(ids, count, computed_drafts=drafts)
+    elif rows.samples.all():
+        with suppress(ValueError):  # a row has no token, or several: the commit says which
+            ids = np.array([token for (token,) in found], np.int32).reshape(-1, 1)
+            return StepResult(ids, np.ones(len(found), np.int32))
+    count = np.where(rows.samples, np.array([len(tokens) for tokens in found], np.int32), 0)
     ids = np.full((len(found), max(int(count.max()), 1)), -1, np.int32)
     for row, tokens in enumerate(found):
         ids[row, : count[row]] = tokens[: count[row]]
