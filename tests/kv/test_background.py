@@ -28,3 +28,16 @@ def test_a_load_or_a_copy_that_raises_ends(
     assert engine.load(KEYS, (5, 6)).bad is None
     engine.connector.close()
     assert len(caplog.records) == 4
+
+
+def test_the_first_blocks_of_a_store_that_is_too_large_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine("disk", {"path": str(tmp_path), "pending_mib": 1})
+    monkeypatch.setattr(engine.connector, "_most_pending", engine.store.block_bytes * 3 // 2)
+    assert engine.end(engine.connector.store, transfer(1, KEYS, (1, 2))).bad is None
+    engine.wait(lambda: engine.connector.keep(KEYS) or None)
+    assert engine.offered(KEYS) == 1
+    engine.store_blocks(KEYS[1:], (2,))  # the room is there again
+    assert engine.offered(KEYS) == 2
+    engine.connector.close()

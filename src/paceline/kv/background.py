@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -121,12 +122,14 @@ class BackgroundConnector(Connector):
 
     def store(self, transfer: Transfer) -> None:
         self._take_answers()
-        size = len(transfer.blocks) * self._blocks.block_bytes
-        if not self._takes_content or self._pending + size > self._most_pending:
+        each, room = self._blocks.block_bytes, self._most_pending - self._pending
+        count = min(len(transfer.blocks), room // each) if self._takes_content else 0
+        if not count:
             self._ended.append(TransferEnd(transfer.ticket))
             return
-        self._pending += size
-        self._loader.do(partial(self._copy, transfer, self._cleared))
+        self._pending += count * each
+        first = replace(transfer, blocks=transfer.blocks[:count], keys=transfer.keys[:count])
+        self._loader.do(partial(self._copy, first, self._cleared))
 
     def _copy(self, transfer: Transfer, cleared: int) -> None:
         """Copy the blocks, so that they need not wait until their content is saved."""

@@ -30,7 +30,7 @@ class Disk(BackgroundConnector):
 
     def __init__(self, config: ConnectorConfig) -> None:
         usual = str(cache_folder() / "kv")
-        chosen = options(config, path=usual, max_bytes=USUAL_BYTES, pending_mib=256)
+        chosen = options(config, path=usual, max_bytes=USUAL_BYTES, pending_mib=1024)
         super().__init__(config, chosen["pending_mib"])
         self._path, self._most_bytes = Path(chosen["path"]).expanduser(), chosen["max_bytes"]
         self._known = KnownFiles()

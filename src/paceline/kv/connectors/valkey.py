@@ -42,7 +42,7 @@ class Valkey(BackgroundConnector):
 
     def __init__(self, config: ConnectorConfig) -> None:
         usual = {"url": "redis://127.0.0.1:6379", "timeout_s": 1.0, "retry_s": 5.0}
-        chosen = options(config, ("timeout_s",), **usual, pending_mib=256)
+        chosen = options(config, ("timeout_s",), **usual, pending_mib=1024)
         super().__init__(config, chosen["pending_mib"])
         self._health = ServerHealth(chosen["retry_s"])
         server = chosen["url"], chosen["timeout_s"], self._health
