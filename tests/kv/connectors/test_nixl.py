@@ -149,7 +149,7 @@ def test_an_address_that_was_wrong_does_not_stay(engines: tuple[NixlEngine, Nixl
     decode.connector.close()
 
 
-@pytest.mark.parametrize("host", ["!", "a b", "\ud800", "x" * 5000])
+@pytest.mark.parametrize("host", ["!", "a b", "x" * 5000])
 def test_a_host_that_is_no_address_is_a_miss(
     engines: tuple[NixlEngine, NixlEngine], host: str
 ) -> None:
