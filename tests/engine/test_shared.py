@@ -17,13 +17,13 @@ from tests.engine.support import ask, components, tokenizer
 
 def test_reports_and_limits_are_those_of_all_engines() -> None:
     async def use() -> None:
-        cells, figures = np.zeros((3, Metrics.SIZE)), np.zeros(2)
-        other = Metrics(cells[2])
+        cells, figures = np.zeros((3, 1, Metrics.SIZE)), np.zeros(2)
+        other = Metrics(cells[2, 0])
         other.generated(40)
         other.crashed()
         core = ThreadCore(components(max_num_seqs=4, max_num_queued_reqs=6).engine())
         template = ChatTemplate.of(tokenizer())
-        frontend = Frontend(tokenizer(), template, monotonic, metrics=Metrics(cells[0]))
+        frontend = Frontend(tokenizer(), template, monotonic, metrics=[Metrics(cells[0, 0])])
         async with SharedEngine(core, frontend, cells, figures) as engine:
             await engine.generate(ask("hello", max_tokens=3, ignore_eos=True)).whole()
             figures[:] = 8, 2  # requests that the core has of all front ends; deaths of the core

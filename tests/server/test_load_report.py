@@ -53,16 +53,20 @@ def test_an_answer_has_the_load_if_it_is_asked_for(
 def test_requests_at_the_same_time_ask_the_engine_once() -> None:
     asked = 0
 
-    async def stats() -> Any:
+    async def reports() -> Any:
         nonlocal asked
         asked += 1
         await asyncio.sleep(0)
-        return SimpleNamespace(gauges={"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3})
+        engines = (
+            {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3},
+            {"kv_cache_usage_perc": 0.75, "num_requests_waiting": 0},
+        )
+        return [SimpleNamespace(gauges=one) for one in engines]
 
     async def play() -> None:
-        report = LoadReport(stats)
+        report = LoadReport(reports)
         found = await asyncio.gather(*(report.header("TEXT") for _ in range(5)))
-        expected = b"TEXT named_metrics.kv_cache_usage_perc=0.25, "
+        expected = b"TEXT named_metrics.kv_cache_usage_perc=0.5, "
         assert found == [expected + b"named_metrics.num_requests_waiting=3.0"] * 5
 
     asyncio.run(play())

@@ -8,33 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from paceline.server.scoreboard import SECTIONS, Scoreboard, shared_board, shared_memory
+from paceline.engine.frontend.metrics import Metrics
+from paceline.server.scoreboard import Scoreboard, shared_board, shared_memory
 
 PROGRAM = """
 import sys
 from paceline.server.scoreboard import shared_board
-board = shared_board(int(sys.argv[1]), 1)
+board = shared_board(int(sys.argv[1]), 1, 2)
 board.set_requests(4)
 board.set_connections(9)
-board.own("metrics")[:] += 3
+for one in board.own_metrics:
+    one.cells += 3
 """
 
 
 def test_another_process_writes_a_row_that_this_one_reads() -> None:
-    file = shared_memory(3)
-    owner, first = shared_board(file, -1), shared_board(file, 0)
+    file = shared_memory(3, engines=2)
+    owner, first = shared_board(file, -1, 2), shared_board(file, 0, 2)
     first.set_requests(2)
     first.set_connections(1)
     for _ in range(2):  # the second one continues the counters of the first
         subprocess.run([sys.executable, "-c", PROGRAM, str(file)], pass_fds=[file], check=True)
     assert (owner.requests, first.connections_elsewhere) == (6, 9)
-    assert owner.section("metrics").sum(axis=1).tolist() == [0, 6 * SECTIONS["metrics"], 0]
+    assert owner.metrics.sum(axis=2).tolist() == [[0, 0], [6 * Metrics.SIZE] * 2, [0, 0]]
     pids = first.processes
     assert pids[""] == pids["paceline_front_end_0"] == os.getpid()
     assert len(set(pids.values())) == 2
     owner.clear_gauges(1)
     assert (owner.requests, first.connections_elsewhere) == (2, 0)
-    assert owner.section("metrics").sum() == 6 * SECTIONS["metrics"]
+    assert owner.metrics.sum() == 12 * Metrics.SIZE
     assert "paceline_front_end_1" not in first.processes
     os.close(file)
 

@@ -333,8 +333,8 @@ class AsyncEngine(Protocol):
         """The scheduler's whole state as plain data."""
         ...
 
-    async def stats(self) -> Report:
-        """Everything counted so far."""
+    async def reports(self) -> Sequence[Report]:
+        """Everything counted so far, for each engine."""
         ...
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None: ...
@@ -356,7 +356,11 @@ class AsyncEngine(Protocol):
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool: ...
 
     def healthy(self) -> str | None:
-        """None, or why the engine is not healthy."""
+        """None, or why no engine is healthy."""
+        ...
+
+    def troubles(self) -> Sequence[str]:
+        """Why each engine is not healthy; empty for one that is."""
         ...
 
     @property

@@ -13,8 +13,8 @@ from paceline.engine.streaming import StreamingEngine
 class SharedEngine(StreamingEngine):
     """Its figures and limits are those of all engines together.
 
-    `metrics` has the cells of each front end, a row each. `figures` are two of the core: its
-    requests of all front ends, and how often it died.
+    `metrics` has the cells of each front end and each engine: [front ends, engines, cells].
+    `figures` are two of the core: its requests of all front ends, and how often it died.
     """
 
     def __init__(self, core: Core, frontend: Frontend, metrics: F64, figures: F64) -> None:
@@ -24,7 +24,9 @@ class SharedEngine(StreamingEngine):
     def _open_in_core(self) -> int:
         return max(int(self._core_figures[0]), super()._open_in_core())
 
-    async def stats(self) -> Report:
-        await super().stats()
-        report = Metrics(self._metrics.sum(axis=0)).report(self._figures)
-        return replace(report, crashes=int(self._core_figures[1]))
+    async def stats(self, engine: int = 0) -> Report:
+        figures = await self._figures.of(engine)
+        report = Metrics(self._metrics[:, engine].sum(axis=0)).report(figures)
+        return (
+            report if "crashes" in figures else replace(report, crashes=int(self._core_figures[1]))
+        )

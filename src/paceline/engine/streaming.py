@@ -3,9 +3,9 @@
 from asyncio import (
     AbstractEventLoop,
     Event,
+    gather,
     get_running_loop,
     sleep,
-    timeout,
     to_thread,
     wrap_future,
 )
@@ -33,8 +33,8 @@ from paceline.engine.core.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
 from paceline.engine.core.thread import ThreadCore
+from paceline.engine.engine_figures import EngineFigures
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_reader import PromptReader
@@ -44,7 +44,6 @@ from paceline.text.tokenizer import Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser
 SETTLE_S = 0.01  # between two looks at running requests
-STATS_S = 2.0  # to wait for figures; then `stats` returns the previous ones
 
 
 class StreamingEngine:
@@ -72,7 +71,8 @@ class StreamingEngine:
         frontend.max_model_len = capacity.max_model_len
         frontend.max_num_seqs = capacity.max_num_seqs
         self._max_queued = capacity.max_num_queued_reqs
-        self._figures = first_figures(capacity)  # the latest answer to "gauges"
+        self.engines = capacity.engines  # how many there are
+        self._figures = EngineFigures(self._ask, capacity)
 
     @classmethod
     def of(cls, components: EngineComponents) -> "StreamingEngine":
@@ -122,10 +122,11 @@ class StreamingEngine:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
         running, queued = self._frontend.max_num_seqs, self._max_queued
         opened = self._open_in_core() + self._reader.waiting
-        if opened + requests > running + queued:
+        if opened + requests > (running + queued) * self.engines:
+            each = f" of {self.engines} engines" if self.engines > 1 else ""
             raise QueueFull(
                 f"{opened} requests are open; {requests} more would exceed "
-                f"max_num_seqs ({running}) and max_num_queued_reqs ({queued})"
+                f"max_num_seqs ({running}) and max_num_queued_reqs ({queued}){each}"
             )
 
     def _open_in_core(self) -> int:
@@ -246,16 +247,13 @@ class StreamingEngine:
         """The scheduler's whole state as plain data."""
         return await self._ask("snapshot")
 
-    async def stats(self) -> Report:
-        """All metrics; the latest known figures if the core does not answer."""
-        try:
-            async with timeout(STATS_S):
-                self._figures = await self._ask("gauges")
-        except TimeoutError:
-            pass
-        except EngineFailed:
-            self._figures = self._figures | NO_REQUESTS
-        return self._frontend.metrics.report(self._figures)
+    async def stats(self, engine: int = 0) -> Report:
+        """All metrics of an engine; the latest known figures if its core does not answer."""
+        return self._frontend.engines[engine].report(await self._figures.of(engine))
+
+    async def reports(self) -> Sequence[Report]:
+        """All metrics of each engine."""
+        return await gather(*map(self.stats, range(self.engines)))
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
         """Stop admitting requests ("new"), or stop planning steps as well ("all")."""
@@ -267,7 +265,9 @@ class StreamingEngine:
 
     async def settled(self) -> None:
         """Wait until no request runs, or until `resume`."""
-        while await self.paused() and (await self._ask("gauges"))["running"]:
+        while await self.paused():
+            if not any(one.gauges["num_requests_running"] for one in await self.reports()):
+                return
             await sleep(SETTLE_S)
 
     async def resume(self) -> None:
@@ -291,6 +291,10 @@ class StreamingEngine:
     def healthy(self) -> str | None:
         """None, or why the engine is not healthy."""
         return self._core.healthy()
+
+    def troubles(self) -> Sequence[str]:
+        """Why each engine is not healthy; empty for one that is."""
+        return self._core.troubles()
 
     @property
     def last_failure_s(self) -> float | None:

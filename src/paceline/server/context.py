@@ -103,7 +103,7 @@ class ServerContext:
 
     @cached_property
     def load_report(self) -> LoadReport:
-        return LoadReport(self.engine.stats)
+        return LoadReport(self.engine.reports)
 
     @cached_property
     def background(self) -> BackgroundTasks:

@@ -1,7 +1,7 @@
 """The load of the engine as a header of responses, in the formats of ORCA."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 
 import msgspec
@@ -9,14 +9,15 @@ import msgspec
 from paceline.engine.api import Report
 
 FRESH_S = 0.1  # a report this old is sent again, so that many requests do not ask the core
-NAMES = ("kv_cache_usage_perc", "num_requests_waiting")  # of gauges; routers know them from vLLM
+USAGE = "kv_cache_usage_perc"
+NAMES = (USAGE, "num_requests_waiting")  # of gauges; routers know them from vLLM
 
 
 class LoadReport:
     """Requests that want a report at the same time share one question to the engine."""
 
-    def __init__(self, stats: Callable[[], Awaitable[Report]]) -> None:
-        self._stats = stats
+    def __init__(self, reports: Callable[[], Awaitable[Sequence[Report]]]) -> None:
+        self._reports = reports
         self._lock = asyncio.Lock()
         self._named: Mapping[str, float] = {}
         self._until = 0.0  # when the figures are too old
@@ -27,8 +28,9 @@ class LoadReport:
             return b""
         async with self._lock:
             if monotonic() >= self._until:
-                gauges = (await self._stats()).gauges
-                self._named = {name: float(gauges[name]) for name in NAMES}
+                gauges = [report.gauges for report in await self._reports()]
+                summed = {name: float(sum(one[name] for one in gauges)) for name in NAMES}
+                self._named = summed | {USAGE: summed[USAGE] / len(gauges)}
                 self._until = monotonic() + FRESH_S
         if kind == "JSON":
             return b"JSON " + msgspec.json.encode({"named_metrics": self._named})

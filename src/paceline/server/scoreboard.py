@@ -14,16 +14,14 @@ from paceline.server.recent_ids import RecentIds
 from paceline.server.retry_after import RequestRate
 from paceline.server.telemetry.http_metrics import HttpMetrics
 
-# The cells of a row, in this order.
+# The cells of a row, in this order. Those of `Metrics` follow, once for each engine.
 SECTIONS = {
     "gauges": 5,
     "core": 2,  # requests of all front ends that the core has; deaths of the core
     "ends": RequestRate.SIZE,
     "ids": RecentIds.SIZE,
     "http": HttpMetrics.SIZE,
-    "metrics": Metrics.SIZE,
 }
-WIDTH = sum(SECTIONS.values())
 REQUESTS, CONNECTIONS, ACCEPTS, PID, FAILED_AT = range(SECTIONS["gauges"])
 
 
@@ -35,7 +33,7 @@ class Scoreboard:
     """
 
     def __init__(self, cells: F64 | None = None, row: int = 0) -> None:
-        self._cells = np.zeros((1, WIDTH)) if cells is None else cells  # [processes, WIDTH]
+        self._cells = np.zeros((1, width_of(1))) if cells is None else cells  # [processes, width]
         self._row = row
         self.rate = RequestRate(rows=self.section("ends"), row=row)
         self.ids = RecentIds(self.section("ids"), row)
@@ -54,6 +52,17 @@ class Scoreboard:
         names = list(SECTIONS)
         begin = sum(SECTIONS[one] for one in names[: names.index(name)])
         return self._cells[:, begin : begin + SECTIONS[name]]
+
+    @property
+    def metrics(self) -> F64:
+        """The metrics of all processes and engines: [processes, engines, cells]."""
+        begin = width_of(0)
+        return self._cells[:, begin:].reshape(len(self._cells), -1, Metrics.SIZE)
+
+    @property
+    def own_metrics(self) -> tuple[Metrics, ...]:
+        """The metrics of this process, for each engine."""
+        return tuple(map(Metrics, self.metrics[self._row]))
 
     def own(self, name: str) -> F64:
         """The cells of one kind, of this process."""
@@ -113,7 +122,12 @@ class Scoreboard:
         return {"": owner, **numbered}
 
 
-def shared_memory(processes: int) -> int:
+def width_of(engines: int) -> int:
+    """Cells of a row."""
+    return sum(SECTIONS.values()) + engines * Metrics.SIZE
+
+
+def shared_memory(processes: int, engines: int = 1) -> int:
     """A file without a name for the rows of several processes; returns its descriptor.
 
     On Linux it is in memory: a process that writes to a mapped file on a full disk is killed.
@@ -123,11 +137,11 @@ def shared_memory(processes: int) -> int:
     else:
         with TemporaryFile() as temporary:
             file = os.dup(temporary.fileno())
-    os.truncate(file, processes * WIDTH * 8)
+    os.truncate(file, processes * width_of(engines) * 8)
     return file
 
 
-def shared_board(file: int, row: int) -> Scoreboard:
+def shared_board(file: int, row: int, engines: int = 1) -> Scoreboard:
     """The board of several processes in one of them. A negative row counts from the end."""
-    cells = np.frombuffer(mmap(file, 0), np.float64).reshape(-1, WIDTH)
+    cells = np.frombuffer(mmap(file, 0), np.float64).reshape(-1, width_of(engines))
     return Scoreboard(cells, row % len(cells))

@@ -21,7 +21,6 @@ from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.engine.core.process_main import die_with_parent
 from paceline.engine.core.remote import RemoteCore
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.shared import SharedEngine
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext
@@ -63,17 +62,17 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
     if settings.row == 0:
         log_rules(rules)
         log_template(tokenizer)
-    board = shared_board(settings.board, settings.row)
+    board = shared_board(settings.board, settings.row, core.ready().engines)
     frontend = Frontend(
         tokenizer,
         ChatTemplate.of(tokenizer),
         monotonic,
         rules,
-        Metrics(board.own("metrics")),
+        board.own_metrics,
         core.build.number,
     )
     frontend.images = load_images(settings.path, tokenizer, settings.load)
-    engine = SharedEngine(core, frontend, board.section("metrics"), board.section("core")[-1])
+    engine = SharedEngine(core, frontend, board.metrics, board.section("core")[-1])
     app = create_app(engine, settings.model, tokenizer, settings.server, board)
     context: ServerContext = app.state.context
     context.cache_labels, context.given_settings = settings.cache_labels, settings.given

@@ -79,7 +79,7 @@ class Supervisor:
         self._kill_at = math.inf  # when front ends that do not end are killed
         self._budget = RestartBudget(limits.core_restarts, limits.core_restart_span_s)
         self._failure = ""
-        self._board = shared_board(settings.board, -1)
+        self._board = shared_board(settings.board, -1, self._capacity.engines)
         self._shared = SharedCore(core, self._board.own("core"), self._events.put)
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """A module in a child process: messages in order, its end, and what is left of it."""
 
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.engine.core.child_process import ChildProcess
+from paceline.engine.core.child_process import ChildProcess, ProcessPlace
 
 ECHO = "tests.engine.core.echo"
 
@@ -52,3 +53,16 @@ def test_a_temporary_folder_with_a_path_too_long_for_sockets_is_named(
         else:
             with pytest.raises(ConfigError, match="set TMPDIR to another folder"):
                 ChildProcess(ECHO)
+
+
+def test_a_process_runs_on_its_cores_and_has_its_variables() -> None:
+    before = os.sched_getaffinity(0)
+    last = max(before)
+    child = ChildProcess(ECHO, place=ProcessPlace((last,), {"CUDA_VISIBLE_DEVICES": "7"}))
+    assert os.sched_getaffinity(child.pid) == {last}
+    assert os.sched_getaffinity(0) == before
+    child.send(b"exit")
+    assert child.receive() == b"exit"
+    assert b"CUDA_VISIBLE_DEVICES=7" in Path(f"/proc/{child.pid}/environ").read_bytes()
+    child.wait(5.0)
+    child.close()

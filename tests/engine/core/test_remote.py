@@ -123,10 +123,11 @@ def test_deliveries_and_the_health_of_the_core_arrive(owner: Owner) -> None:
     assert owner.core.healthy() is None
     owner.send(wire.encode_delivery(Delivery(4.5, *NO_ROWS)))
     assert owner.seen.get(timeout=PATIENCE_S).time == 4.5
-    owner.send(CoreDeath("it broke", "it broke; it is being restarted"))
+    restarting = "it broke; it is being restarted"
+    owner.send(CoreDeath("it broke", CoreHealth(restarting, (restarting,))))
     assert owner.seen.get(timeout=PATIENCE_S) == ("it broke", False)
-    assert owner.core.healthy() == "it broke; it is being restarted"
-    owner.send(CoreHealth(""))
+    assert (owner.core.healthy(), *owner.core.troubles()) == (restarting, restarting)
+    owner.send(CoreHealth("", ("",)))
     owner.send(DrainFrontEnd())
     owner.seen.get(timeout=PATIENCE_S)
     assert owner.core.healthy() is None

@@ -119,7 +119,10 @@ def test_every_front_end_learns_of_a_death_and_of_the_health() -> None:
     both.shared.died("it broke", for_good=True)
     both.submit(1, "b")
     for link in both.links:
-        assert link.sent[:2] == [CoreHealth(""), CoreDeath("it broke", "it broke")]
+        assert link.sent[:2] == [
+            CoreHealth("", ("",)),
+            CoreDeath("it broke", CoreHealth("it broke", ("it broke",))),
+        ]
     assert "it broke" in str(both.deliveries(1)[0].refused[0].error)
     assert (both.figures.tolist(), both.gone) == ([0.0, 1.0], ["it broke"])
     both.shared.check_health()
@@ -129,7 +132,9 @@ def test_every_front_end_learns_of_a_death_and_of_the_health() -> None:
     both.core.close()
     both.core._death = ""
     both.shared.check_health()
-    assert both.links[0].sent[-1] == CoreHealth("the engine is shut down")
+    assert both.links[0].sent[-1] == CoreHealth(
+        "the engine is shut down", ("the engine is shut down",)
+    )
 
 
 def test_without_a_core_every_front_end_gets_the_latest_figures() -> None:

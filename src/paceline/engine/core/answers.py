@@ -1,8 +1,9 @@
 """Answers that may come later."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from threading import Lock
 from typing import Any, cast
 
 
@@ -26,3 +27,19 @@ def when_done(found: Any, use: Callable[[Any, BaseException | None], None]) -> N
         use(None if error else future.result(), error)
 
     cast("Future[Any]", found).add_done_callback(ended)
+
+
+def when_all_done(futures: Sequence[Future[Any]], use: Callable[[], None]) -> None:
+    """Call `use` once all of one or more futures are done, at once or on another thread."""
+    left, counting = len(futures), Lock()
+
+    def one_done(_: Future[Any]) -> None:
+        nonlocal left
+        with counting:
+            left -= 1
+            last = left == 0
+        if last:
+            use()
+
+    for future in futures:
+        future.add_done_callback(one_done)

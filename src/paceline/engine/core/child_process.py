@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
 from typing import Any
@@ -16,11 +18,24 @@ LONGEST_NAME = len("/paceline-12345678/out")  # of a socket in the temporary fol
 POLL_MS = 50  # between two checks that the process is alive
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """Where a process runs."""
+
+    cpus: tuple[int, ...] = ()  # the cores that it may use; empty: all
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])  # of its environment
+
+
+ANYWHERE = ProcessPlace()
+
+
 class ChildProcess:
     """Any thread may send; one thread receives. The child binds its sockets at the address that is
     its only argument, reads from `in` and writes to `out`, and exits when its stdin closes."""
 
-    def __init__(self, module: str, files: Sequence[int] = ()) -> None:
+    def __init__(
+        self, module: str, files: Sequence[int] = (), place: ProcessPlace = ANYWHERE
+    ) -> None:
         check_temporary_folder()
         # Only this user can read it. It is deleted with this object.
         self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
@@ -30,12 +45,14 @@ class ChildProcess:
         self._commands = self._connected(zmq.PUSH, "in")
         self._inbox = self._connected(zmq.PULL, "out")
         self._sending = Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, self._address],
-            stdin=subprocess.PIPE,
-            pass_fds=files,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        path = os.pathsep.join(filter(None, sys.path))
+        with pinned(place.cpus):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, self._address],
+                stdin=subprocess.PIPE,
+                pass_fds=files,
+                env={**os.environ, **place.variables, "PYTHONPATH": path},
+            )
 
     def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
         """A socket that connects accepts messages before the other end binds."""
@@ -85,6 +102,20 @@ class ChildProcess:
         with self._sending:
             self._context.destroy()
         self._folder.cleanup()
+
+
+@contextmanager
+def pinned(cpus: Sequence[int]) -> Generator[None]:
+    """Limit this thread, and with it the processes that it starts, to some cores."""
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def check_temporary_folder() -> None:

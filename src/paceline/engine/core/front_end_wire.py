@@ -36,16 +36,17 @@ class FrontEndReady(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class CoreHealth(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Why the core is not healthy; empty if it is."""
+    """Why the core is not healthy, and why each of its engines is not; empty if they are."""
 
     trouble: str
+    troubles: tuple[str, ...]
 
 
 class CoreDeath(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The core has died, and its requests are lost. `trouble` is its health from now on."""
+    """The core has died, and its requests are lost; its health from now on."""
 
     reason: str
-    trouble: str
+    health: CoreHealth
 
 
 class PeerQuestion(msgspec.Struct, tag=True, array_like=True, frozen=True):

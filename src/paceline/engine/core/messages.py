@@ -31,7 +31,7 @@ class EngineFailed(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The sizes of an engine, fixed when it is built."""
+    """The sizes of an engine, fixed when it is built. Several engines have the same ones."""
 
     max_model_len: int  # tokens of a sequence, prompt and output together
     block_size: int  # positions in one block
@@ -39,6 +39,7 @@ class Capacity:
     max_num_seqs: int  # sequences that run at once
     max_num_queued_reqs: int  # requests that wait
     enable_prefix_caching: bool = True
+    engines: int = 1  # with a step loop each, for different requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,3 +133,4 @@ class Delivery:
     refused: tuple[Refused, ...] = ()
     prompt: tuple[PromptScores, ...] = ()
     pooled: tuple[PooledSpan, ...] = ()
+    engine: int = 0  # which of several engines reports

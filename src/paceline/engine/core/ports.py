@@ -105,6 +105,10 @@ class Core(Protocol):
 
     def healthy(self) -> str | None: ...
 
+    def troubles(self) -> Sequence[str]:
+        """Why each of its engines is not healthy; empty for one that is."""
+        ...
+
     def close(self) -> None: ...
 
 

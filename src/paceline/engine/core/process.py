@@ -11,7 +11,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.core import wire
 from paceline.engine.core.answers import settle
-from paceline.engine.core.child_process import ChildProcess
+from paceline.engine.core.child_process import ANYWHERE, ChildProcess, ProcessPlace
 from paceline.engine.core.messages import Abort, Capacity, EngineFailed, Park, Question, Wake
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.stall_detector import StallDetector
@@ -29,7 +29,12 @@ class ProcessCore:
     """
 
     def __init__(
-        self, factory: str, model: str, settings: dict[str, Any], engine: EngineSettings = DEFAULTS
+        self,
+        factory: str,
+        model: str,
+        settings: dict[str, Any],
+        engine: EngineSettings = DEFAULTS,
+        place: ProcessPlace = ANYWHERE,
     ) -> None:
         self._lock = Lock()
         self._death = ""  # why it ended
@@ -38,7 +43,7 @@ class ProcessCore:
         self._stalls = StallDetector(engine.stall_s)
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
-        self._process = ChildProcess("paceline.engine.core.process_main")
+        self._process = ChildProcess("paceline.engine.core.process_main", place=place)
         self._send(wire.Build.of(factory, model, settings, engine))
         self._reader = Thread(target=self._read, name="core", daemon=True)
         self._reader.start()
@@ -97,6 +102,9 @@ class ProcessCore:
         if not self._capacity.done():
             return "the engine is being built"
         return self._death or self._stalls.stalled()
+
+    def troubles(self) -> tuple[str]:
+        return (self.healthy() or "",)
 
     def close(self) -> None:
         with suppress(EngineFailed):

@@ -1,5 +1,6 @@
 """The core of another process, which several front ends share."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import count
 from threading import Lock, Thread
@@ -57,7 +58,7 @@ class RemoteCore:
         self.build = build
         self.control: FrontEndControl | None = None  # set it before `start`
         self._sending = Lock()
-        self._trouble = ""
+        self._health = CoreHealth("", ("",) * build.capacity.engines)
         self._numbers = count()
         self._questions: dict[int, Future[Any]] = {}
         self._reader: Thread | None = None
@@ -106,7 +107,10 @@ class RemoteCore:
         return answer
 
     def healthy(self) -> str | None:
-        return self._trouble or None
+        return self._health.trouble or None
+
+    def troubles(self) -> Sequence[str]:
+        return self._health.troubles
 
     def close(self) -> None:
         """Leave the core; its owner keeps it."""
@@ -139,10 +143,10 @@ class RemoteCore:
                 receiver.deliver(wire.decode_delivery(message))
             case wire.NumberedAnswer(number, value, fault):
                 settle(self._questions.pop(number), value, fault and fault.error())
-            case CoreHealth(trouble):
-                self._trouble = trouble
-            case CoreDeath(reason, trouble):
-                self._trouble = trouble
+            case CoreHealth():
+                self._health = message
+            case CoreDeath(reason, health):
+                self._health = health
                 receiver.died(reason, for_good=False)  # the owner ends this front end
             case PeerQuestion(number, verb, names):
                 assert self.control is not None

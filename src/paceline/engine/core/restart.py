@@ -50,7 +50,7 @@ class RestartingCore:
         self._lock = Lock()
         self._trouble = ""
         self._closing = False
-        self._adapters: dict[str, Question] = {}  # the latest successful question about each
+        self._controls: dict[str, Question] = {}  # that the next core is asked, by their subject
         self._receiver: Receiver | None = None
         self._replacing: Thread | None = None
         self._core = make()
@@ -79,18 +79,29 @@ class RestartingCore:
     def ask(self, question: Question) -> Future[Any]:
         answer = self._present().ask(question)
         if question.verb in ("load_adapter", "unload_adapter"):
-            answer.add_done_callback(lambda found: self._note_adapter(question, found))
+            answer.add_done_callback(lambda found: self._keep_successful(question, found))
         return answer
 
-    def _note_adapter(self, question: Question, answer: Future[Any]) -> None:
-        """Remember what was loaded and unloaded, for the next core."""
+    def _keep_successful(self, question: Question, answer: Future[Any]) -> None:
         if not answer.cancelled() and answer.exception() is None:
-            name = loaded_name(question)
-            self._adapters.pop(name, None)
-            self._adapters[name] = question
+            self.keep(question)
+
+    def keep(self, question: Question, ask: bool = False) -> None:
+        """Ask the next core this after its start; with `ask`, the present one too."""
+        subject = subject_of(question)
+        with self._lock:
+            self._controls.pop(subject, None)
+            self._controls[subject] = question
+            present = not self._trouble
+        if ask and present:
+            with suppress(EngineFailed):
+                self._core.ask(question)
 
     def healthy(self) -> str | None:
         return self._trouble or self._core.healthy()
+
+    def troubles(self) -> tuple[str]:
+        return (self.healthy() or "",)
 
     def close(self) -> None:
         with self._lock:
@@ -158,12 +169,36 @@ class RestartingCore:
         except (PacelineError, OSError) as error:  # there may be no memory for a new process
             return str(error)
         core.start(self)  # before a request can be submitted
-        for question in [*self._adapters.values()]:
-            with suppress(PacelineError):  # its files may be gone, and its requests are refused
-                core.ask(question).result()
+        asked: dict[str, Question] = {}
+        while isinstance(later := self._admit(core, asked), dict):
+            for question in later.values():
+                with suppress(PacelineError):  # files may be gone, and requests are then refused
+                    core.ask(question).result()
+            asked |= later
+        if later is None:
+            log.warning("the engine has been restarted")
+        return later
+
+    def _admit(
+        self, core: ProcessCore, asked: dict[str, Question]
+    ) -> dict[str, Question] | str | None:
+        """Accept requests from now on. Returns what the new core has not been asked yet, or why it
+        is dead."""
         with self._lock:
+            later = {
+                subject: question
+                for subject, question in self._controls.items()
+                if asked.get(subject) is not question
+            }
+            if later:
+                return later
             dead = core.healthy()  # it may have died before the start
             self._trouble = dead or ""
-        if dead is None:
-            log.warning("the engine has been restarted")
         return dead
+
+
+def subject_of(question: Question) -> str:
+    """What a question changes: the latest question about it counts."""
+    if question.verb in ("pause", "resume"):
+        return "pause"
+    return f"adapter {loaded_name(question)}"

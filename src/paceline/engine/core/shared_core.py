@@ -42,9 +42,9 @@ class SharedCore:
         self._owners: dict[str, int] = {}  # the front end of each request
         self._lock = Lock()  # for the owners
         self._peers = PeerQuestions()
-        self._gauges: dict[str, Any] = {}  # the latest answer to "gauges"
+        self._gauges: dict[str, dict[str, Any]] = {}  # the latest answer of each engine
         self._health = Lock()  # so that front ends learn it in order
-        self._trouble = core.healthy() or ""
+        self._known = health_of(core)  # to the front ends
         core.start(self)
 
     # -- front ends come and go ---------------------------------------------
@@ -53,7 +53,7 @@ class SharedCore:
         """Add a front end, before its first message is read."""
         with self._health:
             self._links[link.number] = link
-            link.send(CoreHealth(self._trouble))
+            link.send(self._known)
 
     def leave(self, link: FrontEndLink) -> None:
         """Abort the requests of a front end whose process is gone."""
@@ -67,10 +67,10 @@ class SharedCore:
     def check_health(self) -> None:
         """Report to the front ends if the health of the core has changed."""
         with self._health:
-            trouble = self._core.healthy() or ""
-            if trouble != self._trouble:
-                self._trouble = trouble
-                self._send_all(CoreHealth(trouble))
+            health = health_of(self._core)
+            if health != self._known:
+                self._known = health
+                self._send_all(health)
 
     def _send_all(self, message: ToFrontEnd) -> None:
         for link in [*self._links.values()]:
@@ -138,18 +138,18 @@ class SharedCore:
         try:
             asked = self._core.ask(question)
         except PacelineError as error:
-            if question.verb == "gauges" and self._gauges:
-                answer.set_result(self._gauges | NO_REQUESTS)
+            if question.verb == "gauges" and (known := self._gauges.get(question.argument)):
+                answer.set_result(known | NO_REQUESTS)
             else:
                 answer.set_exception(error)
             return
         if question.verb == "gauges":
-            asked.add_done_callback(self._keep_gauges)
+            asked.add_done_callback(partial(self._keep_gauges, question.argument))
         asked.add_done_callback(partial(send_answer, link, number))
 
-    def _keep_gauges(self, answer: Future[Any]) -> None:
+    def _keep_gauges(self, engine: str, answer: Future[Any]) -> None:
         if answer.exception() is None:
-            self._gauges = answer.result()
+            self._gauges[engine] = answer.result()
 
     # -- from the thread of the core ----------------------------------------
 
@@ -172,8 +172,8 @@ class SharedCore:
             self._count()
         self._figures[1] += 1
         with self._health:
-            self._trouble = self._core.healthy() or ""
-            self._send_all(CoreDeath(reason, self._trouble))
+            self._known = health_of(self._core)
+            self._send_all(CoreDeath(reason, self._known))
         if for_good:
             self._gone(reason)
 
@@ -184,6 +184,10 @@ class SharedCore:
 
     def _count(self) -> None:
         self._figures[0] = len(self._owners)
+
+
+def health_of(core: Core) -> CoreHealth:
+    return CoreHealth(core.healthy() or "", tuple(core.troubles()))
 
 
 def send_answer(link: FrontEndLink, number: int, answer: Future[Any]) -> None:

@@ -45,6 +45,7 @@ def split(delivery: Delivery, owners: Mapping[str, int]) -> dict[int, Delivery]:
             tuple(refused.get(one, ())),
             tuple(prompt.get(one, ())),
             tuple(pooled.get(one, ())),
+            delivery.engine,
         )
     return parts
 

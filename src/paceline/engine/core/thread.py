@@ -76,6 +76,9 @@ class ThreadCore:
             return self._death or SHUT_DOWN
         return engine.broken or self._stalls.stalled()
 
+    def troubles(self) -> tuple[str]:
+        return (self.healthy() or "",)
+
     def close(self) -> None:
         """Wait for the step in flight, for at most CLOSE_S."""
         self._closing = True

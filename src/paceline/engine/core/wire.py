@@ -217,6 +217,7 @@ class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     refused: tuple[EncodedRefusal, ...]
     prompt: tuple[EncodedScores, ...] = ()
     pooled: tuple[EncodedSpan, ...] = ()
+    engine: int = 0
 
 
 ToCore = (
@@ -301,6 +302,7 @@ def encode_delivery(one: Delivery) -> EncodedDelivery:
         tuple(EncodedRefusal(each.request_id, EncodedError.of(each.error)) for each in one.refused),
         tuple(EncodedScores.of(each) for each in one.prompt),
         tuple(EncodedSpan.of(each) for each in one.pooled),
+        one.engine,
     )
 
 
@@ -317,4 +319,5 @@ def decode_delivery(message: EncodedDelivery) -> Delivery:
         tuple(Refused(each.request_id, each.fault.error()) for each in message.refused),
         tuple(each.scores() for each in message.prompt),
         tuple(each.span() for each in message.pooled),
+        message.engine,
     )

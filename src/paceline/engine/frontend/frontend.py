@@ -44,11 +44,12 @@ class Frontend:
         template: ChatTemplate,
         clock: Clock,
         rules: SamplingRules = NO_RULES,
-        metrics: Metrics | None = None,
+        metrics: Sequence[Metrics] = (),
         number: int = 0,
     ) -> None:
         self.tokenizer, self.template, self.rules = tokenizer, template, rules
-        self.metrics = metrics or Metrics()
+        self.engines = metrics or (Metrics(),)  # the metrics of each engine
+        self.metrics = self.engines[0]  # of the engine that delivers
         self.images: PromptImages | None = None  # None: the model reads no images
         self.max_model_len = 0  # of the engine; 0: the engine refuses prompts that are too long
         self.max_num_seqs = 0  # of the engine; 0: the engine refuses too many sequences
@@ -213,6 +214,7 @@ class Frontend:
     def deliver(self, delivery: Delivery) -> list[Abort]:
         """Pass new tokens to their sinks. Returns what to abort in the engine: requests, and
         choices that ended at a stop string while others continue."""
+        self.metrics = self.engines[delivery.engine]
         before = self.metrics.tokens
         for scores in delivery.prompt:
             self._add_prompt_logprobs(scores)
@@ -279,6 +281,7 @@ class Frontend:
         output = open_request.close(ended)
         self._close(request_id)
         lengths = self._lengths(open_request, output)
+        self.metrics = open_request.metrics or self.engines[0]
         self.metrics.cut(lengths, took.total_s)
         self._count_ends(output)
         return lengths
@@ -361,8 +364,8 @@ class Frontend:
         self.metrics.generated(tokens)
 
     def _first(self, open_request: OpenRequest, after_s: float) -> None:
-        if not open_request.begun:
-            open_request.begun = True
+        if open_request.metrics is None:
+            open_request.metrics = self.metrics
             self.metrics.first_token(len(open_request.request.prompt), after_s)
 
     # -- log-probabilities ---------------------------------------------------

@@ -241,7 +241,7 @@ class Metrics:
                 "local_cache_hit": total("prompt_tokens_cached"),
             },
             accepted_at=list(now["accepted_at"]),
-            crashes=total("crashes"),
+            crashes=int(now.get("crashes", total("crashes"))),
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
             lora=now.get("lora", {}),

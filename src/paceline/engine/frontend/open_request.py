@@ -19,6 +19,7 @@ from paceline.engine.api import (
 )
 from paceline.engine.core.ports import Sink
 from paceline.engine.frontend.choice_rows import ROW, ChoiceRows
+from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.prompt_entries import PromptEntries
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
@@ -151,7 +152,7 @@ class OpenRequest:
     tokenizer: Tokenizer
     arrival: float
     timeout: float | None = None  # seconds from arrival to its end
-    begun: bool = False  # does it have a token?
+    metrics: Metrics | None = None  # of the engine that made its first token
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
     scores: PromptEntries | None = None  # None: not requested
     pooled: PooledMean | None = None  # the same

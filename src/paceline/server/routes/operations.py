@@ -18,7 +18,7 @@ from paceline.server.response_events import EventBatch
 from paceline.server.response_store import StoredResponse
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
-from paceline.server.telemetry.prometheus import Exposition, exposition
+from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
 
 PauseMode = Literal["new", "wait", "all", "keep", "abort"]
 
@@ -27,8 +27,9 @@ def probe_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
     @router.get("/health", responses=PROBED)
-    async def health() -> dict[str, str | float]:
-        """Report whether the engine works, and the seconds since a request last failed.
+    async def health() -> dict[str, Any]:
+        """Report whether an engine works, which ones do not, and the seconds since a request last
+        failed.
 
         The reason of that failure is not shown, because this route needs no key.
         """
@@ -36,8 +37,11 @@ def probe_routes(context: ServerContext) -> APIRouter:
             raise ApiError(UNAVAILABLE, reason, code="unhealthy")
         context.board.set_failure(context.engine.last_failure_s)
         last = context.board.last_failure_s
+        down = {str(engine): why for engine, why in enumerate(context.engine.troubles()) if why}
         return (
-            {"status": "ok"} if last is None else {"status": "ok", "last_failure_s": round(last, 1)}
+            {"status": "ok"}
+            | ({"engines_down": down} if down else {})
+            | ({} if last is None else {"last_failure_s": round(last, 1)})
         )
 
     @router.get("/ready", responses=PROBED)
@@ -50,12 +54,17 @@ def probe_routes(context: ServerContext) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse, responses=ERRORS)
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        report, healthy = await context.engine.stats(), context.engine.healthy() is None
-        engine = Exposition(report, context.served_name, healthy, context.cache_labels)
+        reports, troubles = await context.engine.reports(), context.engine.troubles()
+        engines = [
+            EngineMetrics(report, context.served_name, engine, not trouble, context.cache_labels)
+            for engine, (report, trouble) in enumerate(zip(reports, troubles, strict=True))
+        ]
         processes = dict(context.board.processes)
-        if report.core_pid not in (0, *processes.values()):
-            processes["paceline_core"] = report.core_pid
-        body = exposition(engine, [context.http_metrics], processes)
+        for engine, report in enumerate(reports):
+            if report.core_pid not in (0, *processes.values()):
+                number = f"_{engine}" if len(reports) > 1 else ""
+                processes[f"paceline_core{number}"] = report.core_pid
+        body = exposition([MergedFamilies(engines), context.http_metrics], processes)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/version")

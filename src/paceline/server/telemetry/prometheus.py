@@ -32,14 +32,16 @@ OLD_COUNTERS = {
 }
 
 
-class Exposition(Collector):
-    """Collects one report. Every family has the labels of the model and of the engine.
+class EngineMetrics(Collector):
+    """Collects the report of an engine. Every family has the labels of the model and of the engine.
 
     `cache` has further labels of `cache_config_info`.
     """
 
-    def __init__(self, report: Report, model: str, healthy: bool, cache: Mapping[str, Any]) -> None:
-        self._report, self._values, self._healthy = report, (model, "0"), healthy
+    def __init__(
+        self, report: Report, model: str, engine: int, healthy: bool, cache: Mapping[str, Any]
+    ) -> None:
+        self._report, self._values, self._healthy = report, (model, str(engine)), healthy
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
@@ -112,6 +114,22 @@ class Exposition(Collector):
         yield steps
 
 
+class MergedFamilies(Collector):
+    """Collects what several collectors do, each family once."""
+
+    def __init__(self, collectors: Iterable[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+
+
 def with_old_names(values: Mapping[str, float], old: Mapping[str, str]) -> dict[str, float]:
     aliases = {name: values[now] for name, now in old.items() if now in values}
     return {**values, **aliases}
@@ -123,12 +141,10 @@ def buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
-def exposition(
-    engine: Exposition, others: Iterable[Collector], processes: Mapping[str, int]
-) -> bytes:
-    """All metrics: of the engine, of other collectors, and of processes by their prefix."""
+def exposition(collectors: Iterable[Collector], processes: Mapping[str, int]) -> bytes:
+    """All metrics: of collectors, and of processes by their prefix."""
     registry = CollectorRegistry(auto_describe=False)
-    for one in (engine, *others):
+    for one in collectors:
         registry.register(one)
     for prefix, pid in processes.items():
         ProcessCollector(namespace=prefix, pid=partial(int, pid), registry=registry)

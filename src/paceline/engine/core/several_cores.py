@@ -1,0 +1,246 @@
+"""Several engines as one core: each request runs in one of them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from paceline.core.errors import PacelineError, RequestError
+from paceline.core.plan import NO_OUTPUTS, Ended, Timings
+from paceline.core.request import Finish, Request
+from paceline.engine.core.answers import settle, when_all_done
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question, Verb
+from paceline.engine.core.placements import Placement, Placements
+from paceline.engine.core.ports import Receiver
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
+
+log = logging.getLogger(__name__)
+
+
+def explanations(found: dict[int, str]) -> str:
+    """What engines know of a request; several do if its id was used again."""
+    return "\n".join(f"engine {engine}: {text}" for engine, text in found.items())
+
+
+# How the answers of the engines become one; by default all of them are the same.
+JOINS: dict[Verb, Callable[[dict[int, Any]], Any]] = {
+    "explain": explanations,
+    "paused": lambda found: max(found.values()),
+    "reset_prefix_cache": lambda found: all(found.values()),
+}
+NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
+# What an engine that is restarted is asked again.
+LASTING = ("pause", "resume", "load_adapter", "unload_adapter")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReceiver:
+    """Receives the deliveries of one engine."""
+
+    core: "SeveralCores"
+    engine: int
+
+    def deliver(self, delivery: Delivery) -> None:
+        self.core.delivered(self.engine, delivery)
+
+    def died(self, reason: str, for_good: bool) -> None:
+        self.core.engine_died(self.engine, reason, for_good)
+
+
+class SeveralCores:
+    """See `ports.Core`. It is healthy while one of its engines is.
+
+    A request goes to the engine with the longest known prefix, unless that one is busy. When an
+    engine dies, its requests are submitted to another one if nothing of them was delivered, once:
+    a request that kills engines must not kill all of them. The others end with an error. With
+    `exits`, the first engine that is not restarted ends the core, otherwise the last one does.
+    """
+
+    def __init__(self, cores: Sequence[RestartingCore], exits: bool = False) -> None:
+        self._cores, self._exits = cores, exits
+        found = [core.ready() for core in cores]
+        self._capacity = replace(
+            found[0],
+            max_model_len=min(one.max_model_len for one in found),
+            num_blocks=min(one.num_blocks for one in found),
+            engines=len(cores),
+        )
+        self._figures = [first_figures(one) | {"crashes": 0} for one in found]  # latest of each
+        self._gone = [False] * len(cores)
+        self._placements = Placements(self._capacity)
+        self._lock = Lock()  # for the placements
+        self._receiver: Receiver | None = None
+
+    def ready(self) -> Capacity:
+        return self._capacity
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        for engine, core in enumerate(self._cores):
+            core.start(EngineReceiver(self, engine))
+
+    # -- for any thread -----------------------------------------------------
+
+    def submit(self, request: Request, parked: str = "") -> None:
+        with self._lock:
+            if request.id in self._placements.open:
+                raise RequestError(f"request {request.id!r} is already open; use another id")
+            self._place(request, parked)
+
+    def _place(self, request: Request, parked: str, moved: bool = False) -> None:
+        """Submit a request to an engine that is there."""
+        troubles = self.troubles()
+        serving = [engine for engine, trouble in enumerate(troubles) if not trouble]
+        engines = serving or [*range(len(troubles))]
+        while True:
+            placement = self._placements.chosen(request, engines)
+            try:
+                self._cores[placement.engine].submit(request, parked)
+                break
+            except EngineFailed:
+                engines.remove(placement.engine)
+                if not engines:
+                    raise
+        placement.parked, placement.moved = parked, moved
+        self._placements.add(placement)
+
+    def abort(self, request_id: str, child: int | None = None) -> None:
+        with self._lock:
+            if (placement := self._placements.open.get(request_id)) is not None:
+                placement.aborted = placement.aborted or child is None
+                self._cores[placement.engine].abort(request_id, child)
+
+    def park(self, request_id: str, reason: str) -> None:
+        with self._lock:
+            if (placement := self._placements.open.get(request_id)) is not None:
+                placement.parked = reason
+                self._cores[placement.engine].park(request_id, reason)
+
+    def wake(self, request_id: str) -> None:
+        with self._lock:
+            if (placement := self._placements.open.get(request_id)) is not None:
+                placement.parked = ""
+                self._cores[placement.engine].wake(request_id)
+
+    def healthy(self) -> str | None:
+        troubles = self.troubles()
+        return None if "" in troubles else "; ".join(dict.fromkeys(troubles))
+
+    def troubles(self) -> list[str]:
+        return [core.healthy() or "" for core in self._cores]
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self._cores)) as closing:
+            closing.map(RestartingCore.close, self._cores)
+
+    # -- questions ----------------------------------------------------------
+
+    def ask(self, question: Question) -> Future[Any]:
+        """Ask the engine that the question names, or all engines."""
+        match question.verb:
+            case "gauges":
+                return self._gauges(int(question.argument or 0), question)
+            case "snapshot":
+                return self._cores[int(question.argument or 0)].ask(question)
+            case "reset_prefix_cache":
+                with self._lock:
+                    self._placements.forget_prefixes()
+            case _:
+                pass
+        return self._ask_all(question)
+
+    def _gauges(self, engine: int, question: Question) -> Future[Any]:
+        """The figures of an engine; the latest ones without requests if it is not there."""
+        answer: Future[Any] = Future()
+
+        def answered(found: Future[Any]) -> None:
+            if found.exception() is None:
+                self._figures[engine] |= found.result()
+            else:
+                self._figures[engine] |= NO_REQUESTS
+            settle(answer, dict(self._figures[engine]), None)
+
+        self._asked(self._cores[engine], question).add_done_callback(answered)
+        return answer
+
+    def _ask_all(self, question: Question) -> Future[Any]:
+        asked = [self._asked(core, question) for core in self._cores]
+        answer: Future[Any] = Future()
+        when_all_done(asked, lambda: self._join(question, asked, answer))
+        return answer
+
+    def _asked(self, core: RestartingCore, question: Question) -> Future[Any]:
+        """The answer of an engine, which fails if the engine is not there."""
+        try:
+            if question.verb == "explain" and (trouble := core.healthy()):
+                raise EngineFailed(trouble)  # others may know the request, and must not wait
+            return core.ask(question)
+        except EngineFailed as error:
+            absent: Future[Any] = Future()
+            absent.set_exception(error)
+            return absent
+
+    def _join(self, question: Question, asked: Sequence[Future[Any]], answer: Future[Any]) -> None:
+        """Answer with what the engines answered, of which some may not be there.
+
+        One refusal is the answer of all, unless another engine can explain the request.
+        """
+        errors = [one.exception() for one in asked]
+        found = {engine: asked[engine].result() for engine, one in enumerate(errors) if not one}
+        refusals = [one for one in errors if one and not isinstance(one, EngineFailed)]
+        if not found or (refusals and question.verb != "explain"):
+            settle(answer, None, (refusals or errors)[0])
+            return
+        if question.verb in LASTING:
+            for engine, core in enumerate(self._cores):
+                core.keep(question, ask=engine not in found)
+        join = JOINS.get(question.verb)
+        settle(answer, join(found) if join else next(iter(found.values())), None)
+
+    # -- from the threads of the engines ------------------------------------
+
+    def delivered(self, engine: int, delivery: Delivery) -> None:
+        with self._lock:
+            self._placements.delivered(engine, delivery)
+        self._deliver(replace(delivery, engine=engine))
+
+    def engine_died(self, engine: int, reason: str, for_good: bool) -> None:
+        """Move the requests of an engine to others, or end them."""
+        with self._lock:
+            self._figures[engine]["crashes"] += 1
+            self._gone[engine] = for_good
+            lost = self._placements.take_lost(engine)
+            ended = [end for one in lost if (end := self._move(one, reason)) is not None]
+            last = for_good and (self._exits or all(self._gone))
+        if lost:
+            moved = len(lost) - len(ended)
+            log.warning("engine %d had %d requests; %d were moved", engine, len(lost), moved)
+        if ended:
+            now = monotonic()
+            self._deliver(Delivery(now, *NO_ROWS, ended=tuple(ended), engine=engine))
+        if last:
+            assert self._receiver is not None
+            self._receiver.died(reason, for_good=True)
+
+    def _move(self, lost: Placement, reason: str) -> Ended | None:
+        """Submit a request to another engine; returns its end if that cannot be done."""
+        request = lost.request
+        if not (lost.begun or lost.moved or lost.aborted):
+            try:
+                self._place(request, lost.parked, moved=True)
+            except PacelineError:  # no other engine is there, or has room
+                pass
+            else:
+                return None
+        took = Timings(total_s=monotonic() - (request.arrival or 0.0))
+        if lost.aborted:
+            return Ended(request.id, Finish.ABORT, timings=took)
+        return Ended(request.id, Finish.ERROR, message=reason, timings=took)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        assert self._receiver is not None
+        self._receiver.deliver(delivery)

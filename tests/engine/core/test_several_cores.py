@@ -1,0 +1,216 @@
+"""Several engines as one core: where requests run, and what becomes of them when an engine dies."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import QueueFull, RequestError
+from paceline.core.request import Finish
+from paceline.engine.core.messages import EngineFailed, Question
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.core.several_cores import SeveralCores
+from paceline.engine.core.thread import ThreadCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.metrics import Metrics
+from paceline.engine.frontend.stream import DeltaStream
+from paceline.engine.settings import CoreSettings
+from paceline.engine.streaming import StreamingEngine
+from paceline.text.chat_template import ChatTemplate
+from tests.engine.support import ask, components, expected, tokenizer
+
+LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+SHORT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
+
+
+class Several:
+    """Engines on threads, with an oracle instead of a model, behind one front end."""
+
+    def __init__(self, engines: int, exits: bool = False, **settings: Any) -> None:
+        self.settings = settings
+
+        def restarting() -> RestartingCore:
+            return RestartingCore(self._made, CoreSettings(core_restarts=1))  # type: ignore[arg-type]
+
+        self.cores = [restarting() for _ in range(engines)]
+        self.core = SeveralCores(self.cores, exits)
+        template = ChatTemplate.of(tokenizer())
+        metrics = [Metrics() for _ in range(engines)]
+        frontend = Frontend(tokenizer(), template, monotonic, metrics=metrics)
+        self.engine = StreamingEngine(self.core, frontend)
+
+    def _made(self) -> ThreadCore:
+        return ThreadCore(components(**self.settings).engine())
+
+    def kill(self, engine: int) -> None:
+        found: Any = self.cores[engine]._core
+        found._engine.turn = None
+        found._engine.nudge()
+
+    def home(self, stream: DeltaStream) -> int:
+        return self.core._placements.open[stream.request_id].engine
+
+    async def until_healthy(self, engine: int) -> None:
+        while self.core.troubles()[engine]:
+            await asyncio.sleep(0.002)
+
+
+def on(use: Callable[[Several], Awaitable[None]], engines: int = 2, **settings: Any) -> None:
+    async def run() -> None:
+        several = Several(engines, **settings)
+        async with asyncio.timeout(50), several.engine:
+            await use(several)
+
+    asyncio.run(run())
+
+
+def correct(stream: DeltaStream, tokens: int) -> list[int]:
+    params = ask("", max_tokens=tokens, ignore_eos=True).params
+    return expected(stream.prompt_token_ids, params)[0]
+
+
+def test_prompts_that_begin_alike_run_in_one_engine_and_the_others_elsewhere() -> None:
+    async def use(several: Several) -> None:
+        homes: dict[int, set[int]] = {}
+        for turn in range(4):
+            for group in range(8):
+                prompt = f"{group} is the number of this group. " * 2 + f"Question {turn}"
+                stream = several.engine.generate(ask(prompt, **SHORT))
+                homes.setdefault(group, set()).add(several.home(stream))
+                assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, 4)
+        assert all(len(home) == 1 for home in homes.values())
+        assert {engine for home in homes.values() for engine in home} == {0, 1}
+        reports = await several.engine.reports()
+        assert sum(one.counters["generation_tokens"] for one in reports) == 4 * 8 * 4
+        hits = [one.counters["prompt_tokens_cached"] for one in reports]
+        assert all(one > 100 for one in hits), "each engine found the prefixes of its groups"
+
+    on(use)
+
+
+def test_a_busy_engine_leaves_requests_to_others() -> None:
+    async def use(several: Several) -> None:
+        await several.engine.pause("all")
+        streams = [several.engine.generate(ask("the same prompt", **SHORT)) for _ in range(40)]
+        homes = [several.home(one) for one in streams]
+        assert homes[:8] == [homes[0]] * 8
+        assert {*homes} == {0, 1}
+        assert 12 <= homes.count(0) <= 28
+        with pytest.raises(QueueFull, match=r"max_num_seqs \(8\).* of 2 engines"):
+            several.engine.check_room(500)
+        await several.engine.resume()
+        await asyncio.gather(*(one.whole() for one in streams))
+
+    on(use, max_num_queued_reqs=64)
+
+
+def test_requests_of_a_dead_engine_move_if_nothing_was_delivered_and_end_otherwise() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        begun = engine.generate(ask("begun", **LONG))
+        dying, other = several.home(begun), 1 - several.home(begun)
+        await anext(begun)
+        await engine.pause("all")
+        fresh, aborted = (engine.generate(ask("begun", **SHORT)) for _ in range(2))
+        waiting = engine.generate(ask("begun", **SHORT), parked="grammar")
+        assert {several.home(one) for one in (fresh, aborted, waiting)} == {dying}
+        several.cores[dying]._core.abort = lambda *_: None  # type: ignore[method-assign]
+        await engine.abort(aborted.request_id)
+        several.kill(dying)
+        failed = await begun.whole()
+        assert failed.outputs[0].finish_reason == "error"
+        assert "the engine has died" in failed.error
+        assert (await aborted.whole()).outputs[0].finish_reason == "abort"
+        assert {several.home(one) for one in (fresh, waiting)} == {other}
+        assert engine.healthy() is None
+        await engine.resume()
+        assert list((await fresh.whole()).outputs[0].token_ids) == correct(fresh, 4)
+        engine.wake(waiting.request_id)
+        assert list((await waiting.whole()).outputs[0].token_ids) == correct(waiting, 4)
+        await several.until_healthy(dying)
+        reports = await engine.reports()
+        assert [one.crashes for one in reports] == [int(one == dying) for one in (0, 1)]
+        assert reports[dying].request_success["error"] == 1
+        assert reports[dying].request_success["abort"] == 1
+        assert reports[other].request_success["length"] == 2
+
+    on(use)
+
+
+def test_a_request_moves_once_and_the_last_engine_that_is_gone_ends_the_core() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        await engine.pause("all")
+        stream = engine.generate(ask("poison", **SHORT))
+        for cores in several.cores:
+            cores._budget.take()  # so that none is restarted
+        first = several.home(stream)
+        several.kill(first)
+        while several.home(stream) == first:
+            await asyncio.sleep(0.002)
+        assert engine.troubles()[first]
+        with pytest.raises(RequestError, match="already open"):
+            several.core.submit(several.core._placements.open[stream.request_id].request)
+        assert (await engine.stats(first)).core_pid == 0
+        several.kill(1 - first)
+        assert (await stream.whole()).outputs[0].finish_reason == Finish.ERROR.value
+        assert "the engine has died" in await engine.gone()
+        assert "the engine has died" in (engine.healthy() or "")
+        with pytest.raises(EngineFailed, match="the engine has died"):
+            engine.generate(ask("another"))
+        with pytest.raises(EngineFailed, match="the engine has died"):
+            await engine.paused()
+
+    on(use)
+
+
+def test_the_first_engine_that_is_gone_ends_a_core_that_exits() -> None:
+    async def use(several: Several) -> None:
+        several.cores[1]._budget.take()
+        several.engine.generate(ask("hello", **SHORT))
+        several.kill(1)
+        assert "the engine has died" in await several.engine.gone()
+
+    on(use, exits=True)
+
+
+def test_controls_reach_every_engine_and_the_successor_of_a_dead_one() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        await engine.pause("new")
+        assert await engine.paused() == "new"
+        several.kill(1)
+        while not engine.troubles()[1]:
+            await asyncio.sleep(0.002)
+        await engine.pause("all")
+        assert await engine.paused() == "all"
+        await several.until_healthy(1)
+        streams = [engine.generate(ask(f"{one} asks", **SHORT)) for one in range(6)]
+        assert {several.home(one) for one in streams} == {0, 1}
+        assert several.cores[1].ask(Question("paused")).result() == "all"
+        await engine.settled()
+        await engine.resume()
+        for stream in streams:
+            assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, 4)
+        assert await engine.reset_prefix_cache()
+        assert (await engine.adapters.listed()) == {}
+        await engine.drain()
+        with pytest.raises(RequestError):
+            await engine.generate(ask("late")).whole()
+
+    on(use)
+
+
+def test_an_explanation_names_its_engine() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        stream = engine.generate(ask("hello", request_id="one", **SHORT))
+        home = several.home(stream)
+        await stream.whole()
+        assert (await engine.explain("one")).startswith(f"engine {home}: ")
+        with pytest.raises(RequestError, match="unknown"):
+            await engine.explain("unknown")
+
+    on(use, engines=3)
