@@ -30,13 +30,13 @@ KEY = "a-secret-key"
 class SeveralProcesses:
     """A server with two front ends, and connections to one or the other."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, cache: Path, *flags: str) -> None:
         self._path = str(cache / "s.sock")
         self.lines: list[str] = []
         ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PACELINE_API_KEY": KEY}
         command = [sys.executable, "-m", "paceline", "serve", str(folder), *ENGINE, *ADAPTERS]
         self.process = subprocess.Popen(
-            [*command, "--uds", self._path, "--drain-s", "100", "--api-server-count", "2"],
+            [*command, "--uds", self._path, "--drain-s", "100", "--api-server-count", "2", *flags],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **ours, "PACELINE_CACHE": str(cache)},
@@ -72,8 +72,12 @@ class SeveralProcesses:
         return self.children("front_end_main")
 
     @property
+    def cores(self) -> list[int]:
+        return self.children("process_main")
+
+    @property
     def core(self) -> int:
-        (found,) = self.children("process_main")
+        (found,) = self.cores
         return found
 
     def client(self, *others: int) -> httpx.Client:

@@ -63,6 +63,7 @@ UNITS = {
     "inbox_requests": "requests",
     "max_queued_tokens": "tokens",
     "core_restarts": "restarts",
+    "data_parallel_size": "engines",
     "gpu_memory_utilization": "fraction",
     "kv_cache_gib": "GiB",
     "swap_space": "GiB",
@@ -138,7 +139,7 @@ SENTENCES = {
     "scripts from a CDN.",
     "otlp_endpoint": "Send one OpenTelemetry span per request to this URL, for example "
     "http://localhost:4318/v1/traces.",
-    "api_server_count": "Processes that handle HTTP, tokens and text, in front of one engine "
+    "api_server_count": "Processes that handle HTTP, tokens and text, in front of the engine "
     "process.",
     "tool_call_parser": "Format of the model's tool calls: deepseek_v3, glm45, hermes, json, "
     "llama3_json, mistral, pythonic, qwen3_coder, or a dotted path to a class; auto: by the chat "
@@ -176,6 +177,9 @@ SENTENCES = {
     "core_restarts": "The server exits after more than this many restarts within "
     "core_restart_span_s.",
     "core_restart_span_s": "Time within which restarts are counted.",
+    "data_parallel_size": "Engines with a process, a copy of the model and KV each, on GPUs or CPU "
+    "cores of their own. A request goes to the engine that knows most of its prompt, unless that "
+    "one is busy.",
     # model and device
     "device": "Device of the model; auto: a GPU if there is one.",
     "load_format": "Format of the weights; auto: detect it; dummy: random weights, for a folder "

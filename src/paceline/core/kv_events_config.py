@@ -11,7 +11,8 @@ EventEncoding = Literal["array", "map"]
 
 @dataclass(frozen=True, slots=True)
 class KVEventsConfig:
-    """Where stored and removed blocks are published. All names but `encoding` are those of vLLM."""
+    """Where stored and removed blocks are published, in vLLM's names; `encoding` is ours, and so is
+    `data_parallel_rank`, which several engines of a server get."""
 
     enable_kv_cache_events: bool = False  # publish events
     publisher: Publisher = ""  # "null": none; "": zmq if events are enabled
@@ -22,13 +23,14 @@ class KVEventsConfig:
     max_queue_size: int = 100_000  # batches that wait to be sent; more are dropped
     topic: str = ""  # first frame of each message, which subscribers filter by
     encoding: EventEncoding = "array"  # of events; "map": as vLLM from 0.24 on
+    data_parallel_rank: int = 0  # which of several engines publishes; a part of each batch
 
     def __post_init__(self) -> None:
         check_types(self)
         one_of("publisher", self.publisher or "zmq", get_args(Publisher)[1:])
         one_of("encoding", self.encoding, get_args(EventEncoding))
         positive(self, "buffer_steps", "max_queue_size")
-        not_negative(self, "hwm")
+        not_negative(self, "hwm", "data_parallel_rank")
         for name in ("endpoint", "replay_endpoint"):
             given = getattr(self, name)
             require(

@@ -5,6 +5,8 @@ from typing import Literal
 
 from paceline.core.setting_checks import check_types, one_of, require
 
+MOST_ENGINES = 64  # of one server
+
 OnFailure = Literal["continue", "stop"]
 
 
@@ -34,6 +36,7 @@ class CoreSettings:
     core: Literal["process", "thread"] = "process"  # a crash of a process leaves the server alive
     on_core_crash: Literal["restart", "exit"] = "restart"  # "exit": end the server with status 1
     core_restarts: int = 3  # most restarts within core_restart_span_s; then the server ends
+    data_parallel_size: int = 1  # engines with a process, a model and KV each
     core_restart_span_s: float = 600.0  # seconds in which restarts are counted
 
     def __post_init__(self) -> None:
@@ -46,6 +49,15 @@ class CoreSettings:
         require(
             self.core_restart_span_s > 0,
             f"core_restart_span_s is {self.core_restart_span_s}; it must be positive",
+        )
+        size = self.data_parallel_size
+        require(
+            1 <= size <= MOST_ENGINES,
+            f"data_parallel_size is {size}; it must lie in 1..{MOST_ENGINES}",
+        )
+        require(
+            size == 1 or self.core == "process",
+            f"data_parallel_size is {size}, and each engine needs a process; set core to process",
         )
 
     @property

@@ -23,8 +23,10 @@ from paceline.engine.core.components import factory_named
 from paceline.engine.core.ports import Core, PromptImages
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
+from paceline.engine.core.several_cores import SeveralCores
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.engine.streaming import StreamingEngine
 from paceline.hub.catalogue import DEFAULT
@@ -39,6 +41,7 @@ from paceline.server.settings import ServerSettings
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
+from paceline.wiring.engine_ranks import places, settings_of
 from paceline.wiring.front_end_settings import FrontEndSettings
 from paceline.wiring.images import load_images
 from paceline.wiring.json_settings import as_json
@@ -92,7 +95,8 @@ def serve(
     log_rules(rules)
 
     async def main() -> None:
-        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules)
+        metrics = [Metrics() for _ in range(core.ready().engines)]
+        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules, metrics)
         frontend.images = found.images
         engine = StreamingEngine(core, frontend)
         try:
@@ -128,7 +132,7 @@ def serve_by_several(
             sockets = [closing.enter_context(one) for one in bound_sockets(*address)]
             if uds := address[2]:
                 closing.callback(Path(uds).unlink, missing_ok=True)
-            board = shared_memory(chosen.api_server_count + 1)
+            board = shared_memory(chosen.api_server_count + 1, limits.data_parallel_size)
             closing.callback(os.close, board)
             files = tuple(one.fileno() for one in sockets)
             idle = IdleProcesses((*files, board), chosen.api_server_count)
@@ -236,4 +240,24 @@ def core_of(path: str, settings: dict[str, Any]) -> Core:
     if chosen.core == "thread":
         components = factory_named(FACTORY)(path, **settings)
         return ThreadCore(replace(components, settings=engine).engine())
+    if chosen.data_parallel_size > 1:
+        return engines_of(path, settings, chosen, engine)
     return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)
+
+
+def engines_of(
+    path: str, settings: dict[str, Any], chosen: CoreSettings, engine: EngineSettings
+) -> SeveralCores:
+    """Engines that load the model at the same time, each in its place."""
+    gpus_each = settings.get("tensor_parallel_size", 1)
+    found = places(chosen.data_parallel_size, settings.get("device", "auto"), gpus_each)
+    with ExitStack() as closing:
+        cores: list[RestartingCore] = []
+        for number, place in enumerate(found):
+            own = settings_of(settings, number)
+            make = partial(ProcessCore, FACTORY, path, own, engine, place)
+            cores.append(RestartingCore(make, chosen))
+            closing.callback(cores[-1].close)
+        core = SeveralCores(cores, exits=chosen.on_core_crash == "exit")
+        closing.pop_all()
+    return core

@@ -51,7 +51,7 @@ SCHEDULER_ONLY = {
 }
 # Settings of vLLM that paceline does not have, and what to do instead.
 VLLM_ONLY = {
-    "data_parallel_size": "a model runs on one GPU; remove it",
+    "data_parallel_size": "only a server has several engines; see paceline serve",
     "disable_log_stats": "get_metrics() returns the metrics; remove it",
     "download_dir": "set HF_HOME or PACELINE_CACHE",
     "guided_decoding_backend": "see structured_outputs_backend",

@@ -16,16 +16,16 @@ SECOND = BlockStored(KEYS[1], KEYS[0], (3, 4), "")
 
 
 def arrays(*events: CacheEvent) -> list[Any]:
-    return msgpack.decode(encode_batch(5.5, events, 2, "array"))[1]
+    return msgpack.decode(encode_batch(5.5, events, 2, "array", 3))[1]
 
 
 def maps(*events: CacheEvent) -> list[Any]:
-    return msgpack.decode(encode_batch(5.5, events, 2, "map"))[1]
+    return msgpack.decode(encode_batch(5.5, events, 2, "map", 3))[1]
 
 
 def test_a_batch_has_a_time_its_events_and_a_rank() -> None:
-    batch = msgpack.decode(encode_batch(5.5, [AllBlocksCleared()], 2, "array"))
-    assert batch == [5.5, [["AllBlocksCleared"]], 0]
+    batch = msgpack.decode(encode_batch(5.5, [AllBlocksCleared()], 2, "array", 3))
+    assert batch == [5.5, [["AllBlocksCleared"]], 3]
 
 
 def test_arrays_have_the_fields_of_the_contract_and_no_empty_tail() -> None:

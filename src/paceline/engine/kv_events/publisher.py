@@ -93,9 +93,10 @@ class EventPublisher:
         self._context.destroy(linger=LINGER_MS)
 
     def _send(self, at: float, events: list[CacheEvent]) -> None:
-        batch = encode_batch(at, events, self._block_size, self._config.encoding)
+        own = self._config
+        batch = encode_batch(at, events, self._block_size, own.encoding, own.data_parallel_rank)
         number = self._sequence.to_bytes(SEQUENCE_BYTES, "big")
-        self._socket.send_multipart((self._config.topic.encode(), number, batch))
+        self._socket.send_multipart((own.topic.encode(), number, batch))
         if self._replays is not None:
             self._replays.keep(self._sequence, batch)
         self._sequence += 1

@@ -12,7 +12,6 @@ from paceline.core.kv_events_config import EventEncoding
 
 HIGHEST_BIT = 1 << 63
 MEDIUM = "GPU"  # of blocks that steps compute with, on any device
-RANK = 0  # of this engine among data-parallel ones
 
 
 class WireEvent(NamedTuple):
@@ -33,10 +32,10 @@ def wire_key(key: bytes) -> int:
 
 
 def encode_batch(
-    time: float, events: Iterable[CacheEvent], block_size: int, encoding: EventEncoding
+    time: float, events: Iterable[CacheEvent], block_size: int, encoding: EventEncoding, rank: int
 ) -> bytes:
     form = as_array if encoding == "array" else as_map
-    return msgpack.encode([time, [form(one) for one in joined(events, block_size)], RANK])
+    return msgpack.encode([time, [form(one) for one in joined(events, block_size)], rank])
 
 
 def as_array(event: WireEvent) -> list[Any]:
