@@ -543,7 +543,7 @@ def a_host_hit_is_also_counted_as_a_device_hit(original: Any) -> Any:
 # -- items --------------------------------------------------------------------
 
 
-@mutant(EncoderCache, "retract", pictured)
+@mutant(EncoderCache, "retract", pictured, seed=42)
 def what_a_lost_step_was_to_encode_is_found(_original: Any) -> Any:
     return lambda cache: None
 
@@ -556,7 +556,7 @@ def the_items_of_one_that_leaves_stay_held(_original: Any) -> Any:
     return leave
 
 
-@mutant(ItemsAhead, "_hold", pictured)
+@mutant(ItemsAhead, "_hold", pictured, seed=8)
 def items_are_not_held(_original: Any) -> Any:
     return lambda ahead, need: None
 

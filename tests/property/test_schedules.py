@@ -15,15 +15,16 @@ from hypothesis.stateful import (
 )
 
 from tests.property.schedules import MOST_TURNS, Drive, drive
+from tests.seeds import seeds
 
-SEEDS, CHUNKS = 90, 1
-SEEDS_LOADING, CHUNKS_LOADING = 30, 1
-SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED = 36, 1
-SEEDS_ADAPTED = 36
-SEEDS_POOLED = 24
-SEEDS_REMOTE = 20
-SEEDS_PICTURED, CHUNKS_PICTURED = 32, 1
-SEEDS_GROUPED = 16
+SEEDS = seeds(45)
+SEEDS_LOADING = seeds(15)
+SEEDS_CONSTRAINED = seeds(18)
+SEEDS_ADAPTED = seeds(26)
+SEEDS_POOLED = seeds(12)
+SEEDS_REMOTE = seeds(14)
+SEEDS_PICTURED = seeds(16)
+SEEDS_GROUPED = seeds(16)
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -41,29 +42,26 @@ FAILED_ONCE = (
 )
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_random_schedules_keep_the_promises(chunk: int) -> None:
+def test_random_schedules_keep_the_promises() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(chunk, SEEDS, CHUNKS):
+    for seed in SEEDS:
         seen += drive(seed)
     for trouble in ("preempted", "cached", "drafts", "stale", "retried", *OLDER, *LATEST):
-        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS_LOADING))
-def test_random_schedules_with_host_hits_keep_the_promises(chunk: int) -> None:
+def test_random_schedules_with_host_hits_keep_the_promises() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(chunk, SEEDS_LOADING, CHUNKS_LOADING):
+    for seed in SEEDS_LOADING:
         seen += drive(seed, loading=True)
     for trouble in ("host hits", "preempted", "stale", "retried", "failed", "failed rows"):
-        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS_CONSTRAINED))
-def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None:
+def test_random_schedules_with_constraints_keep_the_promises() -> None:
     """Among all others, each constrained output follows its grammar."""
     seen: Counter[str] = Counter()
-    for seed in range(chunk, SEEDS_CONSTRAINED, CHUNKS_CONSTRAINED):
+    for seed in SEEDS_CONSTRAINED:
         seen += drive(seed, constrained=True)
     for trouble in (
         "constrained",
@@ -78,13 +76,13 @@ def test_random_schedules_with_constraints_keep_the_promises(chunk: int) -> None
         "best_of",
         "beams",
     ):
-        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
 def test_random_schedules_with_adapters_keep_the_promises() -> None:
     """Among all others; no step has more adapters than there are slots for."""
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS_ADAPTED):
+    for seed in SEEDS_ADAPTED:
         seen += drive(seed, loading=seed % 4 == 0, constrained=seed % 3 == 0, adapted=True)
     asked = ("several adapters", "passed over", "preempted", "swap_in", "drafts", "best_of")
     for trouble in (*asked, "cached", "host hits", "constrained", "stale", "retried", "beams"):
@@ -94,17 +92,16 @@ def test_random_schedules_with_adapters_keep_the_promises() -> None:
 def test_random_schedules_with_embeddings_keep_the_promises() -> None:
     """Among all others, each embedding is of the positions that its request pools."""
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS_POOLED):
+    for seed in SEEDS_POOLED:
         seen += drive(seed, constrained=seed % 3 == 0, adapted=seed % 2 == 0, pooled=True)
     for trouble in ("last", "mean", "cls", "preempted", "swap_in", "stale", "retried", "best_of"):
         assert seen[trouble], f"no schedule had {trouble}"
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS_PICTURED))
-def test_random_schedules_with_items_keep_the_promises(chunk: int) -> None:
+def test_random_schedules_with_items_keep_the_promises() -> None:
     """Among all others, each position of an item has the embedding of its content."""
     seen: Counter[str] = Counter()
-    for seed in range(chunk, SEEDS_PICTURED, CHUNKS_PICTURED):
+    for seed in SEEDS_PICTURED:
         seen += drive(
             seed,
             pictured=True,
@@ -113,15 +110,15 @@ def test_random_schedules_with_items_keep_the_promises(chunk: int) -> None:
             adapted=seed % 7 == 0,
         )
     for trouble in ("encoded", "encoder hits", "encoder full", "preempted", "swap_in", "drafts"):
-        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+        assert seen[trouble], f"no schedule had {trouble}"
     for trouble in ("stale", "retried", "best_of", "failed rows", "cached", "refused"):
-        assert seen[trouble], f"no schedule of this chunk had {trouble}"
+        assert seen[trouble], f"no schedule had {trouble}"
 
 
 def test_random_schedules_with_a_connector_keep_the_promises() -> None:
     """Among all others, what a connector loads is used as if it had been computed here."""
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS_REMOTE):
+    for seed in SEEDS_REMOTE:
         seen += drive(
             seed,
             remote=True,
@@ -139,7 +136,7 @@ def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
     """Among all others, each position has what it reads in every group, and the smallest pool that
     one sequence fits into is enough."""
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS_GROUPED):
+    for seed in SEEDS_GROUPED:
         seen += drive(
             seed,
             grouped=True,
