@@ -335,3 +335,23 @@ def test_no_recording_is_an_unreadable_file(
     said = capsys.readouterr()
     assert said.out == ""
     assert [line.startswith("paceline replay: ") for line in said.err.splitlines()] == [True] * 3
+
+
+def test_a_timeline_has_the_times_of_the_recording(tmp_path: Path) -> None:
+    record(tmp_path / "run.paceline").close()
+    out = tmp_path / "trace.json"
+    assert main(["replay", str(tmp_path / "run.paceline"), "--trace", str(out)]) == IDENTICAL
+    events = json.loads(out.read_text())
+    steps = {one["name"]: one for one in events if one["name"].startswith("step ")}
+    assert [one["ts"] for one in steps.values()] == [1e6, 2e6, 3e6, 4e6]
+    assert {one["dur"] for one in steps.values()} == {5e5}
+    assert {one["id"] for one in events if one["ph"] == "b"} == {"a", "b"}
+
+
+def test_a_timeline_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run.paceline").close()
+    out = str(tmp_path / "missing" / "trace.json")
+    assert main(["replay", str(tmp_path / "run.paceline"), "--trace", out]) == UNREADABLE
+    assert "missing" in capsys.readouterr().err

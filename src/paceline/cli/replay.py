@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,11 @@ import typer
 from paceline.cli.command import os_problem
 from paceline.cli.request_lives import RequestLives
 from paceline.core.errors import RequestError
+from paceline.core.plan import NO_OUTPUTS, Plan
+from paceline.engine.core.observers import NOT_OBSERVED
+from paceline.engine.core.ports import StepObserver
+from paceline.engine.trace.step_trace import StepTrace
+from paceline.engine.trace.trace_file import TraceFile
 from paceline.sched.explain.sentences import plural
 from paceline.sched.replay.reader import CutBeginning, RecordingEnd
 from paceline.sched.replay.records import RecordingError
@@ -37,6 +44,10 @@ class ReplayOptions:
         int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
     ] = None
     alone: AloneFlag = False
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT", help="Write a timeline to this file, which Perfetto opens."),
+    ] = None
     json: Annotated[
         bool,
         typer.Option(
@@ -56,10 +67,12 @@ def run(options: ReplayOptions) -> int:
     try:
         replay = replay_of(options.file, options.alone, "replay")
         lives = RequestLives(replay, options.explain or "")
-        for plan in replay.plans(options.until):
-            lives.see(plan)
-            if options.json:
-                print(json.dumps(plan.to_dict()))
+        with timeline(replay, options.trace) as trace:
+            for plan in replay.plans(options.until):
+                lives.see(plan)
+                trace.planned(plan)
+                if options.json:
+                    print(json.dumps(plan.to_dict()))
     except BrokenPipeError:  # the program that reads the plans has ended
         raise
     except RecordingError as error:
@@ -77,6 +90,29 @@ def run(options: ReplayOptions) -> int:
             complain("replay", error)
             return UNREADABLE
     return status(replay)
+
+
+@contextmanager
+def timeline(replay: Replay, path: Path | None) -> Generator[StepObserver]:
+    """Writes what is replayed to a file, by the times of the recording.
+
+    OSError if the file cannot be written.
+    """
+    if path is None:
+        yield NOT_OBSERVED
+        return
+    file = TraceFile(path, f"paceline, recorded in {replay.reader.path.name}")
+    trace = StepTrace(file, replay.scheduler, lambda: replay.scheduler.state.now)
+
+    def committed(plan: Plan) -> None:
+        trace.landed(plan)
+        trace.committed(plan, NO_OUTPUTS)
+
+    replay.on_commit = committed
+    try:
+        yield trace
+    finally:
+        trace.close()
 
 
 def replay_of(path: Path, alone: bool, command: str) -> Replay:

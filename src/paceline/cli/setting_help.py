@@ -28,6 +28,7 @@ NAMES = {
 METAVARS = {
     "tenant_weights": "NAME=WEIGHT",
     "record": "FILE",
+    "trace": "FILE",
     "lora_modules": "NAME=PATH",
     "record_max_bytes": "BYTES",
     "tool_call_parser": "NAME",
@@ -307,6 +308,8 @@ SENTENCES = {
     "record_max_bytes": "Maximum size of one recording file; then recording continues in a new "
     "file.",
     "record_files": "Recording files to keep; 1: recording stops when the file is full.",
+    "trace": "Write a timeline of steps and requests to this file, which Perfetto opens; "
+    "empty: none.",
 }
 
 

@@ -272,11 +272,12 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """A recording of the scheduler's calls. It changes no decision, so it is not in `Config`."""
+    """What is written of a run. It changes no decision, so it is not in `Config`."""
 
-    record: str = ""  # the file to write; an empty name: no recording
+    record: str = ""  # the file to write the scheduler's calls to; an empty name: no recording
     record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
     record_files: int = 4  # files that are kept; 1: the recording stops when its file is full
+    trace: str = ""  # a file for a timeline of steps and requests, which Perfetto opens
 
     def __post_init__(self) -> None:
         check_types(self)

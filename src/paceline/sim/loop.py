@@ -8,6 +8,7 @@ from paceline.core.errors import StepError
 from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request
 from paceline.engine.core.engine import Engine
+from paceline.engine.core.observers import all_of
 from paceline.engine.core.ports import StepObserver
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
@@ -51,10 +52,9 @@ class Loop:
     ) -> None:
         self.scheduler, self.clock = scheduler, VirtualClock()
         self._runner = SimulatedRunner(device, self.clock)
-        self._seen = TurnObserver(self.clock, observer)
-        self._engine = Engine(
-            scheduler, self._runner, self.clock, depth, STOP_AT_ERRORS, self._seen
-        )
+        self._seen = TurnObserver(self.clock)
+        observers = all_of([self._seen, *([] if observer is None else [observer])])
+        self._engine = Engine(scheduler, self._runner, self.clock, depth, STOP_AT_ERRORS, observers)
 
     def run(self, requests: Iterable[Request]) -> Iterator[SimulatedTurn]:
         """Submit each request when it arrives; turn until all have ended.
@@ -92,10 +92,10 @@ def arrival(request: Request) -> float:
 
 
 class TurnObserver(StepObserver):
-    """Keeps what the engine does in one turn, and passes it on to another observer."""
+    """Keeps what the engine does in one turn."""
 
-    def __init__(self, clock: VirtualClock, observer: StepObserver | None) -> None:
-        self._clock, self._observer = clock, observer
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
         self.begin()
 
     def begin(self) -> None:
@@ -112,18 +112,6 @@ class TurnObserver(StepObserver):
 
     def planned(self, plan: Plan) -> None:
         self._plan, self._planned_at = plan, self._clock()
-        if self._observer is not None:
-            self._observer.planned(plan)
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
         self._committed, self._outputs = plan, outputs
-        if self._observer is not None:
-            self._observer.committed(plan, outputs)
-
-    def changed(self) -> None:
-        if self._observer is not None:
-            self._observer.changed()
-
-    def close(self) -> None:
-        if self._observer is not None:
-            self._observer.close()

@@ -88,6 +88,7 @@ def build(
         kv_events=events,
         connector=connector,
         blocks=connect(connector, scheduler, runner),
+        trace=record.trace,
     )
 
 

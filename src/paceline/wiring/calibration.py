@@ -49,7 +49,14 @@ def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
         name=name or default_name(components.model, device),
         device=device_name(device),
         model=model_name(components.model),
-        max_model_len=config.step.max_model_len,
+        depth=components.depth,
+        settings={
+            "max_num_batched_tokens": config.step.max_num_batched_tokens,
+            "max_num_seqs": config.step.max_num_seqs,
+            "max_model_len": config.step.max_model_len,
+            "watermark": config.step.watermark,
+            "block_size": cache.block_size,
+        },
         versions={
             "paceline": __version__,
             "torch": str(torch.__version__),

@@ -65,9 +65,10 @@ def settings_of(settings: Mapping[str, Any], engine: int) -> dict[str, Any]:
         found[EVENTS] = events_of(mapping_in(EVENTS, found[EVENTS], EXAMPLE), engine)
     if found.get(SETTING):
         found[SETTING] = transfer_of(content_of(found[SETTING]), engine)
-    if record := found.get("record"):
-        path = Path(record)
-        found["record"] = str(path.with_stem(f"{path.stem}-engine{engine}"))
+    for name in ("record", "trace"):
+        if found.get(name):
+            path = Path(found[name])
+            found[name] = str(path.with_stem(f"{path.stem}-engine{engine}"))
     return found
 
 

@@ -10,10 +10,12 @@ from paceline.core.kv_events_config import KVEventsConfig
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
+from paceline.engine.core.observers import all_of
 from paceline.engine.core.ports import PromptImages, Runner, StepObserver
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
+from paceline.engine.trace.step_trace import StepTrace
 from paceline.kv.connector import BlockStore, Connector
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
@@ -38,6 +40,7 @@ class EngineComponents:
     kv_events: KVEventsConfig | None = None  # None: none are published
     connector: Connector | None = None  # the scheduler has it too
     blocks: BlockStore | None = None  # that it reads and writes
+    trace: str = ""  # a file for a timeline; an empty name: none
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -56,16 +59,18 @@ class EngineComponents:
             try:
                 self.connector.attach(self.blocks, engine.nudge)
             except Exception:
-                if observer is not None:
-                    observer.close()
+                observer.close()
                 raise
         return engine
 
-    def _observer(self) -> StepObserver | None:
-        if self.kv_events is None:
-            return None
-        observers = import_module("paceline.engine.kv_events.observer")  # it needs pyzmq
-        return observers.CacheObserver.publishing(self.scheduler, self.kv_events)
+    def _observer(self) -> StepObserver:
+        found: list[StepObserver] = []
+        if self.trace:
+            found.append(StepTrace.writing(self.trace, self.scheduler))
+        if self.kv_events is not None:
+            events = import_module("paceline.engine.kv_events.observer")  # it needs pyzmq
+            found.append(events.CacheObserver.publishing(self.scheduler, self.kv_events))
+        return all_of(found)
 
     def frontend(self, engine: Engine) -> Frontend:
         found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)

@@ -43,6 +43,7 @@ from paceline.engine.core.messages import (
     Submit,
     Wake,
 )
+from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.pipeline import Pipeline
 from paceline.engine.core.ports import Clock, Runner, StepObserver
 from paceline.engine.core.preparations import Preparations
@@ -84,7 +85,7 @@ class Engine:
         self.scheduler, self.clock = scheduler, clock
         self.broken = ""  # why the engine stopped for good
         self.resting = True  # did the latest turn find nothing to run?
-        self.settings, self._runner, self._observer = settings, runner, observer
+        self.settings, self._runner, self._observer = settings, runner, observer or NOT_OBSERVED
         self._constrained = constrained  # None: no request may have a constraint
         self._preparations = Preparations(constrained)
         self._pipeline = Pipeline(runner, depth, constrained)
@@ -187,8 +188,7 @@ class Engine:
         if self.resting and self.scheduler.idle and not (has_news or while_idle):
             return None
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
-        if self._observer is not None:
-            self._observer.changed()
+        self._observer.changed()
         return self._delivery(outputs, result, self.clock())
 
     def rest(self) -> None:
@@ -201,8 +201,7 @@ class Engine:
         self._runner.close()
         self._preparations.close()
         self.scheduler.close()
-        if self._observer is not None:
-            self._observer.close()
+        self._observer.close()
 
     # -- commands, on its own thread ----------------------------------------
 
@@ -303,8 +302,7 @@ class Engine:
         if question.verb in ADAPTER_VERBS:
             return answer_about(self._preparations.adapters, question)
         found = answer(self.scheduler, question, self.clock())
-        if self._observer is not None:
-            self._observer.changed()
+        self._observer.changed()
         if question.verb != "gauges":
             return found
         grammars = {} if self._constrained is None else self._constrained.figures()
@@ -323,6 +321,7 @@ class Engine:
                 if not (latest.empty or self._pipeline.full):
                     return NO_OUTPUTS, None  # the next turn plans another step before any result
             plan, result = self._pipeline.land()
+            self._observer.landed(plan)
             self._counts.landed(plan, result)
             result = of_live_requests(self.scheduler.view, result)
             if self._constrained is not None and self._constrained.any_open:
@@ -336,16 +335,16 @@ class Engine:
 
     def _launch(self) -> Plan:
         """Plan a step and launch it; an empty plan still lists the slots that were released."""
+        self._observer.planning()
         plan = self.scheduler.plan(self.clock())
-        if self._observer is not None:
-            self._observer.planned(plan)
+        self._observer.planned(plan)
         self._pipeline.launch(plan)
+        self._observer.launched(plan)
         return plan
 
     def _commit(self, plan: Plan, result: StepResult) -> Outputs:
         outputs = self.scheduler.commit(plan, result, self.clock())
-        if self._observer is not None:
-            self._observer.committed(plan, outputs)
+        self._observer.committed(plan, outputs)
         return outputs
 
     def _fail(self, error: StepError) -> Outputs:

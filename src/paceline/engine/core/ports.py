@@ -45,8 +45,17 @@ class StepObserver(Protocol):
     A class that inherits from it defines the methods that it needs.
     """
 
+    def planning(self) -> None:
+        """The scheduler is about to plan a step."""
+
     def planned(self, plan: Plan) -> None:
         """The scheduler planned this step; the runner has not seen it yet."""
+
+    def launched(self, plan: Plan) -> None:
+        """The runner has this step."""
+
+    def landed(self, plan: Plan) -> None:
+        """The runner returned the result of this step."""
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
         """The scheduler has the result of this step."""

@@ -1,5 +1,6 @@
 """Repeat the calls of a recording on a new scheduler, and compare every plan."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,8 +112,9 @@ class Replay:
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
         self._parts: list[ResultPart] = []  # of the commit to come
-        self._verified = self._requests = self._refused = 0
+        self._counts = Counter[str]()  # verified plans, requests, and refused calls
         self._calls = self._call_table()
+        self.on_commit: Callable[[Plan], None] = lambda plan: None  # called after each commit
 
     def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
         """How each kind of call is made."""
@@ -150,9 +152,9 @@ class Replay:
         stats, before = self.scheduler.stats, self._before
         return ReplaySummary(
             steps=stats.steps - before.steps,
-            verified=self._verified,
-            requests=self._requests,
-            refused=self._refused,
+            verified=self._counts["verified"],
+            requests=self._counts["requests"],
+            refused=self._counts["refused"],
             tokens=stats.sampled - before.sampled,
             preemptions=stats.preemptions - before.preemptions,
             swapped_out_blocks=stats.swapped_out_blocks - before.swapped_out_blocks,
@@ -215,7 +217,7 @@ class Replay:
         submission = Submission.decoded(payload)
         self.scheduler.submit(submission.request, submission.now, submission.parked)
         self.request_ids[submission.request.id] = None
-        self._requests += 1
+        self._counts["requests"] += 1
 
     def _plan_again(self, payload: bytes) -> None:
         (now,) = TIME.unpack(payload)
@@ -231,6 +233,7 @@ class Replay:
         self._parts.clear()
         self.scheduler.commit(plan, result, made.now)
         self._flight.committed(made.step)
+        self.on_commit(plan)
 
     def _score(self, payload: bytes) -> None:
         self._parts.append(ResultScores.decoded(payload).added_to)
@@ -274,7 +277,7 @@ class Replay:
         (step,) = STEP.unpack_from(payload)
         recorded, replayed = payload[STEP.size :], self._fingerprint.of(plan)
         if (step, recorded) == (plan.step, replayed):
-            self._verified += 1
+            self._counts["verified"] += 1
         else:
             found = differences(recorded, replayed)
             self._diverge(f"the plans differ in {found}; the replay has {brief(plan)}", step)
@@ -285,7 +288,7 @@ class Replay:
         if now is None:
             self._diverge(f"the recorded run refused a call that the replay accepts: {then}")
         else:
-            self._refused += 1
+            self._counts["refused"] += 1
 
     def _diverge_by_refusal(self) -> None:
         self._diverge(f"the recorded run accepted a call that the replay refuses: {self._refusal}")

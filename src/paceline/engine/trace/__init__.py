@@ -1,0 +1,1 @@
+"""A timeline of an engine, in the format of Chrome and Perfetto."""

@@ -1,0 +1,142 @@
+"""Writes what an engine does as a timeline: its steps, what the host does, and each request."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+from paceline.core.events import Happened, Moment
+from paceline.core.plan import Outputs, Plan
+from paceline.engine.core.observers import NOT_OBSERVED
+from paceline.engine.core.ports import StepObserver
+from paceline.engine.trace.trace_file import TraceFile
+from paceline.sched.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+HOST, DEVICE = "host", "device"  # tracks
+# What a request does after a turn of its life, until the next one; the others change nothing.
+PHASES = {
+    Happened.SUBMITTED: "waiting",
+    Happened.PARKED: "parked",
+    Happened.WOKEN: "waiting",
+    Happened.ADMITTED: "prefill",
+    Happened.RESUMED: "computing again",
+    Happened.FIRST_TOKEN: "decode",
+    Happened.PREEMPTED: "preempted",
+    Happened.SWAPPED: "swapped out",
+    Happened.RETURNED: "decode",
+}
+FLUSHED_S = 1.0  # between two writes to the disk
+
+
+class StepTrace(StepObserver):
+    """The engine calls it at the borders of what it does; the time between two calls is a slice.
+
+        host      | plan | launch | wait       | commit | report |
+        device           | step 7                       |
+        request a | waiting | prefill | decode ...
+
+    With steps launched ahead, the slice of a step on the device begins when its launch begins or
+    when the step before it has ended, whichever is later. The life of a request is written when it
+    has ended.
+    """
+
+    def __init__(
+        self, file: TraceFile, scheduler: Scheduler, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._file, self._scheduler, self._clock = file, scheduler, clock
+        self._last: float | None = None  # when the latest slice of the host ended
+        self._begun: dict[int, float] = {}  # when each step in flight was launched
+        self._landed = self._flushed = clock()
+
+    @classmethod
+    def writing(cls, path: str, scheduler: Scheduler) -> StepObserver:
+        """An observer that writes a file. If that fails, a warning says so, and none is written."""
+        try:
+            return cls(TraceFile(path, "paceline"), scheduler)
+        except OSError as error:
+            log.warning("cannot write a trace to %s: %s; the engine runs without", path, error)
+            return NOT_OBSERVED
+
+    # -- the borders --------------------------------------------------------
+
+    def planning(self) -> None:
+        self._last = self._clock()
+
+    def planned(self, plan: Plan) -> None:
+        now = self._border("plan")
+        if not plan.empty:
+            self._begun[plan.step] = now
+        self._write_lives(plan.finished)
+
+    def launched(self, plan: Plan) -> None:
+        if not plan.empty:
+            self._border("launch")
+
+    def landed(self, plan: Plan) -> None:
+        now = self._border("wait")
+        if plan.empty:
+            return
+        begin = max(self._begun.pop(plan.step, now), self._landed)
+        self._landed = now
+        self._file.slice(DEVICE, f"step {plan.step}", begin, now, step_values(plan))
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        now = self._border("commit")
+        gauges = self._scheduler.view.gauges()
+        self._file.counter("requests", now, {"running": gauges.running, "waiting": gauges.waiting})
+        self._file.counter("KV in use", now, {"%": round(100 * gauges.kv_usage, 2)})
+
+    def changed(self) -> None:
+        if self._last is None:
+            return
+        now = self._border("report")
+        self._last = None  # what follows is not a part of a turn
+        if now - self._flushed > FLUSHED_S:
+            self._flushed = now
+            self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _border(self, name: str) -> float:
+        """End a slice of the host, and begin another."""
+        now = self._clock()
+        self._file.slice(HOST, name, now if self._last is None else self._last, now)
+        self._last = now
+        return now
+
+    # -- requests -----------------------------------------------------------
+
+    def _write_lives(self, request_ids: Iterable[str]) -> None:
+        for name in request_ids:
+            if (ended := self._scheduler.view.ended(name)) is not None:
+                write_life(self._file, name, ended.life)
+
+
+def write_life(file: TraceFile, request_id: str, life: Sequence[Moment]) -> None:
+    """The phases of a request that has ended, one after another."""
+    turns = [one for one in life if one.happened in PHASES or one.happened is Happened.FINISHED]
+    for one, next_ in pairwise(turns):
+        values = {"step": one.step, one.happened.value: one.amount, "cause": one.cause}
+        file.life(request_id, PHASES[one.happened], one.time, next_.time, values)
+
+
+def step_values(plan: Plan) -> dict[str, Any]:
+    """What a step does, in numbers."""
+    rows = plan.rows
+    several = rows.count - rows.drafts > 1
+    found = {
+        "rows": len(rows),
+        "positions": plan.total,
+        "prompts": int(several.sum()),
+        "drafts": int(rows.drafts.sum()),
+        "admitted": len(plan.admitted),
+        "preempted": len(plan.preempted),
+        "copied blocks": len(plan.copies),
+        "swapped out": len(plan.swap_out),
+        "swapped in": len(plan.swap_in),
+    }
+    return {name: value for name, value in found.items() if value}
