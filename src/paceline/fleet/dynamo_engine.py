@@ -27,7 +27,7 @@ from paceline.engine.api import Report, Stream, TextDelta
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.streaming import StreamingEngine
 from paceline.fleet.dynamo_messages import chunk_of, generation_of, last_chunk
-from paceline.server.telemetry.prometheus import Exposition, exposition
+from paceline.server.telemetry.prometheus import EngineMetrics, exposition
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ class DynamoEngine(LLMEngine):
         if self._report is None:
             return ""
         healthy = self._engine.healthy() is None
-        return exposition(Exposition(self._report, self._part.model, healthy, {}), (), {}).decode()
+        metrics = EngineMetrics(self._report, self._part.model, RANK, healthy, {})
+        return exposition([metrics], {}).decode()
 
     async def _report_load(self) -> None:
         while True:
