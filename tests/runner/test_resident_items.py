@@ -13,11 +13,14 @@ from paceline.runner.coordinates import Coordinates
 from paceline.runner.encoder_store import EncoderStore
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.group import RankGroup
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
+from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import IDS, Pixels, image_model, random_image
 from tests.runner.driving import SETTINGS, WAYS, drive
+from tests.runner.parallel.ranks import tokens_of_two_ranks
 
 MARKS = {"SmolVLM": IDS["<image>"], "Qwen2_5_VL": IDS["<|image_pad|>"]}
 SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": [(16, 24), (24, 16), (16, 16), (32, 8)]}
@@ -54,8 +57,7 @@ def asked(name: str) -> list[Request]:
     return found
 
 
-def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: Any) -> Any:
-    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+def runner_with_items(model: Model, scheduler: Scheduler) -> TorchRunner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     slots = config.step.max_num_seqs
@@ -67,7 +69,12 @@ def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: An
     store = EncoderStore(model.images, torch.zeros(config.encoder_capacity, model.images.width))
     runner.use_items(ResidentItems(store, Coordinates(slots, square) if square else None))
     assert runner.capabilities.items
-    return drive(scheduler, runner, requests, depth), scheduler
+    return runner
+
+
+def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: Any) -> Any:
+    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    return drive(scheduler, runner_with_items(model, scheduler), requests, depth), scheduler
 
 
 @pytest.mark.parametrize("way", ITEM_WAYS)
@@ -106,3 +113,13 @@ def test_tokens_are_those_of_transformers(name: str) -> None:
         theirs = {"pixel_values": (scaled[None] - 0.5) / 0.5}
     found = model.theirs.generate(input_ids=ids, max_new_tokens=9, do_sample=False, **theirs)
     assert plain_outputs(name)["r1"] == found[0, ids.shape[1] :].tolist()
+
+
+def test_every_rank_encodes_images() -> None:
+    checkpoint = open_checkpoint(image_model("Qwen2_5_VL").folder)
+    due, _ = outputs(Model.load(checkpoint), asked("Qwen2_5_VL")[:2])
+
+    def rank(group: RankGroup, scheduler: Scheduler) -> TorchRunner:
+        return runner_with_items(Model.load(checkpoint, group=group), scheduler)
+
+    assert tokens_of_two_ranks(rank, asked("Qwen2_5_VL")[:2], SETTINGS, 2)[0] == due

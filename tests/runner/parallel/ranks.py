@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from torch import distributed
 
+from paceline import Request, Scheduler, StepResult
+from paceline.core.plan import Plan
+from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.parallel.shard import Shard
+from tests.runner.driving import drive
 
 T = TypeVar("T")
+Plans = SimpleQueue[Plan | None]
 dist: Any = distributed
 
 
@@ -21,4 +27,45 @@ def on_ranks(size: int, work: Callable[[RankGroup], T]) -> list[T]:
             threads.submit(lambda shard: work(RankGroup(shard, store)), Shard(rank, size))
             for rank in range(size)
         ]
-        return [one.result(60) for one in started]
+        return [one.result(120) for one in started]
+
+
+class Repeated:
+    """A runner whose plans are run by another one too."""
+
+    def __init__(self, runner: Any, plans: Plans) -> None:
+        self._runner, self._plans = runner, plans
+
+    def launch(self, plan: Plan) -> None:
+        self._plans.put(plan)
+        self._runner.launch(plan)
+
+    def wait(self) -> StepResult:
+        return self._runner.wait()
+
+
+def tokens_of_two_ranks(
+    runner_of: Callable[[RankGroup, Scheduler], Any],
+    asked: list[Request],
+    settings: dict[str, Any],
+    depth: int = 1,
+    constrained: ConstrainedRequests | None = None,
+) -> tuple[dict[str, Any], Scheduler]:
+    """What requests get of two ranks, and the scheduler when all have ended."""
+    scheduler, plans = Scheduler.create(**settings), Plans()
+
+    def work(group: RankGroup) -> dict[str, Any]:
+        runner = runner_of(group, scheduler)
+        if group.is_first:
+            try:
+                return drive(scheduler, Repeated(runner, plans), asked, depth, constrained)
+            finally:
+                plans.put(None)
+        while (plan := plans.get()) is not None:
+            runner.launch(plan)
+            if not plan.empty:
+                runner.wait()
+        return {}
+
+    got, _ = on_ranks(2, work)
+    return got, scheduler

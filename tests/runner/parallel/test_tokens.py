@@ -1,20 +1,20 @@
 """A runner on two ranks, under the real scheduler: the same tokens as one process, in every way."""
 
-from collections.abc import Callable
-from queue import SimpleQueue
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from paceline import Request, Scheduler, StepResult
-from paceline.core.plan import Plan
+from paceline import Request, Scheduler
+from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
+from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, WAYS, drive, requests
-from tests.runner.parallel.ranks import on_ranks
+from tests.runner.parallel.ranks import tokens_of_two_ranks
 from tests.runner.support import tiny
 from tests.runner.test_runner import DRAFTED, runner_for
 
@@ -28,56 +28,47 @@ MIXED = [
 ]
 
 
-class Repeated:
-    """A runner whose plans are run by another one too."""
-
-    def __init__(self, runner: TorchRunner, send: Callable[[Plan | None], None]) -> None:
-        self._runner, self._send = runner, send
-
-    def launch(self, plan: Plan) -> None:
-        self._send(plan)
-        self._runner.launch(plan)
-
-    def wait(self) -> StepResult:
-        return self._runner.wait()
-
-
 def asked() -> list[Request]:
-    plain = requests(seed=11)
-    fields = {"max_tokens": 12, "seed": 11}
-    return [
-        Request(id=one.id, prompt=one.prompt, sampling=sampling, **fields)  # pyright: ignore
-        for one, sampling in zip(plain, MIXED, strict=True)
-    ]
+    pairs = zip(requests(seed=11), MIXED, strict=True)
+    return [replace(one, max_tokens=12, sampling=sampling) for one, sampling in pairs]
 
 
-def one_process(**changes: Any) -> dict[str, Any]:
-    scheduler = Scheduler.create(**SETTINGS | changes)
-    return drive(scheduler, runner_for(Model.load(CHECKPOINT), scheduler), asked())
+def rank(group: RankGroup, scheduler: Scheduler) -> TorchRunner:
+    return runner_for(Model.load(CHECKPOINT, group=group), scheduler)
 
 
 @pytest.fixture(scope="module")
 def plainly() -> dict[str, Any]:
-    return one_process()
+    scheduler = Scheduler.create(**SETTINGS)
+    return drive(scheduler, runner_for(Model.load(CHECKPOINT), scheduler), asked())
 
 
 @pytest.mark.parametrize("way", WAYS | DRAFTED)
 def test_two_ranks_have_the_tokens_of_one_process(way: str, plainly: dict[str, Any]) -> None:
     settings = SETTINGS | (WAYS | DRAFTED)[way]
     depth = settings.pop("depth", 1)
-    plans: SimpleQueue[Plan | None] = SimpleQueue()
+    got, scheduler = tokens_of_two_ranks(rank, asked(), settings, depth)
+    assert got == plainly
+    assert bool(scheduler.stats.swapped_in_blocks) == ("swapped" in way)
 
-    def work(group: RankGroup) -> dict[str, Any]:
-        scheduler = Scheduler.create(**settings)
-        runner = runner_for(Model.load(CHECKPOINT, group=group), scheduler)
-        if group.is_first:
-            got = drive(scheduler, Repeated(runner, plans.put), asked(), depth)
-            plans.put(None)
-            return got
-        while (plan := plans.get()) is not None:
-            runner.launch(plan)
-            if not plan.empty:
-                runner.wait()
-        return {}
 
-    assert on_ranks(2, work) == [plainly, {}]
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_rank_0_alone_has_masks(drafts: int) -> None:
+    """A step with masks samples late, and drafts that are not allowed are left out."""
+    held = {"constraint": Constraint.regex("[0-4]{4}(5|67)*"), "eos_token_ids": (END,)}
+    first, *others = asked()[:3]
+    constrained = [replace(first, **held), replace(others[0], **held), others[1]]
+    settings = SETTINGS | {"num_speculative_tokens": drafts, "speculation": "fixed"}
+    vocab = CHECKPOINT.config.vocab
+    masks = constrained_requests(vocab)
+    scheduler = Scheduler.create(**SETTINGS)
+    whole = runner_for(Model.load(CHECKPOINT), scheduler, masks=masks)
+    due = drive(scheduler, whole, constrained, constrained=masks)
+    masks = constrained_requests(vocab)
+
+    def masked(group: RankGroup, scheduler: Scheduler) -> TorchRunner:
+        own = masks if group.is_first else None
+        return runner_for(Model.load(CHECKPOINT, group=group), scheduler, masks=own)
+
+    got, _ = tokens_of_two_ranks(masked, constrained, settings, 2, masks)
+    assert got == due

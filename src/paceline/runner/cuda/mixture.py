@@ -26,6 +26,7 @@ class CudaMixture:
         self._down = _stacked(factory, [one.down for one in spec.experts])
         self._gate_up_bias = _biases(factory, [one.gate_up for one in spec.experts])
         self._down_bias = _biases(factory, [one.down for one in spec.experts])
+        self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
         self._every = torch.arange(
             len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
         )
@@ -39,7 +40,10 @@ class CudaMixture:
         choice = choose_experts(scores, spec.chosen, spec.shares_sum_to_one, self._every)
         gate_up = self._gate_up, choice, self._is_silu, self._gate_up_bias, spec.clamp
         inner = gated_by_experts(x, *gate_up)
-        summed_by_experts(hidden, inner, self._down, choice, self._down_bias)
+        total = torch.zeros_like(hidden) if self._has_parts else hidden
+        summed_by_experts(total, inner, self._down, choice, self._down_bias)
+        if self._has_parts:
+            hidden.add_(self._summed(total))
 
 
 def _stacked(

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.adapters.targets import AdapterTargets
@@ -16,7 +15,7 @@ from paceline.runner.cuda.kernels.few_rows import takes
 from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate_and_store
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.mixture import CudaMixture
-from paceline.runner.cuda.products import NormedLinear, ResidualLinear
+from paceline.runner.cuda.products import NormedLinear, residual_product
 from paceline.runner.cuda.turns import TurnTable
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
@@ -26,6 +25,8 @@ from paceline.runner.layers.stack import STORED
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
+from paceline.runner.parallel.divide import divide
+from paceline.runner.parallel.group import RankGroup
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
@@ -110,7 +111,7 @@ class CudaLayer:
         self._attention, self._layer = attention, layer
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
         output = attention.output, attention.output_norm
-        self._out = ResidualLinear(factory, *output, beside("output"))
+        self._out = residual_product(factory, *output, beside("output"))
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMixture(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
@@ -154,7 +155,7 @@ class CudaMLP:
     def __init__(self, factory: LayerFactory, spec: MLPSpec, beside: Beside = nowhere) -> None:
         gate_up = factory.linear(spec.gate_up, spec.norm)
         self._gate_up = NormedLinear(gate_up, spec.norm, beside("gate_up"), is_gated=True)
-        self._down = ResidualLinear(factory, spec.down, spec.output_norm, beside("down"))
+        self._down = residual_product(factory, spec.down, spec.output_norm, beside("down"))
         self._is_silu = spec.activation == "silu"
 
     def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
@@ -177,7 +178,9 @@ class CudaModel:
         item_rows: int = 0,
         adapters: AdapterSizes | None = None,
     ) -> None:
-        self.config, self.dtype = factory.checkpoint.config, factory.dtype
+        config, group = factory.checkpoint.config, factory.group
+        self.config = config if group is None else group.shard.config(config)  # of this rank
+        self.dtype, self.group = factory.dtype, group
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
@@ -187,7 +190,7 @@ class CudaModel:
         self.first_item_id = len(table)
         if self.images is not None:
             table = torch.cat((table, table.new_zeros(item_rows, table.shape[1])))
-        self._embedding = table
+        self._embedding, self._embed = table, factory.embedding(table)
         self.item_table = table[self.first_item_id :]
         turns = {
             rope: TurnTable(rope, max_model_len + 1, factory.device)
@@ -199,7 +202,7 @@ class CudaModel:
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
-        self._head = factory.linear(spec.head, spec.norm)
+        self._head = factory.head(spec.head, spec.norm)
         self._logit_cap = spec.logit_cap
 
     @staticmethod
@@ -210,13 +213,17 @@ class CudaModel:
         device: torch.device | str = "cuda",
         item_rows: int = 0,
         adapters: AdapterSizes | None = None,
+        group: RankGroup | None = None,
     ) -> "CudaModel":
-        """Load weights, with room for so many embeddings of images, and for adapters."""
+        """Load weights, with room for so many embeddings of images, and for adapters. With a
+        group, the weights are the part of one rank."""
         spec = describe(checkpoint.config, max_model_len)
         CUDA.require(spec)
         verify(checkpoint)
+        if group is not None:
+            spec = divide(spec, group.shard)
         with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, DenseLinear)
+            factory = LayerFactory(checkpoint, dtype, device, DenseLinear, group=group)
             return CudaModel(factory, spec, max_model_len, item_rows, adapters)
 
     def _beside(self, layer: int) -> Beside:
@@ -235,7 +242,7 @@ class CudaModel:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of all positions are in the store afterwards, in these cells [groups, positions],
         and what some layers read in `inputs`."""
-        hidden = F.embedding(batch.tokens, self._embedding)
+        hidden = self._embed(batch.tokens)
         turns = self._turned(batch.coordinates)
         step = CudaLayerContext(
             batch.position, cells.unbind(), kv, attention, batch.adapters, turns
@@ -265,8 +272,8 @@ class CudaModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab] in the type of the model."""
+        """Return logits [n, vocab] in the type of the model; [n, 0] on ranks that do not sample."""
         logits = self._head(normalized(hidden, self._floor))
-        if self._logit_cap is not None:
+        if self._logit_cap is not None and logits.shape[1]:
             cap_logits(logits, self._logit_cap)
         return logits

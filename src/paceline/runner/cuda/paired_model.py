@@ -73,7 +73,7 @@ class PairedModel(CudaModel):
     """
 
     def __init__(self, model: CudaModel, second: CudaModel, kv: KVStore) -> None:
-        self.config, self.dtype = model.config, model.dtype
+        self.config, self.dtype, self.group = model.config, model.dtype, model.group
         self._main, self._second, self._kv = model, second, kv
         self._none = torch.zeros(0, dtype=torch.int64, device=kv.content.device)
 

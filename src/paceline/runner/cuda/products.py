@@ -116,6 +116,34 @@ class ResidualLinear:
             add_normalized(hidden, adapted(x, places), *self._norm)
 
 
+class SummedResidual:
+    """The same over the inputs of all ranks."""
+
+    def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
+        self._product, self._summed = factory.linear(spec), factory.sum_over_ranks()
+        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
+
+    def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
+        assert places is None, "adapters are not divided among ranks"
+        total = self._summed(self._product(x))
+        if self._norm is None:
+            hidden.add_(total)
+        else:
+            add_normalized(hidden, total, *self._norm)
+
+
+def residual_product(
+    factory: LayerFactory,
+    spec: ProductSpec,
+    norm: NormSpec | None,
+    widen: Widen = not_adapted,
+) -> ResidualLinear | SummedResidual:
+    """What adds a product of this rank, or of all ranks, to the residual stream."""
+    if factory.group is not None:
+        return SummedResidual(factory, spec, norm)
+    return ResidualLinear(factory, spec, norm, widen)
+
+
 def with_room(product: AdaptedProduct | None) -> AdaptedProduct:
     assert product is not None, "this model was loaded without room for adapters"
     return product

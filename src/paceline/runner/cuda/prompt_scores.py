@@ -11,7 +11,7 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.pooling import places, pooled_spans, summed
-from paceline.runner.prompt_scores import PromptSpan, by_request, scored, spans
+from paceline.runner.prompt_scores import PromptSpan, by_request, scored, slices_of, spans
 from paceline.runner.sampler import TokenScores
 
 
@@ -52,6 +52,7 @@ class PromptScorer:
         self, model: CudaModel, residents: Residents, slots: int, device: torch.device
     ) -> None:
         self._model, self._residents, self._most = model, residents, slots
+        self._samples = model.group is None or model.group.is_first  # or rank 0 does
         self._staging = Staging(device)
 
     def wants(self, plan: Plan) -> bool:
@@ -71,6 +72,8 @@ class PromptScorer:
         found, pools = self._spans(plan), self._pools(plan)
         if not found and not pools:
             return None
+        if not self._samples:
+            return self._take_part(hidden, found)
         sent = self._staging.send(*(span.tokens for span in found)) if found else []
         scores = scored(hidden, found, map(Tensor.long, sent), self._logits, self._most)
         on_host = [leaving(own) for own in scores]
@@ -78,6 +81,12 @@ class PromptScorer:
         landed = torch.cuda.Event()
         landed.record()
         return ScoredPrompts(plan, found, on_host, pools, totals, landed)
+
+    def _take_part(self, hidden: Tensor, spans: list[PromptSpan]) -> None:
+        """What another rank computes, so that rank 0 has its logits."""
+        for span in spans:
+            for part in slices_of(hidden, span, self._most):
+                self._model.logits(part)
 
     def _totals(self, hidden: Tensor, pools: list[PoolSpan]) -> Tensor:
         at, count = self._staging.send(*places(pools))

@@ -26,8 +26,6 @@ from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
 from paceline.runner.cuda.items import CudaItems
-from paceline.runner.cuda.kernels.columns import settle
-from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
@@ -88,7 +86,8 @@ class CudaRunner:
         are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
         square = 0 if model.images is None else model.images.square
-        state = self.state = CudaState(slots, max_model_len, kv, model.adapters, square)
+        own = model.adapters, square, model.group
+        state = self.state = CudaState(slots, max_model_len, kv, *own)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
@@ -365,15 +364,17 @@ class CudaRunner:
         own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
         if not same.is_plain:
             return self._sample(plan, same, logits, own, context)
-        state, ids = self.state, torch.empty_like(own)
-        choose(logits, state.temperature, state.key, own, context, ids)
-        settle(state.tokens, state.position, own, context, ids)
+        ids = torch.empty_like(own)
+        self.state.choose(logits, own, context, ids)
         return LaunchedStep(plan, wanted, self._returns.fetch(ids))
 
     def _sample(
         self, plan: Plan, same: RowLayout, logits: Tensor, slot: Tensor, context: Tensor
     ) -> LaunchedStep:
         """Sample with the sampler, if any row has more settings than a temperature."""
+        if not self.state.samples:
+            self.state.settle(slot, context, ids := torch.empty_like(slot))
+            return LaunchedStep(plan, same.wanted, self._returns.fetch(ids))
         rows, first = plan.rows, context.long()
         own = rows.slot[same.wanted].tolist()
         if self._controls is None:
@@ -388,6 +389,6 @@ class CudaRunner:
         sampled = self._sampler.sample(scores, controls, first)
         controls.observe(sampled.ids, first)
         ids = sampled.ids.masked_fill(sampled.bad, -1).int()
-        settle(self.state.tokens, self.state.position, slot, context, ids)
+        self.state.settle(slot, context, ids)
         ticket = self._returns.fetch(ids)
         return LaunchedStep(plan, same.wanted, ticket, controls, (sampled.scores,), silent)

@@ -11,9 +11,12 @@ from paceline.runner.cuda.adapted_products import AdapterRoom
 from paceline.runner.cuda.adapters import CudaAdapters
 from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.coordinates import CudaCoordinates
-from paceline.runner.cuda.kernels.columns import place
+from paceline.runner.cuda.kernels.columns import place, settle
+from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, Staging
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.factory import whole
+from paceline.runner.parallel.group import RankGroup
 from paceline.runner.sampler import seed_of
 from paceline.runner.token_choice import key_of
 
@@ -34,9 +37,11 @@ class CudaState:
         kv: KVStore,
         room: AdapterRoom | None = None,
         square: int = 0,
+        group: RankGroup | None = None,
     ) -> None:
         """With `room`, sequences may have adapters. With `square`, positions have coordinates:
-        each embedding of an image stands for so many pixels along each side."""
+        each embedding of an image stands for so many pixels along each side. With a group, rank 0
+        samples for all ranks."""
         device = kv.content.device
         # Tables of all groups begin at multiples of 16 bytes, for which kernels are compiled.
         width = -(-max_model_len // (kv.block_size * ALIGNED)) * ALIGNED
@@ -52,6 +57,21 @@ class CudaState:
         self._coordinates = None
         if square:
             self._coordinates = CudaCoordinates(slots, max_model_len + 1, square, device)
+        self.samples = group is None or group.is_first
+        self._shared = whole if group is None else group.share
+
+    # -- tokens --------------------------------------------------------------
+
+    def choose(self, logits: Tensor, slot: Tensor, context: Tensor, ids: Tensor) -> None:
+        """Sample by temperature from logits [n, vocab] into `ids` [n], and settle them."""
+        if self.samples:
+            choose(logits, self.temperature, self.key, slot, context, ids)
+        self.settle(slot, context, ids)
+
+    def settle(self, slot: Tensor, context: Tensor, ids: Tensor) -> None:
+        """Let slots have tokens at positions `context`, all [n]. On every rank `ids` are those of
+        rank 0 afterwards."""
+        settle(self.tokens, self.position, slot, context, self._shared(ids))
 
     # -- changes that come with a plan --------------------------------------
 

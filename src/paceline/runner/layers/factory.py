@@ -88,9 +88,9 @@ class LayerFactory:
         part = self.linear(product)
         return part if self.group is None else SummedLinear(part, self.group)
 
-    def head(self, product: ProductSpec) -> Linear:
+    def head(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
         """A product whose outputs are those of all ranks on rank 0, and none on the others."""
-        part = self.linear(product)
+        part = self.linear(product, before)
         return part if self.group is None else GatheredLinear(part, self.group)
 
     def embedding(self, table: Tensor) -> Callable[[Tensor], Tensor]:

@@ -26,6 +26,11 @@ class RankGroup:
         self.shard, self.backend = shard, backend
         self._group = _connected(shard, store, backend)
 
+    @staticmethod
+    def through_file(shard: Shard, path: str, backend: str) -> "RankGroup":
+        """Connect to the other ranks, which name the same file."""
+        return RankGroup(shard, dist.FileStore(path, shard.size), backend)
+
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which samples."""

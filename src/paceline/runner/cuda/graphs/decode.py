@@ -11,8 +11,7 @@ from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, GraphAttention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
-from paceline.runner.cuda.kernels.columns import begin, settle
-from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.kernels.columns import begin
 from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
@@ -135,7 +134,7 @@ class DecodeGraphs:
         if samples:
             self._choose(logits)
         else:
-            self.logits[:rows].copy_(logits)
+            self.logits[:rows, : logits.shape[1]].copy_(logits)  # some ranks have none
 
     def _sample_masked(self, rows: int) -> None:
         assert self.masks is not None
@@ -143,7 +142,6 @@ class DecodeGraphs:
         self._choose(self.logits[:rows])
 
     def _choose(self, logits: Tensor) -> None:
-        state, rows = self._state, len(logits)
+        rows = len(logits)
         slot, context, ids = self.slot[:rows], self.context[:rows], self.ids[:rows]
-        choose(logits, state.temperature, state.key, slot, context, ids)
-        settle(state.tokens, state.position, slot, context, ids)
+        self._state.choose(logits, slot, context, ids)

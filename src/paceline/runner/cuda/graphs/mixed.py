@@ -16,8 +16,7 @@ from paceline.runner.attention.backend import GraphAttention, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.graphs.decode import sizes
-from paceline.runner.cuda.kernels.columns import settle, spread
-from paceline.runner.cuda.kernels.sampling import choose
+from paceline.runner.cuda.kernels.columns import spread
 from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
@@ -253,9 +252,7 @@ class MixedGraphs:
         return slot.index_select(0, row)
 
     def _samples(self, rows: int, masks: LogitMasks | None = None) -> None:
-        state, ids = self._state, self.ids[:rows]
         logits, slot, context = self.wanted(rows)
         if masks is not None:
             masks.apply(logits)
-        choose(logits, state.temperature, state.key, slot, context, ids)
-        settle(state.tokens, state.position, slot, context, ids)
+        self._state.choose(logits, slot, context, self.ids[:rows])
