@@ -263,6 +263,22 @@ def test_an_engine_stops_when_its_device_is_lost(
     assert_nothing_left(teller.engine.scheduler)
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_an_engine_stops_when_a_process_of_its_runner_is_gone(running: bool) -> None:
+    teller = Teller(components())
+    if running:
+        teller.engine.submit(request("a"))
+        teller.turn()
+    for _ in range(2):
+        teller.engine.lose_runner("rank 1 has died")
+    teller.run()
+    assert teller.engine.broken == "the engine has stopped: rank 1 has died"
+    assert [finish for finish, _ in teller.ends.values()] == [Finish.ERROR] * running
+    with pytest.raises(EngineFailed, match="rank 1 has died"):
+        teller.engine.submit(request("b"))
+    assert_nothing_left(teller.engine.scheduler)
+
+
 def test_an_end_is_told_though_the_device_fails_on_an_empty_plan() -> None:
     teller = Teller(components(lambda plan, at: plan.empty and at == "launch"), on_failure="stop")
     teller.engine.submit(request("a", n=2))

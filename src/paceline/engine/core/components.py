@@ -11,7 +11,7 @@ from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.observers import all_of
-from paceline.engine.core.ports import PromptImages, Runner, StepObserver
+from paceline.engine.core.ports import PromptImages, Runner, StepObserver, WatchedProcesses
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
@@ -41,6 +41,7 @@ class EngineComponents:
     connector: Connector | None = None  # the scheduler has it too
     blocks: BlockStore | None = None  # that it reads and writes
     trace: str = ""  # a file for a timeline; an empty name: none
+    ranks: WatchedProcesses | None = None  # None: the runner is in this process alone
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -61,6 +62,8 @@ class EngineComponents:
             except Exception:
                 observer.close()
                 raise
+        if self.ranks is not None:
+            self.ranks.watch(engine.lose_runner)
         return engine
 
     def _observer(self) -> StepObserver:

@@ -16,13 +16,7 @@ from paceline.core.errors import (
     RequestError,
     StepError,
 )
-from paceline.core.plan import (
-    NO_OUTPUTS,
-    Ended,
-    Outputs,
-    Plan,
-    StepResult,
-)
+from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.answers import settle, when_done
@@ -40,6 +34,7 @@ from paceline.engine.core.messages import (
     Question,
     Refused,
     RequestPrepared,
+    RunnerLost,
     Submit,
     Wake,
 )
@@ -126,6 +121,10 @@ class Engine:
         """Answer a question in the next turn."""
         self._inbox.put(pending)
 
+    def lose_runner(self, reason: str) -> None:
+        """Stop for good in the next turn."""
+        self._inbox.put(RunnerLost(reason))
+
     def nudge(self) -> None:
         """End a present or the next `rest`."""
         self._inbox.nudge()
@@ -165,15 +164,7 @@ class Engine:
 
     @property
     def capacity(self) -> Capacity:
-        config = self.scheduler.config
-        return Capacity(
-            max_model_len=config.step.max_model_len,
-            block_size=config.cache.block_size,
-            num_blocks=config.cache.num_blocks,
-            max_num_seqs=config.step.max_num_seqs,
-            max_num_queued_reqs=config.queue.max_num_queued_reqs,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
-        )
+        return Capacity.of(self.scheduler.config)
 
     def turn(self, *, while_idle: bool = False) -> Delivery | None:
         """Read the inbox, plan a step, and wait for the oldest one once the pipeline is full.
@@ -227,6 +218,8 @@ class Engine:
             case AdapterRead():
                 assert self._preparations.adapters is not None
                 self._preparations.adapters.poll()
+            case RunnerLost(reason):
+                self._halt_now(DeviceLost(reason))
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""
@@ -280,9 +273,7 @@ class Engine:
         try:
             woken = self.scheduler.wake(request_id, self.clock())
         except PluginError as error:
-            outputs = self._halt(error)
-            self._ended += outputs.finished
-            self._forget(*(end.request_id for end in outputs.finished))
+            self._halt_now(error)
             return
         if woken and (missing := self._preparations.pending(request_id)):
             self.scheduler.park(request_id, missing, self.clock())
@@ -361,8 +352,17 @@ class Engine:
             self._stop(message)
         return outputs
 
-    def _halt(self, error: PluginError) -> Outputs:
-        """Stop for good: a policy, a limit or a discipline is wrong, and the next step would be."""
+    def _halt_now(self, error: PacelineError) -> None:
+        """Stop for good outside a step. The next turn reports the requests that ended."""
+        if self.broken:
+            return
+        outputs = self._halt(error)
+        self._ended += outputs.finished
+        self._forget(*(end.request_id for end in outputs.finished))
+
+    def _halt(self, error: PacelineError) -> Outputs:
+        """Stop for good: a policy, a limit or a discipline is wrong, and the next step would be; or
+        there is no runner any more."""
         log.error("%s", error)
         self._pipeline.abandon()
         self.resting = True

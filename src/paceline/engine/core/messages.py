@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.core.arrays import F32, I32, I64
+from paceline.core.config import Config
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.pooling import PooledSpan
@@ -40,6 +41,17 @@ class Capacity:
     max_num_queued_reqs: int  # requests that wait
     enable_prefix_caching: bool = True
     engines: int = 1  # with a step loop each, for different requests
+
+    @staticmethod
+    def of(config: Config) -> "Capacity":
+        return Capacity(
+            max_model_len=config.step.max_model_len,
+            block_size=config.cache.block_size,
+            num_blocks=config.cache.num_blocks,
+            max_num_seqs=config.step.max_num_seqs,
+            max_num_queued_reqs=config.queue.max_num_queued_reqs,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,8 +117,15 @@ class AdapterRead:
     """The files of an adapter were read, well or badly."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerLost:
+    """The runner can run nothing more, whether or not a step is in flight."""
+
+    reason: str
+
+
 Command = (
-    Submit | Abort | Park | Wake | PendingQuestion | RequestPrepared | AdapterRead
+    Submit | Abort | Park | Wake | PendingQuestion | RequestPrepared | AdapterRead | RunnerLost
 )  # from any thread to an engine
 
 

@@ -39,6 +39,14 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+class WatchedProcesses(Protocol):
+    """Processes that a runner needs."""
+
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Call `report`, on any thread, with the reason if one of them is gone."""
+        ...
+
+
 class StepObserver(Protocol):
     """Sees each step as the engine plans and commits it. It must not change the scheduler.
 

@@ -28,16 +28,8 @@ log = logging.getLogger("paceline.engine.core.process_main")  # its name is __ma
 
 def main(address: str) -> None:
     """Read commands from `address`/in and send messages to `address`/out."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)  # the parent decides when this process ends
-    Thread(target=die_with_parent, daemon=True).start()
-    context = zmq.Context()
-    commands, out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket, end in ((commands, "in"), (out, "out")):
-        socket.set_hwm(0)  # sending never blocks; incoming requests are bounded by inbox_requests
-        socket.bind(f"{address}/{end}")
-    outbox = Outbox(out)
-    logging.basicConfig(level=logging.INFO, handlers=[outbox], format="%(message)s")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands, outbox = bound_to_parent(context, address)
     status = 1
     try:
         engine = built(wire.to_core.decode(commands.recv()))
@@ -71,6 +63,23 @@ class Outbox(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.send(wire.LogMessage(record.name, record.levelno, self.format(record)))
+
+
+def bound_to_parent(
+    context: zmq.Context[zmq.Socket[bytes]], address: str
+) -> tuple[zmq.Socket[bytes], Outbox]:
+    """Begin a child process: its sockets to the parent, which gets its log too. The parent decides
+    when it ends, and it ends with the parent."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    Thread(target=die_with_parent, daemon=True).start()
+    commands, out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket, end in ((commands, "in"), (out, "out")):
+        socket.set_hwm(0)  # sending never blocks; incoming requests are bounded by inbox_requests
+        socket.bind(f"{address}/{end}")
+    outbox = Outbox(out)
+    logging.basicConfig(level=logging.INFO, handlers=[outbox], format="%(message)s")
+    return commands, outbox
 
 
 def die_with_parent() -> None:
