@@ -43,6 +43,12 @@ def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
     assert all(text.endswith((".", "?")) for text in SENTENCES.values())
 
 
+def test_a_setting_may_have_a_short_flag() -> None:
+    (one,) = (one for one in Settings.all() if one.name == "tensor_parallel_size")
+    option = one.flag.annotation.__metadata__[0]
+    assert [option.default, *option.param_decls] == ["--tensor-parallel-size", "-tp"]
+
+
 def test_every_number_has_a_unit() -> None:
     settings = {one.name: one for one in ServingSettings.all()}
     assert UNITS.keys() <= settings.keys()

@@ -14,6 +14,7 @@ from paceline.cli.setting_help import (
     OF_ENGINES,
     OF_SERVERS,
     SENTENCES,
+    SHORT,
     TITLES,
     unit_of,
 )
@@ -59,6 +60,7 @@ class Setting:
         plain, text = self.flag_name, "TEXT" if self.default == () else None
         option = typer.Option(
             f"{plain}/--no-{plain.removeprefix('--')}" if self.kind is bool else plain,
+            *((SHORT[self.name],) if self.name in SHORT else ()),
             help=SENTENCES[self.name],
             envvar=ENVIRONMENT.get(self.name),
             show_envvar=False,

@@ -25,6 +25,7 @@ NAMES = {
     "aliases": "served_model_name",
     "tenant_weights": "tenant_weight",
 }
+SHORT = {"tensor_parallel_size": "-tp"}  # as in vLLM
 METAVARS = {
     "tenant_weights": "NAME=WEIGHT",
     "record": "FILE",
@@ -59,6 +60,7 @@ OF_SERVERS = {"api_server_count": "one for every four cores, 1 to 8; with --core
 UNITS = {
     "body_values": "values",
     "max_prompts": "prompts",
+    "tensor_parallel_size": "processes",
     "max_connections": "connections",
     "api_server_count": "processes",
     "inbox_requests": "requests",
@@ -194,6 +196,8 @@ SENTENCES = {
     "than 2 GiB or two sequences of max_model_len; on a GPU what gpu_memory_utilization leaves.",
     "swap_space": "Host memory for preempted sequences and cached prefixes.",
     "num_gpu_blocks_override": "Number of KV cache blocks; 0: as many as the memory holds.",
+    "tensor_parallel_size": "Number of processes that hold a part of every layer each: on GPUs one "
+    "for each GPU. Heads, MLP columns and vocabulary of the model must be multiples of it.",
     "attention": "Attention backend: native, paged or sdpa; on a GPU triton or flashinfer; a "
     "dotted path to a class; auto: by device.",
     "weights": "Precision of matrix products on a CPU: float32 or int8; auto: int8 if the file is "

@@ -218,7 +218,7 @@ class LoadConfig:
     Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
     weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
-    attention, enforce_eager, async_scheduling, depth, threads. Grammars:
+    tensor_parallel_size, attention, enforce_eager, async_scheduling, depth, threads. Grammars:
     structured_outputs_backend. KV elsewhere: role, kv_connector, kv_transfer_config. Routers:
     kv_events_config. Other names of settings: speculative_config.
     """
@@ -232,6 +232,7 @@ class LoadConfig:
     kv_cache_gib: float = 0.0  # memory for KV; 0: by the free memory
     swap_space: float = 0.0  # host memory for swapped sequences, in GiB
     num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
+    tensor_parallel_size: int = 1  # processes that have a part of every layer each
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
     enforce_eager: bool = False  # no CUDA graphs, and no warm-up before the first request
     weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
@@ -257,7 +258,7 @@ class LoadConfig:
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
-        positive(self, "max_image_pixels")
+        positive(self, "max_image_pixels", "tensor_parallel_size")
         require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
         share = self.gpu_memory_utilization
         require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it must lie in (0, 1]")

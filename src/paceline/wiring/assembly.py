@@ -27,6 +27,8 @@ from paceline.wiring.fingerprint import fingerprint
 from paceline.wiring.images import load_images
 from paceline.wiring.kv_events_config import kv_events_in, record_events
 from paceline.wiring.model import ModelSource, find_model
+from paceline.wiring.ranked_device import RankedDevice
+from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
 from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
@@ -45,6 +47,9 @@ def build(
         require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
         require(not own.kv_connector, "an encoder caches no KV; remove kv_connector")
         require(events is None, "an encoder caches no KV; remove kv_events_config")
+        require(
+            own.tensor_parallel_size == 1, "an encoder has one rank; remove tensor_parallel_size"
+        )
         return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
     if events is not None:
         record_events(rest)
@@ -53,8 +58,7 @@ def build(
             model, own.load_format, device, progress, own.chat_template
         )
         draft = find_draft_weights(rest, own, source, device, progress)
-        # One module per device, so that CUDA is imported only on a GPU.
-        on = import_module(f"paceline.wiring.{device}")
+        on = device_module(device, own, model)
     template = ChatTemplate.of(source.tokenizer)
     constrained = constrained_requests(
         source.tokenizer, source.checkpoint.config.vocab, own.structured_outputs_backend
@@ -89,7 +93,15 @@ def build(
         connector=connector,
         blocks=connect(connector, scheduler, runner),
         trace=record.trace,
+        ranks=runner.ranks if isinstance(runner, RankedRunner) else None,
     )
+
+
+def device_module(device: str, own: LoadConfig, model: str) -> Any:
+    """What assembles an engine. There is a module for each device, so that CUDA is imported on a
+    GPU alone."""
+    on = import_module(f"paceline.wiring.{device}")
+    return on if own.tensor_parallel_size == 1 else RankedDevice(on, device, model)
 
 
 def build_encoder(

@@ -24,6 +24,8 @@ from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.models.eagle3_head import Eagle3Head
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.shard import Shard
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.proposers.draft_model import DraftModel
@@ -38,6 +40,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.kv_groups import kv_groups
+from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
@@ -66,45 +69,83 @@ def assemble(
     draft: DraftWeights | None = None,
     adapters: AdapterConfig = NO_ADAPTERS,
 ) -> tuple[Scheduler, TorchRunner]:
+    loaded = load(settings, own, checkpoint, masks, draft)
+    if adapters.enable_lora:
+        add_adapters(loaded, adapters)
+    return started(loaded, own, scheduler_of), loaded.runner
+
+
+def load(
+    settings: dict[str, Any],
+    own: LoadConfig,
+    checkpoint: Checkpoint,
+    masks: TokenMasks | None = None,
+    draft: DraftWeights | None = None,
+    group: RankGroup | None = None,
+) -> LoadedRunner:
+    """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
+    ranks have the same settings."""
     if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
         raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     if runs_on_gpu(attention):
         raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
-    suited = check(settings, own, checkpoint.config, CPU_DEFAULTS)
+    sizes, ranks = part_of_model(checkpoint.config, group), 1 if group is None else group.shard.size
+    suited = check(settings, own, sizes, CPU_DEFAULTS)
     drafter = load_proposer(part_of(SpeculationConfig, suited))
     drafter_bytes = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
-    check_memory(suited, own, checkpoint.config, free_bytes(), drafter_bytes)
+    check_memory(suited, own, sizes, free_bytes() // ranks, drafter_bytes)
     limit_early()
-    if own.threads:
-        torch.set_num_threads(own.threads)
+    if own.threads or ranks > 1:
+        torch.set_num_threads(own.threads or max(torch.get_num_threads() // ranks, 1))
     length = part_of(StepConfig, suited).max_model_len
-    loaded = load_model(checkpoint, own, length)
+    model = load_model(checkpoint, own, length, group)
     if draft is not None:
         give_weights(drafter, draft, own, length, attention)
     # After the weights, which take memory too.
-    config = resolve(settings, own, checkpoint.config, Hardware.found(), drafter_bytes)
-    groups = kv_groups(checkpoint.config, own, length, drafter_bytes)
-    blocks = config.cache.num_blocks, config.cache.block_size
-    kv = KVStore(checkpoint.config, *blocks, groups=groups)
+    room = least_room(Hardware.found(), group, ranks)
+    config = resolve(settings, own, sizes, room, drafter_bytes)
+    groups = kv_groups(sizes, own, length, drafter_bytes)
+    kv = KVStore(sizes, config.cache.num_blocks, config.cache.block_size, groups=groups)
     step = config.step
     runner = TorchRunner(
-        loaded, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
+        model, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
     )
-    if loaded.images is not None:
-        runner.use_items(items_of(loaded.images, config))
-    if adapters.enable_lora:
-        host = HostAdapters(loaded.targets, adapters.max_lora_rank)
-        places = step.max_loras, step.max_num_seqs
-        runner.use_adapters(ResidentAdapters(host, loaded.adapters, *places))
-    scheduler = scheduler_of(config)
-    if config.preemption.swap_space:
-        runner.reserve_host(config.preemption.swap_space)
-        scheduler.measure(Rates(*runner.measure()))
+    if model.images is not None:
+        runner.use_items(items_of(model.images, config))
+    if not config.preemption.swap_space:
+        return LoadedRunner(config, runner, model)
+    runner.reserve_host(config.preemption.swap_space)
+    return LoadedRunner(config, runner, model, Rates(*runner.measure()))
+
+
+def add_adapters(loaded: LoadedRunner, adapters: AdapterConfig) -> None:
+    step, model = loaded.config.step, loaded.model
+    host = HostAdapters(model.targets, adapters.max_lora_rank)
+    places = step.max_loras, step.max_num_seqs
+    loaded.runner.use_adapters(ResidentAdapters(host, model.adapters, *places))
+
+
+def started(
+    loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+) -> Scheduler:
+    """A scheduler for a runner, and what it has to know of the runner's speed."""
+    scheduler, config = scheduler_of(loaded.config), loaded.config
+    if loaded.rates is not None:
+        scheduler.measure(loaded.rates)
     if config.speculation.num_speculative_tokens:
         # CPU time, because other processes may take turns with this one while it measures.
-        measure_steps(scheduler, StepTimer(runner, room_of(config), process_time))
-    return scheduler, runner
+        measure_steps(scheduler, StepTimer(loaded.runner, room_of(config), process_time))
+    return scheduler
+
+
+def choose_device(shard: Shard) -> None:
+    """All ranks share the CPU."""
+
+
+def backend_of(size: int) -> str:
+    """What ranks exchange tensors through."""
+    return "gloo"
 
 
 def items_of(images: ImageEncoder, config: Config) -> ResidentItems:
@@ -114,12 +155,21 @@ def items_of(images: ImageEncoder, config: Config) -> ResidentItems:
     return ResidentItems(store, Coordinates(slots, images.square) if images.square else None)
 
 
-def load_model(checkpoint: Checkpoint, own: LoadConfig, length: int) -> Model:
+def load_model(
+    checkpoint: Checkpoint, own: LoadConfig, length: int, group: RankGroup | None = None
+) -> Model:
     chosen = choose(own.weights, checkpoint)
     log.info("loading weights: %s", chosen)
-    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0
+    # A file of packed weights has whole products, and ranks have parts.
+    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0 and group is None
     packed = PackedCache(checkpoint.files) if is_packed else None
-    return Model.load(checkpoint, linear_kind=chosen.kind, max_model_len=length, packed=packed)
+    return Model.load(
+        checkpoint,
+        linear_kind=chosen.kind,
+        max_model_len=length,
+        packed=packed,
+        group=group,
+    )
 
 
 def give_weights(

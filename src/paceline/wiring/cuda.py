@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.shard import Shard
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -37,6 +40,7 @@ from paceline.sched.swapping import Rates
 from paceline.wiring import memory
 from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.kv_groups import kv_groups
+from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
 from paceline.wiring.settings import (
     CUDA_DEFAULTS,
     GIB,
@@ -75,23 +79,33 @@ def assemble(
     draft: DraftWeights | None = None,
     adapters: AdapterConfig = NO_ADAPTERS,
 ) -> tuple[Scheduler, CudaRunner]:
-    """Load the model, run the largest step once, give the remaining memory to KV, and compile and
-    capture everything that requests may need."""
+    loaded = load(settings, own, checkpoint, masks, draft, adapters)
+    return started(loaded, own, scheduler_of), loaded.runner
+
+
+def load(
+    settings: dict[str, Any],
+    own: LoadConfig,
+    checkpoint: Checkpoint,
+    masks: TokenMasks | None = None,
+    draft: DraftWeights | None = None,
+    adapters: AdapterConfig = NO_ADAPTERS,
+    group: RankGroup | None = None,
+) -> LoadedRunner:
+    """Load the model, run the largest step once, give the remaining memory to KV, and capture the
+    graphs. With a group, the runner is one rank; all ranks have the same settings."""
     attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
-    check_options(own, adapters, attention)
-    check_room(swap_bytes(own), memory.free_bytes())
-    most = getattr(attention, "most_in_flight", own.depth)
-    if own.depth > most:
-        raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
+    own = checked(own, adapters, attention, group)
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
-    model_config = checkpoint.config
+    model_config = part_of_model(checkpoint.config, group)
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
+    check_ranks(chosen, checkpoint, group)
     step = part_of(StepConfig, chosen)
     log.info("loading weights")
     drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
-    model = load_model(checkpoint, chosen, dtype, adapters, may_read_images=draft is None)
+    model = load_model(checkpoint, chosen, dtype, adapters, draft is None, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
@@ -99,42 +113,90 @@ def assemble(
     stores = 1 if draft is None else 1 + DRAFT_STORES
     needed += stores * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
-    log.info("%.1f GiB are left for KV", free / GIB)
-    if free <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
+    gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
+    gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))
+    log.info("%.1f GiB are left for KV", gpu.free_bytes / GIB)
+    if gpu.free_bytes <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
         raise ConfigError(
             f"the weights and the largest step leave no memory for KV: raise "
             f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
     config = resolve(settings, own, model_config, gpu, drafter.cell_bytes)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
     sizes = sizes_of(config.step, own)
     runner = with_items(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
-    depth = own.steps_in_flight(DEPTH)
     if not own.enforce_eager:
-        warm_up(runner, config, depth)
+        drafts = config.speculation.num_speculative_tokens > 0
+        runner.warm(drafts, logged("capturing CUDA graphs"))
+    if not config.preemption.swap_space:
+        return LoadedRunner(config, runner, model)
+    runner.reserve_host(config.preemption.swap_space)
+    return LoadedRunner(config, runner, model, Rates(rate, runner.blocks_per_s()))
+
+
+def started(
+    loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+) -> Scheduler:
+    """Run steps of every kind without graphs once, which compiles their kernels, and build a
+    scheduler that knows the runner's speed."""
+    config, runner, depth = loaded.config, loaded.runner, own.steps_in_flight(DEPTH)
+    if not own.enforce_eager:
+        WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
         log.info("measuring how long steps with drafts take")
         times = TurnTimer(runner, config, depth).measure(MEASURED_S)
         if times is not None:
             scheduler.measure_steps(times)
-    if config.preemption.swap_space:
-        runner.reserve_host(config.preemption.swap_space)
-        scheduler.measure(Rates(rate, runner.blocks_per_s()))
-    return scheduler, runner
+    if loaded.rates is not None:
+        scheduler.measure(loaded.rates)
+    return scheduler
 
 
-def check_options(own: LoadConfig, adapters: AdapterConfig, attention: Capturable) -> None:
-    """Refuse what a GPU does not have."""
+def choose_device(shard: Shard) -> None:
+    """Ranks take GPUs in turn."""
+    torch.cuda.set_device(shard.rank % torch.cuda.device_count())
+
+
+def backend_of(size: int) -> str:
+    """NCCL needs a GPU for each rank."""
+    return "nccl" if torch.cuda.device_count() >= size else "gloo"
+
+
+def ranks_on_gpu(size: int) -> int:
+    """Ranks that share a GPU."""
+    return -(-size // torch.cuda.device_count())
+
+
+def checked(
+    own: LoadConfig, adapters: AdapterConfig, attention: Capturable, group: RankGroup | None
+) -> LoadConfig:
+    """The settings. Refuse what a GPU does not have. Gloo exchanges nothing inside of graphs."""
+    check_room(swap_bytes(own), memory.free_bytes())
+    most = getattr(attention, "most_in_flight", own.depth)
+    if own.depth > most:
+        raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
     if adapters.enable_lora and not isinstance(attention, MixedCapturable):
         # Capturing graphs for steps of any rows compiles all that steps with adapters need.
         raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
     if own.weights != "auto" or own.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
+    is_captured = group is None or group.backend == "nccl"
+    return own if is_captured else replace(own, enforce_eager=True)
+
+
+def check_ranks(settings: dict[str, Any], checkpoint: Checkpoint, group: RankGroup | None) -> None:
+    """ConfigError if several ranks on GPUs do not have what the settings or the model need."""
+    if group is None:
+        return
+    alone = f"tensor_parallel_size is {group.shard.size}, and on GPUs"
+    if part_of(SpeculationConfig, settings).num_speculative_tokens:
+        raise ConfigError(f"{alone} drafts need one rank: remove num_speculative_tokens")
+    if checkpoint.config.vision is not None:
+        raise ConfigError(f"{alone} a model that reads images needs one rank: remove it")
 
 
 def load_model(
@@ -143,6 +205,7 @@ def load_model(
     dtype: torch.dtype,
     adapters: AdapterConfig,
     may_read_images: bool,
+    group: RankGroup | None,
 ) -> CudaModel:
     """Load weights, with room for adapters, and for embeddings of images if the model reads
     some."""
@@ -150,7 +213,7 @@ def load_model(
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room)
+    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
     if model.images is not None and not may_read_images:
         raise ConfigError("a draft model reads no images on a GPU: remove `speculative_config`")
     return model
@@ -190,12 +253,6 @@ def drafter_of(
 def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
     return RunnerSizes(*sizes, own.enforce_eager)
-
-
-def warm_up(runner: CudaRunner, config: Config, depth: int) -> None:
-    """Capture all graphs, and run steps of every other kind once, which compiles their kernels."""
-    runner.warm(config.speculation.num_speculative_tokens > 0, logged("capturing CUDA graphs"))
-    WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
 
 
 def logged(stage: str) -> Callable[[int, int], None]:

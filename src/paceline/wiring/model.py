@@ -34,9 +34,16 @@ def find_model(
 
     A shape has random weights.
     """
+    checkpoint, path = find_checkpoint(name, form, device, progress)
+    return ModelSource(checkpoint, load_tokenizer(path, form, chat_template), path)
+
+
+def find_checkpoint(
+    name: str, form: LoadFormat, device: str, progress: Progress
+) -> tuple[Checkpoint, str]:
+    """The same without the tokenizer: the weights, and where they are."""
     if form == "dummy":
-        tokenizer = load_tokenizer(name, form, chat_template)
-        return ModelSource(Dummy(config_in(name), device=device), tokenizer, name)
+        return Dummy(config_in(name), device=device), name
     if name in named_shapes() and repository_named(name) is None:
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
@@ -48,4 +55,4 @@ def find_model(
         raise ConfigError(
             f"load_format is {form!r}, but {path} has another format; set load_format to 'auto'"
         )
-    return ModelSource(checkpoint, load_tokenizer(str(path), form, chat_template), str(path))
+    return checkpoint, str(path)

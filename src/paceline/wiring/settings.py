@@ -55,12 +55,11 @@ VLLM_ONLY = {
     "disable_log_stats": "get_metrics() returns the metrics; remove it",
     "download_dir": "set HF_HOME or PACELINE_CACHE",
     "guided_decoding_backend": "see structured_outputs_backend",
-    "pipeline_parallel_size": "a model runs on one GPU; remove it",
+    "pipeline_parallel_size": "every rank has a part of every layer; see tensor_parallel_size",
     "quantization": "the format is read from the file; on a CPU, see weights",
     "scheduling_policy": "see policy",
     "seed": "give a seed in SamplingParams",
     "structured_outputs_config": "see structured_outputs_backend",
-    "tensor_parallel_size": "a model runs on one GPU; remove it",
     "tokenizer": "the tokenizer of the model is used",
     "trust_remote_code": "no code of a model is run; remove it",
 }

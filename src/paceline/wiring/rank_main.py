@@ -1,0 +1,90 @@
+"""A rank of a model as a process of its own: `python -m paceline.wiring.rank_main ADDRESS`."""
+
+import logging
+import sys
+from importlib import import_module
+from typing import Any
+
+import zmq
+
+from paceline.core.config import LoadConfig
+from paceline.core.errors import PacelineError
+from paceline.core.garbage import keep_heap
+from paceline.engine.core.plan_wire import EncodedPlan, PlanReader
+from paceline.engine.core.ports import Runner
+from paceline.engine.core.process_main import Outbox, bound_to_parent
+from paceline.engine.core.wire import Close, Died, EncodedError, Ready
+from paceline.hub.progress import silent
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.shard import Shard
+from paceline.wiring.model import find_checkpoint
+from paceline.wiring.rank_wire import BuildRank, ToRank, to_rank
+
+IN_FLIGHT = 2  # steps, so that a GPU has the next one before it has ended one
+
+log = logging.getLogger("paceline.wiring.rank_main")  # its name is __main__ here
+
+
+def main(address: str) -> None:
+    """Build the rank that the first message describes, and run plans until the parent closes it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands, outbox = bound_to_parent(context, address)
+    status = 1
+    try:
+        run(commands, outbox)
+        status = 0
+    except PacelineError as error:
+        outbox.send(Ready(fault=EncodedError.of(error)))
+    except Exception as error:
+        log.exception("this rank has failed")
+        outbox.send(Died(f"{type(error).__name__}: {error}"))
+    context.destroy(linger=1000)
+    sys.exit(status)
+
+
+def run(commands: zmq.Socket[bytes], outbox: Outbox) -> None:
+    loop: RankLoop | None = None
+    while True:
+        message: ToRank = to_rank.decode(commands.recv())
+        match message:
+            case BuildRank():
+                loop = RankLoop(built(message, outbox))
+            case EncodedPlan():
+                assert loop is not None, "a plan before the model"
+                loop.run(message)
+            case Close():
+                return
+
+
+class RankLoop:
+    """Runs the plans of a scheduler in another process. The tokens come from rank 0."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._reader = runner, PlanReader()
+        self._flight = 0
+
+    def run(self, message: EncodedPlan) -> None:
+        plan = self._reader.plan(message)
+        self._runner.launch(plan)
+        self._flight += not plan.empty
+        if self._flight == IN_FLIGHT:
+            self._runner.wait()
+            self._flight -= 1
+
+
+def built(message: BuildRank, outbox: Outbox) -> Runner:
+    """Load the model's part of a rank, beside the other ranks."""
+    own = LoadConfig(**message.load)
+    on: Any = import_module(f"paceline.wiring.{own.device}")
+    shard = Shard(message.rank, message.size)
+    on.choose_device(shard)
+    checkpoint, _ = find_checkpoint(message.model, own.load_format, own.device, silent)
+    outbox.send(Ready())  # rank 0 connects when all others do
+    group = RankGroup.through_file(shard, message.store, message.backend)
+    loaded = on.load(message.settings, own, checkpoint, group=group)
+    keep_heap()
+    return loaded.runner
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

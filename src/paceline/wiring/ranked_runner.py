@@ -1,0 +1,37 @@
+"""Rank 0 of a model: a runner whose plans go to the other ranks too."""
+
+from functools import partial
+from typing import Any
+
+from paceline.core.capabilities import Capabilities
+from paceline.core.plan import Plan, StepResult
+from paceline.wiring.ranks import RankProcesses
+
+
+class RankedRunner:
+    """See `ports.Runner`. After any error the ranks are out of step, so the runner is lost."""
+
+    host_adapters = None  # adapters are not divided among ranks
+
+    def __init__(self, runner: Any, ranks: RankProcesses) -> None:
+        self._runner, self.ranks = runner, ranks
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._runner.capabilities
+
+    def launch(self, plan: Plan) -> None:
+        self.ranks.check()
+        self.ranks.send(plan)
+        self.ranks.guarded(partial(self._runner.launch, plan))
+
+    def wait(self) -> StepResult:
+        self.ranks.check()
+        return self.ranks.guarded(self._runner.wait)
+
+    def is_lost(self) -> bool:
+        return self.ranks.are_lost or self._runner.is_lost()
+
+    def close(self) -> None:
+        self._runner.close()
+        self.ranks.close()

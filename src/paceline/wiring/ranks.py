@@ -1,0 +1,162 @@
+"""The other ranks of a model: processes that are started, watched and ended here."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Condition, Thread
+from typing import Any
+
+from paceline.core.config import LoadConfig
+from paceline.core.errors import DeviceLost, PacelineError
+from paceline.core.plan import Plan
+from paceline.engine.core import wire
+from paceline.engine.core.child_process import ChildProcess
+from paceline.engine.core.plan_wire import PlanWriter
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.shard import Shard
+from paceline.wiring.rank_wire import BuildRank, ToRank
+
+CLOSE_S = 5.0  # for a rank to exit by itself; then it is killed
+NEWS_S = 2.0  # for the news that a rank is gone to arrive after an exchange with it failed
+
+
+class RankProcesses:
+    """Ranks from 1 on, as children of this process, which is rank 0.
+
+    A rank that ends before `close` is reported once, and so is one that cannot be built. Then the
+    ranks are out of step, and no further step can run.
+    """
+
+    def __init__(self, size: int) -> None:
+        """The processes start at once, and import meanwhile what they need."""
+        self._size, self._writer = size, PlanWriter()
+        self._changed = Condition()
+        self._builds, self._connecting, self._closing = count(), 0, False
+        self._fault: PacelineError | None = None
+        self._report: Callable[[str], None] | None = None
+        self._group: RankGroup | None = None
+        self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
+        self._ranks = [ChildProcess("paceline.wiring.rank_main") for _ in range(1, size)]
+        self._threads = [
+            Thread(target=self._read, args=(rank, child), name=f"rank {rank}", daemon=True)
+            for rank, child in enumerate(self._ranks, 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._ranks]
+
+    def build(
+        self, model: str, settings: dict[str, Any], own: LoadConfig, backend: str
+    ) -> RankGroup:
+        """Let every rank load its part, and connect to all of them."""
+        store = str(Path(self._folder.name) / f"store{next(self._builds)}")
+        for rank in range(1, self._size):
+            place = rank, self._size, backend, store
+            self._send(rank, BuildRank(*place, model, settings, asdict(own)))
+        with self._changed:
+            self._changed.wait_for(lambda: self._fault or self._connecting == self._size - 1)
+            self._connecting = 0
+        self.check()
+        connect = partial(RankGroup.through_file, Shard(0, self._size), store, backend)
+        group: RankGroup = self.guarded(connect)
+        self._group = group
+        return group
+
+    def send(self, plan: Plan) -> None:
+        """Let every rank run a plan."""
+        message = self._writer.encoded(plan)
+        frame = wire.encoder.encode(message)
+        for child in self._ranks:
+            child.send(frame)
+
+    def check(self) -> None:
+        """Raise the error if a rank is gone."""
+        if self._fault is not None:
+            raise self._fault
+
+    def guarded(self, work: Callable[[], Any]) -> Any:
+        """What the work returns. If it fails because a rank is gone, that is the error; if it fails
+        otherwise, the ranks are out of step all the same."""
+        try:
+            return work()
+        except Exception as error:
+            with self._changed:
+                self._changed.wait_for(lambda: self._fault, NEWS_S)
+                if self._fault is None:
+                    is_ours = isinstance(error, PacelineError)
+                    name = f"rank 0 failed: {type(error).__name__}: {error}"
+                    self._fault = error if is_ours else DeviceLost(name)
+                raise self._fault from error
+
+    @property
+    def are_lost(self) -> bool:
+        return self._fault is not None
+
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Call `report` with the reason if a rank is gone, now or later."""
+        with self._changed:
+            self._report, fault = report, self._fault
+        if fault is not None:
+            report(str(fault))
+
+    def close(self) -> None:
+        """End all ranks."""
+        with self._changed:
+            self._closing = True
+        for rank in range(1, self._size):
+            self._send(rank, wire.Close())
+        for child, thread in zip(self._ranks, self._threads, strict=True):
+            if self._fault is not None:
+                child.kill()  # it may wait for another rank
+            child.wait(CLOSE_S)
+            thread.join()
+            child.close()
+        self._folder.cleanup()
+
+    def _send(self, rank: int, message: ToRank) -> None:
+        self._ranks[rank - 1].send(wire.encoder.encode(message))
+
+    # -- a thread for each rank ---------------------------------------------
+
+    def _read(self, rank: int, child: ChildProcess) -> None:
+        while (frame := child.receive()) is not None:
+            message: wire.FromCore = wire.from_core.decode(frame)
+            match message:
+                case wire.LogMessage(name, level, text):
+                    logging.getLogger(name).log(level, "rank %d: %s", rank, text)
+                case wire.Ready(_, None):
+                    with self._changed:
+                        self._connecting += 1
+                        self._changed.notify_all()
+                case wire.Ready(_, fault) if fault is not None:
+                    self._lose(fault.error())
+                case wire.Died(reason):
+                    self._lose(DeviceLost(f"rank {rank} failed: {reason}"))
+                case _:
+                    raise AssertionError(f"{type(message).__name__} is no message of a rank")
+        self._lose(
+            DeviceLost(
+                f"rank {rank} of {self._size} (process {child.pid}) has died with code "
+                f"{child.returncode}"
+            )
+        )
+
+    def _lose(self, fault: PacelineError) -> None:
+        with self._changed:
+            if self._closing or self._fault is not None:
+                return
+            self._fault, report, group = fault, self._report, self._group
+            self._changed.notify_all()
+        if group is not None:
+            with suppress(Exception):  # it may have ended by itself
+                group.abort()
+        if report is not None:
+            report(str(fault))

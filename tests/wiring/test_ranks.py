@@ -1,0 +1,222 @@
+"""A model on two processes: the same tokens as on one, and what happens when a process is gone."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import LLM, Request, SamplingParams, Scheduler
+from paceline.core.config import LoadConfig
+from paceline.core.errors import ConfigError, RequestFailed
+from paceline.core.sampling import Sampling
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.core.restart import RestartingCore
+from paceline.engine.settings import CoreSettings
+from paceline.wiring import cpu
+from paceline.wiring.llm import FACTORY
+from paceline.wiring.model import find_checkpoint
+from paceline.wiring.ranked_device import RankedDevice
+from paceline.wiring.ranked_runner import RankedRunner
+from paceline.wiring.ranks import RankProcesses
+from tests.conformance.architectures import Case, architectures
+from tests.runner.driving import drive
+from tests.wiring.support import until
+
+OWN = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01, threads=1)
+SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4}
+# Preemption, swapping, chunks, drafts, prefix hits and two steps in flight, all at once.
+TIGHT: dict[str, Any] = {
+    "max_num_batched_tokens": 8,
+    "preemption_mode": "swap",
+    "num_speculative_tokens": 2,
+    "speculation": "fixed",
+}
+
+
+def shape(folder: Path, architecture: str) -> str:
+    """The folder of a small model that two ranks can share."""
+    entries = Case(architecture).entries
+    decoder = entries.get("text_config", entries)
+    decoder["vocab_size"] = 102
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(entries))
+    return str(folder)
+
+
+def asked(sampling: Sampling) -> list[Request]:
+    beginning = [5, 9, 2, 7, 1, 1, 3, 6]
+    prompts = [[*beginning, 4], [*beginning, 8, 8], [33] * 9]
+    return [
+        Request(id=f"r{i}", prompt=prompt, max_tokens=10, sampling=sampling, seed=4)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+GREEDY, DRAWN = Sampling(temperature=0.0), Sampling(temperature=0.9, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankProcesses]:
+    """One other process, for one model after the other."""
+    started = RankProcesses(2)
+    yield started
+    started.close()
+    assert not started.are_lost
+
+
+def on_ranks(
+    ranks: RankProcesses, model: str, settings: dict[str, Any], own: LoadConfig = OWN
+) -> tuple[Scheduler, RankedRunner]:
+    device = RankedDevice(cpu, "cpu", model)
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    own = replace(own, tensor_parallel_size=2)
+    return device.assemble_on(ranks, settings, own, checkpoint)
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_every_architecture_on_two_processes(
+    ranks: RankProcesses, tmp_path: Path, architecture: str
+) -> None:
+    model = shape(tmp_path / architecture, architecture)
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    plainly = drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(GREEDY))
+    assert drive(*on_ranks(ranks, model, SETTINGS), asked(GREEDY), depth=2) == plainly
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_every_way_of_scheduling_at_once(
+    ranks: RankProcesses, tmp_path: Path, sampling: Sampling
+) -> None:
+    model = shape(tmp_path / "llama", "llama")
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    plainly = drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(sampling))
+    own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
+    settings = SETTINGS | TIGHT | {"max_model_len": 32}
+    scheduler, runner = on_ranks(ranks, model, settings, own)
+    assert drive(scheduler, runner, asked(sampling), depth=2) == plainly
+    stats = scheduler.stats
+    assert stats.swapped_in_blocks
+    assert stats.prefix_hits
+    assert stats.drafted or sampling is DRAWN
+
+
+def test_ranks_have_the_blocks_of_the_one_with_least_memory(
+    ranks: RankProcesses, tmp_path: Path
+) -> None:
+    """A rank has half of the KV heads, so the same memory holds twice as many positions."""
+    model = shape(tmp_path / "llama", "llama")
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    whole, _ = cpu.assemble(SETTINGS, OWN, checkpoint)
+    divided, _ = on_ranks(ranks, model, SETTINGS)
+    assert divided.config.cache.num_blocks == 2 * whole.config.cache.num_blocks
+
+
+# -- processes that are gone ------------------------------------------------
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_gone(pid: int) -> bool:
+    """It may be a zombie whose parent has died too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_killed_rank_is_an_error_of_the_requests_and_of_all_later_ones(model: Path) -> None:
+    settings = {"load_format": "dummy", "kv_cache_gib": 0.01, "tensor_parallel_size": 2}
+    with LLM(str(model), **settings) as llm:
+        (rank,) = llm._engine._runner.ranks.pids  # pyright: ignore[reportAttributeAccessIssue]
+        (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3), progress=False)
+        assert not output.error
+        for _ in range(2):
+            llm.enqueue([4, 5, 6], max_tokens=200, ignore_eos=True)
+        llm.step()
+        kill(rank)
+        ended = until(llm.step)
+        reason = rf"rank 1 of 2 \(process {rank}\) has died with code -9"
+        with pytest.raises(RequestFailed, match=reason):
+            llm.generate([[7]], progress=False, raise_on_error=True)
+    assert all("has died with code -9" in one.error for one in ended)
+    assert is_gone(rank)
+
+
+def test_a_core_whose_rank_is_killed_is_restarted_and_ranks_end_with_their_core(
+    model: Path,
+) -> None:
+    """The rank is killed while no request runs."""
+    settings = {"load_format": "dummy", "kv_cache_gib": 0.01, "tensor_parallel_size": 2}
+    died: list[str] = []
+
+    class Silent:
+        def deliver(self, delivery: Any) -> None: ...
+
+        def died(self, reason: str, for_good: bool) -> None:
+            died.append(reason)
+
+    core = RestartingCore(
+        lambda: ProcessCore(FACTORY, str(model), settings), CoreSettings(core_restarts=1)
+    )
+    try:
+        core.ready()
+        core.start(Silent())
+        first, (rank,) = core.pid, children(core.pid)
+        kill(rank)
+        assert f"rank 1 of 2 (process {rank}) has died with code -9" in until(lambda: died)[0]
+        until(lambda: core.pid != first and core.healthy() is None)
+        (rank,) = children(core.pid)
+        kill(core.pid)
+        until(lambda: is_gone(rank))
+    finally:
+        core.close()
+
+
+# -- what does not go with ranks --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tensor_parallel_size": 3}, "sizes that fit this model are 1, 2, 4"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"enable_lora": True}, "remove enable_lora"),
+        ({"kv_connector": "host"}, "remove kv_connector"),
+        (
+            {"speculative_config": {"model": "MODEL", "num_speculative_tokens": 2}},
+            "use proposer 'ngram'",
+        ),
+    ],
+)
+def test_settings_that_several_ranks_do_not_have(
+    model: Path, changes: dict[str, Any], reason: str
+) -> None:
+    if "speculative_config" in changes:
+        changes = {"speculative_config": {**changes["speculative_config"], "model": str(model)}}
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(model), **{"load_format": "dummy", "tensor_parallel_size": 2, **changes})
+
+
+def test_ranks_that_cannot_load_their_part_end(model: Path) -> None:
+    """Both find that the memory holds no sequence of this length."""
+    before = children(os.getpid())
+    with pytest.raises(ConfigError, match="needs 16 blocks"):
+        LLM(
+            str(model),
+            load_format="dummy",
+            tensor_parallel_size=2,
+            max_model_len=256,
+            num_gpu_blocks_override=3,
+        )
+    assert children(os.getpid()) == before
