@@ -11,8 +11,8 @@ def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
     line.add(0.01, Occupancy(1, 5, 10))
     line.add(0.02, Occupancy(2, 3, 9))
     line.add_tokens_at(0.02, 4)
-    line.add_tokens(np.array([0.03, 0.07]), 2)
-    line.add(0.07, Occupancy(1, 0, 0))
+    line.add_tokens(np.array([0.03, 0.27]), 2)
+    line.add(0.27, Occupancy(1, 0, 0))
     assert line.to_dict() == {
         "time_s": [0.0, FIRST_WIDTH_S],
         "running": [2, 1],
@@ -24,11 +24,11 @@ def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
 
 def test_a_long_run_has_no_more_points() -> None:
     line = Timeline()
-    for second in range(500):
+    for second in range(1500):
         line.add(float(second), Occupancy(second, 0, 0))
         line.add_tokens_at(float(second), 1)
     found = line.to_dict()
     assert len(found["time_s"]) <= POINTS
-    assert max(found["running"]) == 499
-    assert sum(found["tokens_per_s"]) * line.width_s == 500
-    assert line.span_end(3.2) == 3.5
+    assert max(found["running"]) == 1499
+    assert sum(found["tokens_per_s"]) * line.width_s == 1500
+    assert line.span_end(3.2) == 4.0

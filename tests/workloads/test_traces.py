@@ -24,7 +24,7 @@ def test_azure(tmp_path: Path) -> None:
         "2023-11-16 18:15:50.9951690,396,109"
     )
     first, second = read(write(tmp_path, text))
-    assert first == Call(0.0, (Segment("1", 374),), 44)
+    assert first == Call(0.0, (Segment("2", 374),), 44)
     assert second.at_s == pytest.approx(4.314579, abs=1e-5)
     assert (second.input_len, second.output_len) == (396, 109)
     assert first.segments[0].key != second.segments[0].key
@@ -65,6 +65,20 @@ def test_token_ids(tmp_path: Path) -> None:
     assert (early.input_len, early.output_len) == (3, 9)
 
 
+def test_plain_calls(tmp_path: Path) -> None:
+    rows = [
+        {"at_s": 1.0, "input_len": 3, "output_len": 9, "tenant": "a", "deadline_s": 2},
+        {"at_s": 2.5, "segments": [["system", 8], ["own", 4]], "output_len": 1, "priority": -1},
+    ]
+    early, late = read(write(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert early == Call(0.0, (Segment("1", 3),), 9, "a", deadline_s=2.0)
+    assert late == Call(1.5, (Segment("system", 8), Segment("own", 4)), 1, priority=-1)
+    assert late.cut(9, 5) == Call(1.5, (Segment("system", 8), Segment("own", 1)), 1, priority=-1)
+    wrong = write(tmp_path, "\n".join([json.dumps(rows[0]), '{"at_s": 1, "inputs": 3}']))
+    with pytest.raises(ConfigError, match="line 2: unknown fields inputs; known are at_s"):
+        read(wrong)
+
+
 def test_a_mark_of_the_byte_order_is_no_part_of_a_table(tmp_path: Path) -> None:
     text = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3,2\n"
     (call,) = read(write(tmp_path, text))
@@ -91,14 +105,14 @@ def test_only_the_first(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n",
-            "request 1: Invalid isoformat string: 'noon'",
+            "line 2: Invalid isoformat string: 'noon'",
         ),
         (
             "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n",
-            "request 1: no field 'GeneratedTokens'",
+            "line 2: no field 'GeneratedTokens'",
         ),
         ('{"a": 1}', "no known kind of trace has the fields a"),
-        ('{"hash_ids": [1]}', "request 1: no field 'input_length'"),
+        ('{"hash_ids": [1]}', "line 1: no field 'input_length'"),
         ("[1]", "line 1: not a JSON object"),
         ("[" * 100_000, "line 1: not JSON"),
         ('{"input_toks": -5, "output_toks": 1, "arrival_time_ns": 0}', "a length is negative"),
@@ -106,7 +120,7 @@ def test_only_the_first(tmp_path: Path) -> None:
         ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "it came at nan"),
         (
             '{"input_toks": 1e999, "output_toks": 1, "arrival_time_ns": 0}',
-            "request 1: cannot convert",
+            "line 1: cannot convert",
         ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "9" * 200_000, "cannot be read: field"),
     ],

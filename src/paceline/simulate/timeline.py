@@ -6,7 +6,7 @@ from paceline.core.arrays import F64
 from paceline.sched.leaping import Occupancy
 
 POINTS = 1024
-FIRST_WIDTH_S = 0.0625
+FIRST_WIDTH_S = 0.25
 
 
 class Timeline:

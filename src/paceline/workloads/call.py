@@ -1,6 +1,6 @@
 """One request of a load: when it comes, what its prompt is made of, how much it wants."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,9 @@ class Call:
     at_s: float  # since the load began
     segments: tuple[Segment, ...]
     output_len: int  # tokens
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float | None = None  # from arrival to the first token
 
     @property
     def input_len(self) -> int:
@@ -31,4 +34,4 @@ class Call:
                 break
             kept.append(Segment(segment.key, min(segment.tokens, room)))
             room -= segment.tokens
-        return Call(self.at_s, tuple(kept), min(self.output_len, most_output))
+        return replace(self, segments=tuple(kept), output_len=min(self.output_len, most_output))

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain, islice
 from math import isfinite
@@ -25,7 +26,7 @@ def read(path: Path, count: int | None = None) -> list[Call]:
     if not found:
         raise ConfigError(f"{path}: no requests in it")
     begun = min(call.at_s for call in found)
-    moved = [Call(call.at_s - begun, call.segments, call.output_len) for call in found]
+    moved = [replace(call, at_s=call.at_s - begun) for call in found]
     return sorted(moved, key=lambda call: call.at_s)
 
 
@@ -37,9 +38,9 @@ def calls(path: Path) -> Iterator[Call]:
                 try:
                     yield checked(reader_of(row)(number, row))
                 except KeyError as error:
-                    raise ConfigError(f"{path}: request {number}: no field {error}") from None
+                    raise ConfigError(f"{path}: line {number}: no field {error}") from None
                 except (OverflowError, TypeError, ValueError) as error:
-                    raise ConfigError(f"{path}: request {number}: {error}") from None
+                    raise ConfigError(f"{path}: line {number}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -47,10 +48,10 @@ def calls(path: Path) -> Iterator[Call]:
 
 
 def rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, Row]]:
-    """The rows of a table or of lines of JSON, numbered from 1."""
+    """The rows of a table or of lines of JSON, with the numbers of their lines."""
     first = next(lines, "")
     if first.startswith(AZURE[0]):
-        yield from enumerate(csv.DictReader(lines, first.strip().split(",")), 1)
+        yield from enumerate(csv.DictReader(lines, first.strip().split(",")), 2)
         return
     for number, line in enumerate(chain([first], lines), 1):
         if line.strip():
@@ -81,7 +82,23 @@ def reader_of(row: Row) -> Callable[[int, Row], Call]:
         return mooncake
     if "input_toks" in row:
         return tokens
+    if "at_s" in row:
+        return plain_call
     raise ValueError(f"no known kind of trace has the fields {', '.join(row)}")
+
+
+FIELDS = ("at_s", "input_len", "segments", "output_len", "tenant", "priority", "deadline_s")
+
+
+def plain_call(number: int, row: Row) -> Call:
+    """The fields of a call; `input_len`, or pairs of a name and tokens as `segments`."""
+    if unknown := [name for name in row if name not in FIELDS]:
+        raise ValueError(f"unknown fields {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    pairs = row["segments"] if "segments" in row else [[f"{number}", row["input_len"]]]
+    segments = tuple(Segment(str(key), int(count)) for key, count in pairs)
+    deadline = None if row.get("deadline_s") is None else float(row["deadline_s"])
+    tenant, priority = str(row.get("tenant", "")), int(row.get("priority", 0))
+    return Call(float(row["at_s"]), segments, int(row["output_len"]), tenant, priority, deadline)
 
 
 def azure(number: int, row: Row) -> Call:
