@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.plan import Plan, StepResult
+from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.sched.replay.calls import (
     Commitment,
     ResultScores,
@@ -231,9 +231,12 @@ class Replay:
         for added_to in self._parts:
             result = added_to(result)
         self._parts.clear()
-        self.scheduler.commit(plan, result, made.now)
+        self.committed(self.scheduler.commit(plan, result, made.now))
         self._flight.committed(made.step)
         self.on_commit(plan)
+
+    def committed(self, outputs: Outputs) -> None:
+        """What the commit of a step returned, for a subclass that wants the tokens."""
 
     def _score(self, payload: bytes) -> None:
         self._parts.append(ResultScores.decoded(payload).added_to)

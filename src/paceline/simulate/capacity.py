@@ -1,0 +1,132 @@
+"""The highest rate that one replica holds, and how many replicas a load needs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from paceline.core.errors import ConfigError
+from paceline.simulate.experiment import Experiment, Variant, in_processes
+from paceline.simulate.figures import Figures
+from paceline.simulate.loads import Workload
+
+PRECISION = 0.02  # of the rate
+DOUBLINGS = 12
+MOST_REPLICAS = 4096
+PLAIN = Variant("")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimits:
+    """99th percentiles that may not be exceeded, in seconds, by name: ttft, itl, tpot, e2e; and
+    the share of requests that must complete."""
+
+    p99_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    completed: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not self.p99_s:
+            raise ConfigError("no limit is given; give one or more, such as --ttft-p99 0.5")
+        for name, limit in self.p99_s.items():
+            if not limit > 0:
+                raise ConfigError(f"{name} p99 is {limit}; it must be positive")
+
+    def broken_by(self, figures: Figures) -> str:
+        """The first limit that is broken, in words; empty if none is."""
+        if figures.completed < self.completed * figures.requests:
+            return f"{figures.completed:,} of {figures.requests:,} requests complete"
+        spreads = {
+            "ttft": figures.ttft_ms,
+            "itl": figures.itl_ms,
+            "tpot": figures.tpot_ms,
+            "e2e": figures.e2e_ms,
+        }
+        for name, limit in self.p99_s.items():
+            spread = spreads[name]
+            if spread is not None and spread.p99 > 1e3 * limit:
+                return f"{name} p99 is {spread.p99 / 1e3:.3g} s"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One rate or number of replicas that was tried."""
+
+    tried: float
+    broken: str  # the limit that it breaks; "": none
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAnswer:
+    """The best that holds, None if nothing does, and all that was tried."""
+
+    best: Trial | None
+    trials: tuple[Trial, ...]
+
+
+def highest_rate(
+    experiment: Experiment, limits: LatencyLimits, precision: float = PRECISION
+) -> CapacityAnswer:
+    """By bisection, between a rate that holds and one that does not, in requests per second."""
+    load = experiment.source.workload()
+    trials: list[Trial] = []
+
+    def holds(rate: float) -> bool:
+        figures = experiment.run_on(load.at_rate(rate), PLAIN).report.total
+        trials.append(Trial(rate, limits.broken_by(figures), figures))
+        return not trials[-1].broken
+
+    low, high = bracket(load.rate, holds)
+    while low and high and high / low > 1 + precision:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    best = max((one for one in trials if not one.broken), key=lambda one: one.tried, default=None)
+    return CapacityAnswer(best, tuple(trials))
+
+
+def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """A rate that holds and twice that rate, which does not; 0 where there is none."""
+    if holds(rate):
+        for _ in range(DOUBLINGS):
+            if not holds(2 * rate):
+                return rate, 2 * rate
+            rate *= 2
+        return rate, 0.0
+    for _ in range(DOUBLINGS):
+        if holds(rate / 2):
+            return rate / 2, rate
+        rate /= 2
+    return 0.0, rate
+
+
+def replicas_needed(experiment: Experiment, limits: LatencyLimits, jobs: int) -> CapacityAnswer:
+    """The fewest replicas with which each of them holds its part of the load."""
+    load = experiment.source.workload()
+    trials: dict[int, Trial] = {}
+
+    def holds(replicas: int) -> bool:
+        if replicas not in trials:
+            trials[replicas] = tried(experiment, limits, load, replicas, jobs)
+        return not trials[replicas].broken
+
+    high = next((2**power for power in count() if 2**power >= MOST_REPLICAS or holds(2**power)), 1)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    best = trials.get(high)
+    held = best if best is not None and not best.broken else None
+    return CapacityAnswer(held, tuple(trials[number] for number in sorted(trials)))
+
+
+def tried(
+    experiment: Experiment, limits: LatencyLimits, load: Workload, replicas: int, jobs: int
+) -> Trial:
+    """Each replica gets its part; the worst of them counts."""
+    parts = [load.part(index, replicas) for index in range(min(replicas, len(load.requests)))]
+    results = in_processes(partial(experiment.run_on, variant=PLAIN), parts, jobs)
+    figures = [one.report.total for one in results]
+    broken = [limits.broken_by(one) for one in figures]
+    worst = next((place for place, text in enumerate(broken) if text), 0)
+    return Trial(replicas, broken[worst], figures[worst])

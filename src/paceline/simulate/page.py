@@ -1,0 +1,101 @@
+"""Reports as one HTML page each, with charts, for light and dark screens."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from paceline.simulate.charts import line_chart
+from paceline.simulate.figures import SimulationReport
+from paceline.simulate.tables import COLUMNS, facts, number, spread_cells
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --dim: #66707a; --grid: #dfe3e8; --paper: #fff;
+  --c0: #0b62d6; --c1: #c2410c; --c2: #15803d; --c3: #9333ea; --c4: #b45309; --c5: #be185d; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --dim: #98a2ad; --grid: #343a42; --paper: #15181c;
+    --c0: #6aa9ff; --c1: #ff9d66; --c2: #5fd08a; --c3: #c99bff; --c4: #f2c14e; --c5: #ff8ab5; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 1360px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .5rem 0; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); }
+th:first-child, td:first-child { text-align: left; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 1rem; }
+figure { margin: 0; } figure p { margin: 0; } svg { width: 100%; height: auto; }
+text { fill: var(--ink); font: 12px system-ui, sans-serif; } .title { font-weight: 600; }
+.tick { fill: var(--dim); font-size: 11px; } .grid { stroke: var(--grid); fill: none; }
+.line { fill: none; stroke-width: 1.6; }
+.key { margin-right: 1rem; color: var(--dim); }
+.key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
+"""
+COLOUR_RULES = "".join(
+    f".line.c{n} {{ stroke: var(--c{n}); }} .dot.c{n} {{ fill: var(--c{n}); }} "
+    f".key .c{n} {{ background: var(--c{n}); }}\n"
+    for n in range(6)
+)
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}{COLOUR_RULES}</style></head>"
+        f"<body><h1>{escape(title)}</h1>{''.join(sections)}</body></html>\n"
+    )
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def simulation_page(
+    title: str, report: SimulationReport, targets_ms: Mapping[str, float], about: Sequence[str]
+) -> str:
+    """The page of one simulation; `about` has lines on what was simulated."""
+    spreads = [[name, *spread_cells(one)] for name, one in report.total.latencies.items()]
+    sections = [
+        *(f"<p>{escape(line)}</p>" for line in about),
+        html_table(("", ""), [list(pair) for pair in facts(report, targets_ms).items()]),
+        "<h2>Latencies, milliseconds</h2>",
+        html_table(("", *COLUMNS), spreads),
+        f'<h2>Over time</h2><div class="charts">{"".join(time_charts(report))}</div>',
+    ]
+    if report.quantiles:
+        lines = {
+            name: list(zip(values, map(float, range(101)), strict=True))
+            for name, values in report.quantiles.items()
+        }
+        chart = line_chart("Requests within a time", "ms", "%", lines, logarithmic=True)
+        sections.append(f'<h2>Latencies</h2><div class="charts">{chart}</div>')
+    if report.tenants:
+        sections.append(tenant_table(report))
+    return page(title, sections)
+
+
+def time_charts(report: SimulationReport) -> list[str]:
+    line = report.timeline
+    times = line.get("time_s", [])
+
+    def of(name: str) -> list[tuple[float, float]]:
+        return list(zip(times, line.get(name, []), strict=True))
+
+    return [
+        line_chart(
+            "Requests", "s", "requests", {"running": of("running"), "waiting": of("waiting")}
+        ),
+        line_chart("Output", "s", "tokens/s", {"tokens per second": of("tokens_per_s")}),
+        line_chart("Blocks", "s", "blocks", {"used": of("used_blocks")}),
+    ]
+
+
+def tenant_table(report: SimulationReport) -> str:
+    rows: list[list[str]] = []
+    for name, one in report.tenants.items():
+        p99 = [None if spread is None else spread.p99 for spread in (one.ttft_ms, one.e2e_ms)]
+        cells = [f"{one.completed:,}", number(one.output_tokens_per_s), *map(number, p99)]
+        rows.append([name or "(none)", *cells])
+    columns = ("tenant", "completed", "tokens/s", "TTFT p99, ms", "E2E p99, ms")
+    return f"<h2>Tenants</h2>{html_table(columns, rows)}"

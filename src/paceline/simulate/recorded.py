@@ -1,0 +1,166 @@
+"""The requests of a recorded server, as a load: what would other settings have done to them?"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.arrays import I32
+from paceline.core.errors import ConfigError
+from paceline.core.events import Happened
+from paceline.core.plan import Outputs
+from paceline.core.request import Finish, Sequence
+from paceline.core.speculation_config import SpeculationConfig
+from paceline.sched.replay.records import MAGIC, RecordingError
+from paceline.sched.replay.replayer import Replay
+from paceline.sched.replay.run_reader import files_of_run
+from paceline.simulate.loads import Clients, Workload
+from paceline.simulate.requests import SimulatedRequest
+
+# What a simulation decides by itself, or cannot model.
+UNUSED = (
+    *("attention_groups", "enable_kv_cache_events", "model_fingerprint"),
+    *(one.name for one in fields(SpeculationConfig)),
+)
+
+
+def is_recording(path: Path) -> bool:
+    """Does the file begin as a recording does?"""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """What a request took in the recorded run; None: it did not come so far."""
+
+    ttft_s: float | None
+    e2e_s: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedRequest:
+    """A request that ended in a recording: its life, and the tokens that it generated."""
+
+    sequence: Sequence
+    tokens: I32
+
+
+class RecordedRequests(Replay):
+    """Replays a recording and keeps its requests, their tokens and their times."""
+
+    def __init__(self, *paths: Path) -> None:
+        super().__init__(*paths)
+        self.ended: list[RecordedRequest] = []
+        self._new: dict[str, list[I32]] = {}  # tokens of open requests
+        self._taken: set[str] = set()
+
+    def committed(self, outputs: Outputs) -> None:
+        for name, ids, count in zip(
+            outputs.request_id.tolist(), outputs.ids, outputs.count.tolist(), strict=True
+        ):
+            if count:
+                self._new.setdefault(name, []).append(ids[:count])
+
+    def read(self) -> None:
+        """Replay all of it."""
+        for plan in self.plans():
+            self._take(plan.finished)
+        left = [name for name in self.request_ids if name not in self._taken or name in self._new]
+        self._take(name for name in left if not self.scheduler.view.is_live(name))
+        if self.divergence is not None:
+            raise ConfigError(f"{self.reader.path}: the replay diverged, {self.divergence}")
+
+    def _take(self, names: Iterable[str]) -> None:
+        """Keep requests that have ended."""
+        for name in names:
+            pieces, sequence = self._new.pop(name, []), self.scheduler.view.ended(name)
+            self._taken.add(name)
+            if sequence is not None:
+                tokens = np.concatenate([np.empty(0, np.int32), *pieces]).astype(np.int32)
+                self.ended.append(RecordedRequest(sequence, tokens))
+
+
+@dataclass(frozen=True)
+class RecordedLoad:
+    """The requests of a recording that ended in it.
+
+    A request that ran to its end has the same outputs again. One that was aborted has all that
+    it may have, and its client leaves as soon as it did then.
+    """
+
+    path: Path
+    clients: Clients = field(default_factory=Clients)
+
+    def workload(self) -> Workload:
+        return self._found[0]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the recorded scheduler, as far as they apply to a simulation."""
+        return self._found[1]
+
+    @property
+    def times(self) -> Mapping[str, RecordedTimes]:
+        """By request id."""
+        return self._found[2]
+
+    @cached_property
+    def _found(self) -> tuple[Workload, dict[str, Any], dict[str, RecordedTimes]]:
+        try:
+            replay = RecordedRequests(*files_of_run(self.path))
+            replay.read()
+        except RecordingError as error:
+            raise ConfigError(str(error)) from None
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from None
+        if not replay.ended:
+            raise ConfigError(f"{self.path}: no request ended in this recording")
+        config = replay.scheduler.config
+        ended = sorted(replay.ended, key=lambda one: one.sequence.arrival)
+        begun = ended[0].sequence.arrival
+        requests: list[SimulatedRequest] = []
+        outputs: dict[str, I32] = {}
+        times: dict[str, RecordedTimes] = {}
+        for number, one in enumerate(ended):
+            made = simulated(one, begun, config.step.max_model_len)
+            name = made.id if made.id not in outputs else f"{made.id}#{number}"
+            requests.append(replace(made, id=name))
+            outputs[name], times[name] = one.tokens, times_of(one.sequence)
+        settings = {name: value for name, value in config.to_dict().items() if name not in UNUSED}
+        return Workload(self.clients.of(requests), outputs), settings, times
+
+
+def simulated(recorded: RecordedRequest, begun: float, max_model_len: int) -> SimulatedRequest:
+    one, request = recorded.sequence, recorded.sequence.request
+    room = max(max_model_len - len(request.prompt), 1)
+    is_whole = one.finish in (Finish.STOP, Finish.LENGTH)
+    most = min(request.max_tokens or room, room)
+    return SimulatedRequest(
+        id=one.id,
+        at_s=one.arrival - begun,
+        content=request.prompt,
+        output_len=max(len(recorded.tokens), 1) if is_whole else most,
+        tenant=request.tenant,
+        priority=request.priority,
+        deadline_s=request.deadline,
+        token_deadline_s=request.token_deadline,
+        cache_salt=request.cache_salt,
+        leaves_after_s=one.life[-1].time - one.arrival if one.finish is Finish.ABORT else inf,
+    )
+
+
+def times_of(one: Sequence) -> RecordedTimes:
+    first = next((m.time for m in one.life if m.happened is Happened.FIRST_TOKEN), None)
+    ended = one.life[-1].time if one.finish in (Finish.STOP, Finish.LENGTH) else None
+    return RecordedTimes(
+        None if first is None else first - one.arrival,
+        None if ended is None else ended - one.arrival,
+    )

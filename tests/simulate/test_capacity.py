@@ -1,0 +1,41 @@
+"""The rate that a replica holds, and the replicas that a load needs."""
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.simulate.capacity import LatencyLimits, highest_rate, replicas_needed
+from paceline.simulate.experiment import Experiment
+from tests.simulate.support import load, model
+
+LIMITS = LatencyLimits({"ttft": 0.3, "itl": 0.2})
+
+
+def test_the_rate_is_just_held() -> None:
+    found = highest_rate(Experiment(load(40), model()), LIMITS, precision=0.1)
+    assert found.best is not None
+    assert not found.best.broken
+    broken = [one for one in found.trials if one.broken]
+    assert found.best.tried < min(one.tried for one in broken) <= 1.1 * found.best.tried
+    assert "p99 is" in broken[0].broken
+
+
+def test_more_load_needs_more_replicas() -> None:
+    few, many = (
+        replicas_needed(Experiment(load(40, rate), model()), LIMITS, 1) for rate in (2.0, 20.0)
+    )
+    assert few.best is not None
+    assert many.best is not None
+    assert few.best.tried < many.best.tried
+    before = [one for one in many.trials if one.tried == many.best.tried - 1]
+    assert before[0].broken
+
+
+def test_nothing_holds() -> None:
+    found = highest_rate(Experiment(load(2), model()), LatencyLimits({"ttft": 1e-6}))
+    assert found.best is None
+
+
+@pytest.mark.parametrize("limits", [{}, {"ttft": 0.0}])
+def test_wrong_limits(limits: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"--ttft-p99|must be positive"):
+        LatencyLimits(limits)

@@ -1,0 +1,34 @@
+"""Charts as SVG."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from paceline.simulate.charts import Axis, line_chart, point_chart
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"), [(1.0, [0, 0.5, 1.0]), (90.0, [0, 20, 40, 60, 80]), (7, [0, 2, 4, 6])]
+)
+def test_ticks_are_round(most: float, ticks: list[float]) -> None:
+    found = Axis(0.0, most, 0, 100).ticks
+    assert found == pytest.approx(found)
+    assert 2 <= len(found) <= 6
+    assert found[0] == 0
+    assert found[-1] <= most
+    assert set(ticks) & set(found)
+
+
+def test_a_logarithmic_axis() -> None:
+    axis = Axis.of([0.0, 2.0, 2000.0], 0, 300, True)
+    assert axis.ticks == [10, 100, 1000]
+    assert (axis.px(2.0), axis.px(2000.0), axis.px(0.0)) == (0, 300, 0)
+
+
+def test_charts_are_well_formed() -> None:
+    lines = line_chart("A & B", "s", "n", {"one": [(0, 1), (1, 2)], "<two>": []})
+    dots = point_chart("Points", "x", "y", {"a": (1.0, 2.0), "b": (0.0, 0.0)})
+    for chart in (lines, dots, line_chart("Empty", "x", "y", {"none": []}, logarithmic=True)):
+        ElementTree.fromstring(chart)
+    assert lines.count("<polyline") == 2
+    assert dots.count("<circle") == 2

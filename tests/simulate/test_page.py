@@ -1,0 +1,20 @@
+"""The pages of reports."""
+
+import re
+
+from paceline.simulate.figures import SimulationReport
+from paceline.simulate.page import simulation_page
+from paceline.simulate.server import SimulatedServer
+from tests.simulate.support import load, model
+
+
+def test_a_page_stands_alone() -> None:
+    work = load(20, tenants={"<a>": 1, "b": 1}).workload()
+    report = SimulationReport.of(SimulatedServer(model(), work.requests).run(), {"ttft": 100.0})
+    text = simulation_page("a title", report, {"ttft": 100.0}, ["about <it>"])
+    assert text.count("<svg") == 4
+    assert not re.findall(r"(?:src|href)=|url\(|@import|https?://", text), "nothing is fetched"
+    assert "prefers-color-scheme: dark" in text
+    assert "about &lt;it&gt;" in text
+    assert "&lt;a&gt;" in text
+    assert "goodput" in text

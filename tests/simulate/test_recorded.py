@@ -1,0 +1,75 @@
+"""Recordings as loads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.core.request import Request
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
+from paceline.sim.loop import Loop
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.runner import SimulatedDevice
+from paceline.simulate.experiment import Experiment, Variant
+from paceline.simulate.recorded import RecordedLoad, is_recording
+from tests.simulate.support import SMALL, model
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tenants on the oracle; one client leaves."""
+    path = tmp_path_factory.mktemp("recorded") / "run.paceline"
+    requests = [
+        Request(
+            id=f"r{n}",
+            prompt=range(100 * n + 1, 100 * n + 21),
+            max_tokens=10,
+            arrival=50.0 + n,
+            tenant="ab"[n % 2],
+        )
+        for n in range(8)
+    ]
+    with RecordedScheduler.create(**SMALL, record=str(path)) as scheduler:
+        oracle = OracleRunner(SMALL["num_blocks"], SMALL["block_size"], 1000)
+        device = SimulatedDevice(oracle.run, lambda plan: 0.4)
+        for turn in Loop(scheduler, device).run(requests):
+            if turn.time > 56 and scheduler.view.is_live("r5"):
+                scheduler.abort("r5", turn.time)
+    return path
+
+
+def test_requests_have_their_lengths_times_and_tenants(recording: Path) -> None:
+    load = RecordedLoad(recording)
+    work = load.workload()
+    assert is_recording(recording)
+    assert [one.id for one in work.requests] == [f"r{n}" for n in range(8)]
+    assert [one.at_s for one in work.requests] == list(range(8))
+    assert work.requests[3].tenant == "b"
+    assert len(work.outputs["r3"]) == work.requests[3].output_len == 10
+    assert work.requests[5].leaves_after_s < 5
+    assert load.settings["num_blocks"] == SMALL["num_blocks"]
+    times = load.times["r0"]
+    assert times.ttft_s is not None
+    assert times.e2e_s is not None
+    assert 0 < times.ttft_s < times.e2e_s
+    assert load.times["r5"].e2e_s is None
+
+
+def test_a_recording_runs_under_another_policy(recording: Path) -> None:
+    load = RecordedLoad(recording)
+    experiment = Experiment(load, model(**load.settings), explained=("r4",))
+    found = experiment.run(Variant("fair", {"policy": "fair"}))
+    assert found.report.total.completed >= 7
+    assert np.isfinite(found.e2e_s).sum() == found.report.total.completed
+    assert "'r4':" in found.explained["r4"]
+
+
+def test_what_is_no_recording(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("TIMESTAMP")
+    assert not is_recording(path)
+    with pytest.raises(ConfigError, match="not a recording"):
+        RecordedLoad(path).workload()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        is_recording(tmp_path / "none")

@@ -1,0 +1,27 @@
+"""Tables for a terminal."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from paceline.simulate.figures import SimulationReport
+from paceline.simulate.server import SimulatedServer
+from paceline.simulate.tables import number, show
+from tests.simulate.support import load, model
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.123, "0.12"), (12.34, "12.3"), (12345.6, "12,346")]
+)
+def test_numbers_have_as_many_digits_as_are_worth_reading(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_report_is_printed() -> None:
+    work = load(20, tenants={"a": 1, "b": 1}).workload()
+    report = SimulationReport.of(SimulatedServer(model(), work.requests).run(), {"ttft": 100.0})
+    out = StringIO()
+    show(report, {"ttft": 100.0}, Console(file=out, width=120))
+    for expected in ("20 of 20 completed", "time to first token", "within ttft 100 ms", "tenant"):
+        assert expected in out.getvalue()
