@@ -16,6 +16,9 @@ from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.replayer import Replay, ReplaySummary
 from paceline.sched.scheduler import Scheduler
+from paceline.simulate.profile import Profile
+from paceline.simulate.recorded import RecordedLoad
+from paceline.simulate.server import ServerModel, SimulatedServer
 from paceline.wiring.recording import check_record, scheduler_of
 from tests.golden.small_model import small_model
 
@@ -77,6 +80,20 @@ def test_what_an_llm_recorded_replays_to_the_same_plans(folder: str, tmp_path: P
     assert summary.requests == 30
     assert summary.preemptions > 0
     assert summary.forks > 0
+    check_simulation(path)
+
+
+def check_simulation(path: Path) -> None:
+    """A simulation of the recorded requests, each of several sequences alone, has their tokens."""
+    recorded = RecordedLoad(path)
+    load = recorded.workload()
+    assert len(load.requests) == 45  # every other one has two sequences
+    model = ServerModel(Profile.load("h200-qwen3-0.6b"), recorded.settings)
+    log = SimulatedServer(model, load.requests, load.outputs).run().log
+    ends = zip(load.requests, log.outcome, log.tokens.tolist(), strict=True)
+    for request, outcome, tokens in ends:
+        assert outcome == "length" or request.id == "r0"
+        assert tokens == len(load.outputs[request.id]) or request.id == "r0"
 
 
 def test_what_an_async_llm_recorded_replays_to_the_same_plans(folder: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from paceline.core.arrays import I32
 from paceline.core.errors import ConfigError
 from paceline.core.events import Happened
 from paceline.core.plan import Outputs
-from paceline.core.request import Finish, Sequence
+from paceline.core.request import Finish, Sequence, child_label
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.sched.replay.records import MAGIC, RecordingError
 from paceline.sched.replay.replayer import Replay
@@ -47,8 +47,10 @@ class RecordedTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRequest:
-    """A request that ended in a recording: its life, and the tokens that it generated."""
+    """A request that ended in a recording, or one of its several sequences: the life of the
+    request, and the tokens that were generated; none if only the best were reported."""
 
+    label: str
     sequence: Sequence
     tokens: I32
 
@@ -63,11 +65,11 @@ class RecordedRequests(Replay):
         self._taken: set[str] = set()
 
     def committed(self, outputs: Outputs) -> None:
-        for name, ids, count in zip(
-            outputs.request_id.tolist(), outputs.ids, outputs.count.tolist(), strict=True
-        ):
+        names, children = outputs.request_id.tolist(), outputs.child.tolist()
+        new = outputs.ids, outputs.count.tolist()
+        for name, child, ids, count in zip(names, children, *new, strict=True):
             if count:
-                self._new.setdefault(name, []).append(ids[:count])
+                self._new.setdefault(child_label(name, child), []).append(ids[:count])
 
     def read(self) -> None:
         """Replay all of it."""
@@ -81,11 +83,15 @@ class RecordedRequests(Replay):
     def _take(self, names: Iterable[str]) -> None:
         """Keep requests that have ended."""
         for name in names:
-            pieces, sequence = self._new.pop(name, []), self.scheduler.view.ended(name)
             self._taken.add(name)
-            if sequence is not None:
-                tokens = np.concatenate([np.empty(0, np.int32), *pieces]).astype(np.int32)
-                self.ended.append(RecordedRequest(sequence, tokens))
+            sequence = self.scheduler.view.ended(name)
+            width = 1 if sequence is None else sequence.request.width
+            for child in range(width) if width > 1 else [-1]:
+                label = child_label(name, child)
+                pieces = self._new.pop(label, [])
+                if sequence is not None:
+                    tokens = np.concatenate([np.empty(0, np.int32), *pieces]).astype(np.int32)
+                    self.ended.append(RecordedRequest(label, sequence, tokens))
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,8 @@ class RecordedLoad:
     """The requests of a recording that ended in it.
 
     A request that ran to its end has the same outputs again. One that was aborted has all that
-    it may have, and its client leaves as soon as it did then.
+    it may have, and its client leaves as soon as it did then. Several sequences of a request are
+    requests of their own.
     """
 
     path: Path
@@ -141,13 +148,13 @@ class RecordedLoad:
 def simulated(recorded: RecordedRequest, begun: float, max_model_len: int) -> SimulatedRequest:
     one, request = recorded.sequence, recorded.sequence.request
     room = max(max_model_len - len(request.prompt), 1)
-    is_whole = one.finish in (Finish.STOP, Finish.LENGTH)
+    is_whole = one.finish in (Finish.STOP, Finish.LENGTH) and len(recorded.tokens) > 0
     most = min(request.max_tokens or room, room)
     return SimulatedRequest(
-        id=one.id,
+        id=recorded.label,
         at_s=one.arrival - begun,
         content=request.prompt,
-        output_len=max(len(recorded.tokens), 1) if is_whole else most,
+        output_len=len(recorded.tokens) if is_whole else most,
         tenant=request.tenant,
         priority=request.priority,
         deadline_s=request.deadline,

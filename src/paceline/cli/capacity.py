@@ -1,0 +1,122 @@
+"""`paceline capacity`: the rate that a server holds, and how many servers a load needs."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.options import JsonFlag
+from paceline.cli.simulation_options import JobsOption, LoadOptions, ServerModelOptions, about
+from paceline.core.cores import usable_cores
+from paceline.simulate.capacity import (
+    CapacityAnswer,
+    LatencyLimits,
+    highest_rate,
+    replicas_needed,
+)
+from paceline.simulate.experiment import Experiment
+from paceline.simulate.tables import number, table
+
+LIMITS = "limits, in seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """99th percentiles that a server must keep."""
+
+    ttft_p99: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Time to first token.", rich_help_panel=LIMITS),
+    ] = None
+    itl_p99: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Gap between two tokens.", rich_help_panel=LIMITS),
+    ] = None
+    tpot_p99: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Time per output token.", rich_help_panel=LIMITS),
+    ] = None
+    e2e_p99: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="End-to-end latency.", rich_help_panel=LIMITS),
+    ] = None
+
+    @property
+    def limits(self) -> LatencyLimits:
+        given = asdict(self).items()
+        return LatencyLimits(
+            {name.removesuffix("_p99"): value for name, value in given if value is not None}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityOptions:
+    """The load, the limits, and the report."""
+
+    load: LoadOptions = field(default_factory=LoadOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    server: ServerModelOptions = field(default_factory=ServerModelOptions)
+    replicas: Annotated[
+        bool, typer.Option(help="Also find how many replicas the load needs as it is.")
+    ] = True
+    jobs: JobsOption = 0
+    output: OutputOption = None
+    json: JsonFlag = False
+
+
+def run(options: CapacityOptions) -> int:
+    """Find the highest rate that one server holds within limits, and how many the load needs.
+
+    The load is made faster or slower until the limits are just kept, to 2 %. For the number of
+    replicas, requests are dealt out in turn and conversations stay together; each replica must keep
+    the limits. The exit status is 1 if no rate keeps them.
+    """
+    limits = options.limits.limits
+    writable(options.output)
+    source = options.load.source
+    model = options.server.model(source)
+    experiment = Experiment(source, model)
+    rate = highest_rate(experiment, limits)
+    jobs = options.jobs or usable_cores()
+    replicas = replicas_needed(experiment, limits, jobs) if options.replicas else None
+    record = {"rate": asdict(rate), "replicas": None if replicas is None else asdict(replicas)}
+    if options.output is not None:
+        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(record))
+    else:
+        print(*about(model, options.load.name), sep="\n")
+        show(rate, replicas, source.workload().rate)
+    return int(rate.best is None)
+
+
+def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float) -> None:
+    out = Console()
+    out.print(table("rates", COLUMNS, trial_rows(rate)))
+    if rate.best is None:
+        print("No rate keeps the limits.")
+    else:
+        tokens = number(rate.best.figures.output_tokens_per_s)
+        print(f"One replica holds {rate.best.tried:.3g} requests/s, {tokens} output tokens/s.")
+    if replicas is not None:
+        count = "more replicas than were tried" if replicas.best is None else ""
+        if replicas.best is not None:
+            number_of = int(replicas.best.tried)
+            count = f"{number_of} replica" if number_of == 1 else f"{number_of} replicas"
+        print(f"The load has {own_rate:.3g} requests/s and needs {count}.")
+
+
+COLUMNS = ("requests/s", "TTFT p99, ms", "ITL p99, ms", "tokens/s", "limit that breaks")
+
+
+def trial_rows(answer: CapacityAnswer) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for one in sorted(answer.trials, key=lambda one: one.tried):
+        total = one.figures
+        late = [number(spread and spread.p99) for spread in (total.ttft_ms, total.itl_ms)]
+        tokens = number(total.output_tokens_per_s)
+        rows.append([f"{one.tried:.3g}", *late, tokens, one.broken or "-"])
+    return rows

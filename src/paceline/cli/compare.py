@@ -1,0 +1,131 @@
+"""`paceline compare`: one load under several policies and settings."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from paceline.bench.samples import targets_of
+from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.options import JsonFlag
+from paceline.cli.play.command import setting
+from paceline.cli.simulation_options import (
+    HtmlOption,
+    JobsOption,
+    LoadOptions,
+    ServerModelOptions,
+    TargetsOption,
+    about,
+)
+from paceline.core.cores import usable_cores
+from paceline.simulate.comparison import (
+    COLUMNS,
+    RequestChange,
+    comparison_page,
+    explanations,
+    largest_changes,
+    rows_of,
+    sentence,
+    to_dict,
+)
+from paceline.simulate.experiment import Experiment, VariantResult, variants_of
+from paceline.simulate.recorded import RecordedLoad
+from paceline.simulate.tables import number, table
+
+SHOWN = 5  # requests that gained most, and as many that lost most
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """The load, the variants, and the report."""
+
+    load: LoadOptions = field(default_factory=LoadOptions)
+    policies: Annotated[
+        str, typer.Option(metavar="A,B", help="Policies, the first of which the others replace.")
+    ] = "fcfs,fair,shortest,deadline"
+    variants: Annotated[
+        list[str],
+        typer.Option(
+            "--settings",
+            metavar="NAME=VALUE,...",
+            help="Settings to try with each policy, such as max_num_seqs=64; may be repeated.",
+        ),
+    ] = field(default_factory=list[str])
+    server: ServerModelOptions = field(default_factory=ServerModelOptions)
+    goodput: TargetsOption = field(default_factory=list[str])
+    explain: Annotated[
+        list[str],
+        typer.Option(metavar="ID", help="Explain this request in each variant; may be repeated."),
+    ] = field(default_factory=list[str])
+    jobs: JobsOption = 0
+    output: OutputOption = None
+    html: HtmlOption = None
+    json: JsonFlag = False
+
+
+def run(options: CompareOptions) -> int:
+    """Simulate one load under several policies and settings, and compare the results.
+
+    Every policy runs with every set of settings, in processes of their own. The report has a table,
+    marks the variants that no other one beats in both throughput and latency, and says who gains
+    and who loses. With a recording it also lists the requests that gain or lose most. The exit
+    status is 1 if no request completed in any variant.
+    """
+    writable(options.output, options.html)
+    source = options.load.source
+    policies = [name.strip() for name in options.policies.split(",")]
+    given = [dict(map(setting, text.split(","))) for text in options.variants]
+    variants = variants_of(policies, given)
+    for variant in variants:
+        options.server.model(source, variant.settings)  # wrong settings are reported at once
+    model = options.server.model(source)
+    experiment = Experiment(source, model, targets_of(options.goodput), tuple(options.explain))
+    results = experiment.run_all(variants, options.jobs or usable_cores())
+    told = explanations(results)
+    if options.output is not None:
+        content = to_dict(results) | {"explained": told}
+        options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if options.html is not None:
+        page = comparison_page(f"paceline compare: {options.load.name}", results)
+        options.html.write_text(page, encoding="utf-8")
+    if options.json:
+        print(json.dumps(to_dict(results) | {"explained": told}))
+    else:
+        print(*about(model, options.load.name), sep="\n")
+        show(results, source)
+        for name, by_variant in told.items():
+            for variant, text in by_variant.items():
+                print(f"\n{name} under {variant}:\n{text or 'It did not end.'}")
+    return int(not any(one.report.total.completed for one in results))
+
+
+def show(results: Sequence[VariantResult], source: Any) -> None:
+    out = Console()
+    out.print(table("milliseconds", COLUMNS, rows_of(results)))
+    print("* no other variant has both more throughput and a lower TTFT p99")
+    for one in results[1:]:
+        print(sentence(results[0], one))
+    if not isinstance(source, RecordedLoad):
+        return
+    ids = results[0].ids
+    recorded = [source.times[name].e2e_s for name in ids]
+    known = [(one, own) for one, own in zip(recorded, results[0].e2e_s, strict=True) if one]
+    if known:
+        then, now = (sum(column) / len(known) for column in zip(*known, strict=True))
+        print(f"recorded: {then:.3g} s end to end on average; simulated as {results[0].name}:")
+        print(f"{now:.3g} s, over {len(known):,} requests that completed")
+    for one in results[1:]:
+        gained, lost = largest_changes(results[0], one, SHOWN)
+        rows = [cells("gains", change) for change in gained]
+        rows += [cells("loses", change) for change in lost]
+        if rows:
+            columns = ("request", "", "tenant", "prompt", results[0].name, one.name)
+            out.print(table("seconds end to end", columns, rows))
+
+
+def cells(kind: str, one: RequestChange) -> list[str]:
+    times = number(one.before_s), number(one.after_s)
+    return [one.id, kind, one.tenant or "-", f"{one.prompt:,}", *times]

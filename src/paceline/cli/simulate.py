@@ -1,0 +1,94 @@
+"""`paceline simulate`: a server under a load, on a virtual clock."""
+
+import json
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from paceline.bench.samples import targets_of
+from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.options import JsonFlag
+from paceline.cli.simulation_options import (
+    HtmlOption,
+    LoadOptions,
+    ServerModelOptions,
+    TargetsOption,
+    about,
+)
+from paceline.core.errors import ConfigError
+from paceline.simulate.figures import SimulationReport
+from paceline.simulate.page import simulation_page
+from paceline.simulate.server import SimulatedServer
+from paceline.simulate.tables import show
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The load, the server, and the report."""
+
+    load: LoadOptions = field(default_factory=LoadOptions)
+    server: ServerModelOptions = field(default_factory=ServerModelOptions)
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Order of admission: fcfs, fair, shortest, deadline, priority, longest."),
+    ] = None
+    goodput: TargetsOption = field(default_factory=list[str])
+    explain: Annotated[
+        list[str], typer.Option(metavar="ID", help="Also explain this request; may be repeated.")
+    ] = field(default_factory=list[str])
+    output: OutputOption = None
+    html: HtmlOption = None
+    json: JsonFlag = False
+
+
+def run(options: SimulateOptions) -> int:
+    """Simulate a server under a trace, a recording or a synthetic load.
+
+    The engine and the scheduler are those of `paceline serve`, with a clock and a runner that only
+    know how long each step takes on the device of the profile. The report has latencies,
+    throughput, goodput, preemptions, hit rates, and what is used over time, for each tenant too.
+    The exit status is 1 if no request completed.
+    """
+    targets = targets_of(options.goodput)
+    writable(options.output, options.html)
+    source = options.load.source
+    model = options.server.model(source, {"policy": options.policy} if options.policy else {})
+    load = source.workload()
+    names = {one.id for one in load.requests} if options.explain else set[str]()
+    for name in options.explain:
+        if name not in names:
+            raise ConfigError(f"there is no request {name!r} in {options.load.name}")
+    begun = perf_counter()
+    done = SimulatedServer(model, load.requests, load.outputs, options.explain).run()
+    took = perf_counter() - begun
+    report = SimulationReport.of(done, targets)
+    record = {
+        "kind": "simulate",
+        "profile": model.profile.name,
+        "profile_source": model.profile.source,
+        "settings": model.config.to_dict(),
+        "targets_ms": targets,
+        "wall_s": took,
+        **report.to_dict(),
+        "explained": dict(done.explained),
+    }
+    lines = about(model, options.load.name)
+    if options.output is not None:
+        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if options.html is not None:
+        title = f"paceline simulate: {options.load.name}"
+        page = simulation_page(title, report, targets, lines)
+        options.html.write_text(page, encoding="utf-8")
+    if options.json:
+        print(json.dumps(record))
+    else:
+        print(*lines, sep="\n")
+        show(report, targets)
+        simulated, requests = report.total.duration_s, report.total.requests
+        print(f"simulated in {took:.2f} s: {simulated / took:,.0f} s per second, ", end="")
+        print(f"{requests / took:,.0f} requests per second")
+        for text in done.explained.values():
+            print("", text, sep="\n")
+    return int(not report.total.completed)

@@ -1,0 +1,299 @@
+"""Options of the commands that simulate: the load, the device, and the settings of the server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.command import WrongOption
+from paceline.cli.play.command import setting
+from paceline.simulate.loads import (
+    UNCUT,
+    Clients,
+    LoadSource,
+    Phase,
+    SyntheticLoad,
+    TraceLoad,
+)
+from paceline.simulate.profile import Profile, shipped
+from paceline.simulate.recorded import RecordedLoad, is_recording
+from paceline.simulate.server import ServerModel, SimulatedServer
+from paceline.workloads.length_distribution import FORMS, LengthDistribution
+
+LOAD, SYNTHETIC, SERVER = "load", "synthetic load, without a trace", "server"
+DEFAULT_COUNT = 1000  # conversations of a synthetic load
+DEFAULT_PROFILE = "h200-qwen3-0.6b"
+
+
+def lengths(given: str | LengthDistribution) -> LengthDistribution:
+    """Parse a distribution; a default is one already."""
+    try:
+        return given if isinstance(given, LengthDistribution) else LengthDistribution.parse(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def shares(pairs: list[str]) -> dict[str, float]:
+    """Parse tenants with their shares, such as alice=3."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, equals, share = pair.partition("=")
+        try:
+            found[name] = float(share) if equals else 1.0
+        except ValueError:
+            raise WrongOption(f"--tenants {pair!r} is not NAME or NAME=SHARE") from None
+        if not name or not found[name] > 0:
+            raise WrongOption(f"--tenants {pair!r} needs a name and a positive share")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Who sends the requests."""
+
+    tenants: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=SHARE",
+            help="Deal requests without a tenant out to these; may be repeated.",
+            rich_help_panel=LOAD,
+        ),
+    ] = field(default_factory=list[str])
+    leaves_after: Annotated[
+        float,
+        typer.Option(
+            metavar="S", help="Seconds after which clients disconnect.", rich_help_panel=LOAD
+        ),
+    ] = inf
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the load.", rich_help_panel=LOAD)] = 0
+
+    @property
+    def clients(self) -> Clients:
+        if not self.leaves_after > 0:
+            raise WrongOption("--leaves-after must be positive")
+        return Clients(shares(self.tenants), self.leaves_after, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticOptions:
+    """A load that is drawn at random."""
+
+    rate: Annotated[
+        str,
+        typer.Option(
+            metavar="R|R:S,R:S",
+            help="Requests per second, or several rates with seconds for each: 2:60,20:10.",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = "1"
+    burstiness: Annotated[
+        float,
+        typer.Option(
+            help="1: Poisson arrivals; below 1: in bursts; above 1: more evenly.",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = 1.0
+    input_len: Annotated[
+        LengthDistribution,
+        typer.Option(
+            metavar="LENGTH",
+            parser=lengths,
+            help=f"Prompt tokens: {FORMS}.",
+            show_default="128",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = LengthDistribution("even", 128, 128)  # noqa: RUF009
+    output_len: Annotated[
+        LengthDistribution,
+        typer.Option(
+            metavar="LENGTH",
+            parser=lengths,
+            help="Output tokens, likewise.",
+            show_default="64",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = LengthDistribution("even", 64, 64)  # noqa: RUF009
+    prefix_len: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Prompt tokens shared with other prompts.", rich_help_panel=SYNTHETIC
+        ),
+    ] = 0
+    num_prefixes: Annotated[
+        int,
+        typer.Option(min=1, help="Number of different prefixes.", rich_help_panel=SYNTHETIC),
+    ] = 1
+    turns: Annotated[
+        LengthDistribution,
+        typer.Option(
+            metavar="LENGTH",
+            parser=lengths,
+            help="Turns of a conversation, each of which repeats what was said.",
+            show_default="1",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = LengthDistribution("even", 1, 1)  # noqa: RUF009
+    think: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="Mean seconds from an answer to the next turn.",
+            rich_help_panel=SYNTHETIC,
+        ),
+    ] = 10.0
+
+    def load(self, count: int, clients: Clients) -> SyntheticLoad:
+        if not 0 < self.burstiness < inf:
+            raise WrongOption("--burstiness must be positive and finite")
+        return SyntheticLoad(
+            count,
+            Phase.parse(self.rate),
+            self.burstiness,
+            self.input_len,
+            self.output_len,
+            self.prefix_len,
+            self.num_prefixes,
+            self.turns,
+            self.think,
+            clients,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """A trace or a recording, or else a synthetic load."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="TRACE",
+            help="Azure's CSV, Mooncake's JSON lines, JSON lines with at_s, input_len and "
+            "output_len, or a file that --record wrote. Without it, the load is synthetic.",
+        ),
+    ] = None
+    num_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests of the trace, or conversations of a synthetic load.",
+            show_default=f"all, or {DEFAULT_COUNT}",
+            rich_help_panel=LOAD,
+        ),
+    ] = None
+    speed: Annotated[
+        float, typer.Option(help="Speed-up of the arrivals of a trace.", rich_help_panel=LOAD)
+    ] = 1.0
+    max_input_len: Annotated[
+        int, typer.Option(min=1, help="Cut longer prompts of a trace.", rich_help_panel=LOAD)
+    ] = UNCUT
+    max_output_len: Annotated[
+        int, typer.Option(min=1, help="Cut longer outputs of a trace.", rich_help_panel=LOAD)
+    ] = UNCUT
+    clients: ClientOptions = field(default_factory=ClientOptions)
+    synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
+
+    @property
+    def source(self) -> LoadSource:
+        clients = self.clients.clients
+        if not 0 < self.speed < inf:
+            raise WrongOption("--speed must be positive and finite")
+        if self.trace is None:
+            return self.synthetic.load(self.num_requests or DEFAULT_COUNT, clients)
+        if is_recording(self.trace):
+            return RecordedLoad(self.trace, clients)
+        lengths = self.max_input_len, self.max_output_len
+        return TraceLoad(self.trace, self.num_requests, self.speed, *lengths, clients)
+
+    @property
+    def name(self) -> str:
+        return "a synthetic load" if self.trace is None else self.trace.name
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModelOptions:
+    """The device, the model and the settings of the simulated server."""
+
+    profile: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"Step times: a file of `paceline calibrate`, or one of {', '.join(shipped())}.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULT_PROFILE
+    settings: Annotated[
+        list[Any],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            parser=setting,
+            help="A setting of the scheduler, such as max_num_seqs=64; may be repeated.",
+            rich_help_panel=SERVER,
+        ),
+    ] = field(default_factory=list[Any])
+    depth: Annotated[
+        int,
+        typer.Option(
+            min=0, max=16, help="Steps in flight; 0: by the profile.", rich_help_panel=SERVER
+        ),
+    ] = 0
+    timeout: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="Seconds after which requests end; 0: no limit.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 0.0
+    leaps: Annotated[
+        bool,
+        typer.Option(
+            help="Make many equal steps at once. The results are the same.",
+            rich_help_panel=SERVER,
+        ),
+    ] = True
+
+    def model(self, source: LoadSource, more: Mapping[str, Any] | None = None) -> ServerModel:
+        """A recording brings its own settings; those of the command line replace them."""
+        settings: dict[str, Any] = {}
+        if isinstance(source, RecordedLoad):
+            settings |= source.settings
+        settings |= {**dict(self.settings), **(more or {})}
+        model = ServerModel(
+            Profile.load(self.profile), settings, self.depth, self.timeout, self.leaps
+        )
+        SimulatedServer(model, [])  # wrong settings are reported before anything runs
+        return model
+
+
+def about(model: ServerModel, load: str) -> list[str]:
+    """What is simulated, in sentences."""
+    profile = model.profile
+    lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
+    if profile.source == "estimated":
+        lines.append(
+            "The step times of this profile are estimated, not measured: `paceline calibrate` "
+            "measures them."
+        )
+    return lines
+
+
+TargetsOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME:MS",
+        help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
+    ),
+]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with tables and charts to this file."),
+]

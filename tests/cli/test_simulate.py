@@ -1,0 +1,144 @@
+"""`paceline simulate`, `compare` and `capacity`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.request import Request
+from paceline.sched.replay.recorded_scheduler import RecordedScheduler
+from paceline.sim.loop import Loop
+from paceline.sim.oracle import OracleRunner
+from paceline.sim.runner import SimulatedDevice
+from tests.simulate.support import SMALL, VALUES
+
+WRONG = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile, a trace, a wrong trace, and a recording in which one tenant is greedy."""
+    folder = tmp_path_factory.mktemp("simulate")
+    (folder / "small.json").write_text(json.dumps(VALUES))
+    rows = [
+        {"at_s": n / 20, "input_len": 20 + n, "output_len": 8, "tenant": "ab"[n % 2]}
+        for n in range(20)
+    ]
+    (folder / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "wrong.jsonl").write_text(json.dumps(rows[0]) + '\n{"at_s": 1}\n')
+    requests = [
+        Request(id=f"r{n}", prompt=range(n, n + 30), max_tokens=9, tenant="ab"[n == 9], arrival=0.0)
+        for n in range(10)
+    ]
+    record = str(folder / "run.paceline")
+    with RecordedScheduler.create(**SMALL, record=record) as scheduler:
+        oracle = OracleRunner(SMALL["num_blocks"], SMALL["block_size"], 1000)
+        for _ in Loop(scheduler, SimulatedDevice(oracle.run)).run(requests):
+            pass
+    return folder
+
+
+def called(folder: Path, command: str, *arguments: str) -> int:
+    try:
+        return main([command, "--profile", str(folder / "small.json"), *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_a_trace_is_reported_in_every_form(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, html = tmp_path / "out.json", tmp_path / "out.html"
+    trace, files = str(folder / "trace.jsonl"), ["--output", str(output), "--html", str(html)]
+    targets = ["--goodput", "ttft:100", "--policy", "fair", "--explain", "7"]
+    assert called(folder, "simulate", trace, *files, *targets) == 0
+    said = capsys.readouterr().out
+    for expected in (
+        *("trace.jsonl on a small device", "are estimated, not measured", "20 of 20 completed"),
+        *("within ttft 100 ms", "requests per second", "'7': 27 tokens of prompt"),
+    ):
+        assert expected in said
+    found: dict[str, Any] = json.loads(output.read_text())
+    assert (found["completed"], found["settings"]["policy"]) == (20, "fair")
+    assert list(found["tenants"]) == ["a", "b"]
+    assert "<svg" in html.read_text()
+
+
+def test_synthetic_loads_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--rate", "2:5,20:1", "--num-requests", "10", "--turns", "2", "--think", "0.5"]
+    lengths = ["--input-len", "lognormal:20:0.5", "--output-len", "3-9", "--prefix-len", "8"]
+    assert called(folder, "simulate", *load, *lengths, "--tenants", "x=2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["completed"] == 20
+    assert found["hit_rate"] > 0
+
+
+def test_a_recording_goes_straight_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would `fair` have done to yesterday?"""
+    arguments = ["--policies", "fcfs,fair", "--explain", "r9", "--jobs", "1"]
+    assert called(folder, "compare", str(folder / "run.paceline"), *arguments) == 0
+    said = capsys.readouterr().out
+    for expected in (
+        *("fair instead of fcfs: sooner first tokens for tenant b", "r9 under fcfs:"),
+        *("r9 under fair:", "seconds end to end", "gains", "recorded:"),
+    ):
+        assert expected in said
+
+
+def test_a_matrix_of_policies_and_settings(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    html = tmp_path / "compared.html"
+    trace = str(folder / "trace.jsonl")
+    matrix = ["--policies", "fcfs,shortest", "--settings", "max_num_seqs=2", "--settings"]
+    rest = ["max_num_seqs=4,watermark=0.1", "--jobs", "1", "--json", "--html", str(html)]
+    assert called(folder, "compare", trace, *matrix, *rest) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["variants"])[-1] == "shortest max_num_seqs=4 watermark=0.1"
+    assert len(found["sentences"]) == 3
+    assert html.read_text().count("<circle") == 4
+
+
+def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--ttft-p99", "0.3", "--itl-p99", "0.2", "--jobs", "1"]
+    assert called(folder, "capacity", str(folder / "trace.jsonl"), *limits) == 0
+    said = capsys.readouterr().out
+    assert "One replica holds" in said
+    assert "and needs " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["simulate", "wrong.jsonl"], "wrong.jsonl: line 2: no field"),
+        (["simulate", "none.csv"], "none.csv: cannot be read"),
+        (["simulate", "trace.jsonl", "--policy", "best"], "no policy 'best': there are"),
+        (["simulate", "trace.jsonl", "--set", "max_num_seq=1"], "did you mean 'max_num_seqs'?"),
+        (["simulate", "trace.jsonl", "--explain", "x"], "no request 'x' in trace.jsonl"),
+        (["simulate", "--rate", "fast"], "'fast' is no rate"),
+        (["simulate", "--input-len", "x"], "'x' is no length"),
+        (["simulate", "--tenants", "a=x"], "is not NAME or NAME=SHARE"),
+        (["simulate", "--goodput", "x:1"], "no target 'x'"),
+        (["compare", "trace.jsonl", "--policies", "fcfs,x"], "no policy 'x'"),
+        (["capacity", "trace.jsonl"], "--ttft-p99 0.5"),
+    ],
+)
+def test_wrong_arguments(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    command, *rest = arguments
+    assert called(folder, command, *rest) == WRONG
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_nothing_that_can_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(folder / "trace.jsonl")
+    assert called(folder, "simulate", trace, "--set", "max_model_len=10") == 1
+    assert "first impossible  0: " in capsys.readouterr().out
