@@ -28,7 +28,7 @@ clean:
 		.pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.run-stamp: pyproject.toml
+$(VENV)/.made-stamp: pyproject.toml
 	@python=; for candidate in $(CANDIDATES); do \
 		if "$$candidate" -c '$(USABLE)' >/dev/null 2>&1; then python=$$candidate; break; fi; \
 	done; \
@@ -39,11 +39,14 @@ $(VENV)/.run-stamp: pyproject.toml
 	fi; \
 	echo "Preparing $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run-stamp: $(VENV)/.made-stamp
 	@$(INSTALL) -e '.[serve]'
 	@touch $@
 
-$(VENV)/.test-stamp: $(VENV)/.run-stamp
+$(VENV)/.test-stamp: $(VENV)/.made-stamp
 	@echo "Installing the tools of the tests"
 	@$(INSTALL) -e '.[serve,dev]'
 	@$(INSTALL) --no-deps $$($(VENV)/bin/python -c '$(DYNAMO)')
-	@touch $@
+	@touch $(VENV)/.run-stamp $@
