@@ -67,17 +67,14 @@ def test_a_request_without_numbers_fails_alone(
     assert sum(": failed (the row of 'spoiled" in one for one in said) == 2
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_real_model_without_numbers_for_one_token(
-    depth: int, folder: Path, tmp_path: Path
-) -> None:
+def test_a_real_model_without_numbers_for_one_token(folder: Path, tmp_path: Path) -> None:
     copy = copytree(folder, tmp_path / "poisoned")
     tensors = load_file(copy / WEIGHTS)
     tensors["model.embed_tokens.weight"][POISON] = float("nan")
     save_file(tensors, copy / WEIGHTS, metadata={"format": "pt"})
     good: dict[str, Any] = {"prompt": [20, 21, 22, 23], "max_tokens": 8, "temperature": 0}
     good["logit_bias"] = {POISON: -100}
-    with running(copy, depth=depth) as server:
+    with running(copy, depth=2) as server:
         server.until("/health", 200)
         alone = server.http.post(PATH, json=good).json()["choices"][0]["text"]
 

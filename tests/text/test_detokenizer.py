@@ -80,7 +80,7 @@ def continued(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: boo
     return (before + after).decode(errors="replace")[len(shown) :]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases(), st.booleans(), st.booleans())
 @example((BYTE_LEVEL, [172], [], ["\ufffd"], [0]), False, True)  # half a character, and no more
 def test_pieces_add_up_to_the_whole_cut_at_the_stop(
@@ -107,7 +107,7 @@ def unfinished(spelled: bytes) -> str:
     return "\ufffd" * (1 + is_surrogate)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 @example((BYTE_LEVEL, [], [172, 105], [], [0, 2]))  # half of a surrogate
 def test_nothing_is_withheld_without_a_reason(
