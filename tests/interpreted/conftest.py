@@ -5,13 +5,16 @@ order. It must be told before it is imported, so these tests have a run of their
 """
 
 import os
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 else:
+    from triton import language as tl
     from triton.language.extra import cuda
     from triton.runtime import interpreter
 
@@ -23,8 +26,30 @@ else:
         patch(tensor, scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
+    patched = {tl}  # by the kernel; what its functions need besides stays patched
+
+    @cache
+    def languages_of(function: Any) -> set[Any]:
+        seen = function.fn.__globals__.values()
+        return {module for module in (tl, tl.core) if any(one is module for one in seen)}
+
+    def call(function: Any, *args: Any, **named: Any) -> Any:
+        """A kernel calls a function. Triton would patch the language anew for each call, which
+        takes longer than most functions do."""
+        if not languages_of(function) <= patched:
+            interpreter._patch_lang(function.fn)
+            patched.update(languages_of(function))
+        return function.rewrite()(*args, **named)
+
+    def numpy_dtype(dtype: Any) -> Any:
+        """Triton would make its table of types anew each time."""
+        return uint64 if dtype.scalar.is_ptr() else numpy_dtype_of(dtype.scalar)
+
+    uint64, numpy_dtype_of = np.dtype(np.uint64), cache(interpreter._get_np_dtype)
     cuda.gdc_wait = cuda.gdc_launch_dependents = at_once
     patch, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, with_numbers
+    interpreter.InterpretedFunction.__call__ = call
+    interpreter._get_np_dtype = numpy_dtype
 
 
 @pytest.fixture(autouse=True)

@@ -216,7 +216,7 @@ def test_drafts_that_were_drawn_are_accepted_as_on_the_cpu(monkeypatch: pytest.M
 
 
 def test_drafts_of_a_model_for_itself_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [Request(id="a", prompt=[4, 4, 8], max_tokens=7, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
+    asked = [Request(id="a", prompt=[4, 4, 8], max_tokens=5, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
     due = expected(asked)
     got, scheduler = interpreted(asked, 2, monkeypatch, draft_seed=3)
     assert got == due

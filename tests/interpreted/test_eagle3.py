@@ -20,6 +20,6 @@ def test_drafts_are_those_of_a_plain_head(tmp_path: Path, monkeypatch: pytest.Mo
     use_host(monkeypatch)
     monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     source, prompt = Dummy(tiny(**SMALL), seed=3), list(range(5, 15))  # in two chunks
-    asked = [Request(id="a", prompt=prompt, max_tokens=7, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
+    asked = [Request(id="a", prompt=prompt, max_tokens=5, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
     how = {"max_num_batched_tokens": 8}
     compare_drafts("cpu", LaidOutForGPU, source, tmp_path, asked, **how)
