@@ -1,5 +1,6 @@
 """Prompts with images on a GPU: the CPU's tokens, however they are scheduled."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from paceline.runner.attention.backend import load
 from paceline.runner.coordinates import Coordinates
 from paceline.runner.encoder_store import EncoderStore
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
@@ -21,10 +24,15 @@ from paceline.runner.weights.dummy import Dummy
 from tests.golden.image_models import IDS, QWEN, SIGLIP, random_image
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, WAYS, drive
+from tests.runner.eagle3 import head_folder
+from tests.runner.support import tiny
 
 try:
+    from paceline.runner.cuda.draft_model import CudaDraftModel
+    from paceline.runner.cuda.eagle3 import CudaEagle3
     from paceline.runner.cuda.items import CudaItems
     from paceline.runner.cuda.model import CudaModel
+    from tests.gpu.eagle3 import drafter_on
     from tests.gpu.runners import gpu_runner
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
@@ -32,6 +40,7 @@ except ImportError:
 pytestmark = ON_GPU
 
 ROWS = 64
+DRAFTED = {"num_speculative_tokens": 2, "speculation": "fixed", "depth": 2}
 KINDS = {
     "smolvlm": (SIGLIP, "SmolVLMForConditionalGeneration", IDS["<image>"], 15),
     "qwen2_5_vl": (QWEN, "Qwen2_5_VLForConditionalGeneration", IDS["<|image_pad|>"], 8),
@@ -79,19 +88,33 @@ def on_cpu(kind: str) -> dict[str, Any]:
     return drive(scheduler, runner, asked(kind))
 
 
+def drafter_of(scheduler: Scheduler, config: ModelConfig, folder: Path) -> Drafter | None:
+    """A drafter with weights, if the settings name one."""
+    speculation = scheduler.config.speculation
+    if speculation.proposer == "draft_model":
+        drafts = Dummy(tiny(num_hidden_layers=1, vocab_size=config.vocab), seed=4)
+        return CudaDraftModel(speculation, CudaModel.load(drafts, 64, torch.float32), torch.float32)
+    if speculation.proposer == "eagle3":
+        return drafter_on("cuda", CudaEagle3, scheduler, head_folder(folder, config), DenseLinear)
+    return None
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_the_cpu(kind: str) -> None:
+def test_tokens_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
     expected = on_cpu(kind)
     model = CudaModel.load(source(kind), 64, torch.float32, item_rows=ROWS)
     assert model.images is not None
     model.images.rehearse(ROWS)
     ways = {**WAYS, "little room": {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}}
     ways["drafted, ahead"] = {"num_speculative_tokens": 2, "depth": 3}
+    for proposer in ("draft_model", "eagle3"):
+        ways[f"drafted by {proposer}"] = {**WAYS["swapped"], **DRAFTED, "proposer": proposer}
     for way, how in ways.items():
         changes = {"depth": 1, **how}
         depth = changes.pop("depth")
         scheduler = Scheduler.create(**{**SETTINGS, **changes})
-        runner = gpu_runner(model, scheduler)
+        drafter = drafter_of(scheduler, model.config, tmp_path / way)
+        runner = gpu_runner(model, scheduler, drafter=drafter)
         runner.use_items(CudaItems(model.images, model, runner.state))
         runner.warm("drafted" in way)
         assert drive(scheduler, runner, asked(kind), depth) == expected, way

@@ -11,23 +11,27 @@ from paceline import Scheduler
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.adapted_products import AdapterSizes
+from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import Drafter, DraftInput, Drafts
 from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import image_model
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import use_host
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, drive
+from tests.runner.support import Piece, batch_of, tiny
 from tests.runner.test_resident_items import TIGHT_ENCODER, asked, outputs, plain_outputs
 
 SMALL_STEPS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_speculative_tokens": 1}
-
 FEW_BLOCKS = {
     **SMALL_STEPS,
     "max_num_batched_tokens": 8,
@@ -44,11 +48,14 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
 
 
-def image_runner(model: CudaModel, scheduler: Scheduler) -> CudaRunner:
+def image_runner(
+    model: CudaModel, scheduler: Scheduler, drafter: Drafter | None = None
+) -> CudaRunner:
     config = scheduler.config
+    drafter = drafter or Ngram(config.speculation)
     kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len, config.step.max_num_batched_tokens
-    runner = CudaRunner(model, kv, load("triton"), Ngram(config.speculation), RunnerSizes(*sizes))
+    runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(*sizes))
     assert not runner.capabilities.items
     assert model.images is not None
     runner.use_items(CudaItems(model.images, model, runner.state))
@@ -79,18 +86,18 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert int(runner.state.tokens.max()) < model.first_item_id, "ids of rows are left behind"
 
 
+def on_host(source: Checkpoint) -> CudaModel:
+    rows = TIGHT_ENCODER["encoder_cache_size"]
+    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
+        return CudaModel.load(source, 64, torch.float32, "cpu", rows)
+
+
 def test_positions_have_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunked prompts that share a prefix, with drafts, in a tight pool. The third request has
     no image, and the slot of another that had one."""
     use_host(monkeypatch)
     scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **FEW_BLOCKS})
-    checkpoint, rows = (
-        open_checkpoint(image_model("Qwen2_5_VL").folder),
-        TIGHT_ENCODER["encoder_cache_size"],
-    )
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", rows)
-    runner = image_runner(model, scheduler)
+    runner = image_runner(on_host(open_checkpoint(image_model("Qwen2_5_VL").folder)), scheduler)
     one, _, _, _, text = (replace(one, max_tokens=4) for one in asked("Qwen2_5_VL"))
     got = drive(scheduler, runner, [one, replace(one, id="again"), text], depth=2)
     due = {name: tokens[:4] for name, tokens in plain_outputs("Qwen2_5_VL").items()}
@@ -98,3 +105,38 @@ def test_positions_have_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     assert scheduler.stats.prefix_hits
     assert scheduler.stats.preemptions, "the pool was not tight"
     assert scheduler.stats.drafted
+
+
+class NotedDraftModel(CudaDraftModel):
+    """Notes the tokens of rows, and their drafts. It reads them on the host."""
+
+    on_device = False
+    noted: list[tuple[list[int], int]]
+
+    def draft(self, rows: DraftInput) -> Drafts:
+        found, tokens = super().draft(rows), self.runner.columns.tokens
+        for slot, known, (draft,) in zip(rows.slot, rows.known, found.ids.tolist(), strict=True):
+            self.noted.append((tokens[slot, :known].tolist(), draft))
+        return found
+
+
+def test_a_draft_model_reads_the_tokens_of_a_prompt_with_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_host(monkeypatch)
+    sizes = {**FEW_BLOCKS, "max_num_seqs": 1}
+    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **sizes})
+    model = on_host(open_checkpoint(image_model("Qwen2_5_VL").folder))
+    source = Dummy(tiny(num_hidden_layers=1, vocab_size=model.config.vocab), seed=4)
+    drafter = NotedDraftModel(scheduler.config.speculation, on_host(source), torch.float32)
+    drafter.noted = []
+    request = replace(asked("Qwen2_5_VL")[0], max_tokens=4)
+    got = drive(scheduler, image_runner(model, scheduler, drafter), [request], depth=2)
+    assert got == {"r0": plain_outputs("Qwen2_5_VL")["r0"][:4]}
+    truth = Model.load(source)
+    assert drafter.noted
+    for tokens, draft in drafter.noted:
+        assert max(tokens) < model.first_item_id
+        batch, kv = batch_of([Piece(tokens, 0, range(5))], 4), KVStore(source.config, 5, 4)
+        logits = truth.logits(truth.forward(batch, kv, load("paged"), batch.sample_at))
+        assert draft == int(logits.argmax())

@@ -14,17 +14,18 @@ from paceline.runner.encoder_store import EncoderStore
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import IDS, Pixels, image_model, random_image
+from tests.runner.drafters import drafter_for
 from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 
 MARKS = {"SmolVLM": IDS["<image>"], "Qwen2_5_VL": IDS["<|image_pad|>"]}
 SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": [(16, 24), (24, 16), (16, 16), (32, 8)]}
 TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
+DRAFTED = {"num_speculative_tokens": 3, "speculation": "fixed", "max_num_batched_tokens": 8}
 ITEM_WAYS: dict[str, dict[str, Any]] = {
     **WAYS,
     "little room": TIGHT_ENCODER,
@@ -33,6 +34,8 @@ ITEM_WAYS: dict[str, dict[str, Any]] = {
     "in one piece": {"disable_chunked_mm_input": True, "max_num_batched_tokens": 16},
     "whole prompts": {"enable_chunked_prefill": False},
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+    "drafted by a model": {**DRAFTED, "proposer": "draft_model"},
+    "drafted by a head, tight": {**DRAFTED, "proposer": "eagle3", "num_blocks": 17},
 }
 
 
@@ -53,7 +56,7 @@ def asked(name: str) -> list[Request]:
             items.append(image_item(pixels, len(tokens), length))
             tokens += [MARKS[name]] * length + [40 + which]
         fields: dict[str, Any] = {"n": 2} if number == 2 else {}
-        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))  # pyright: ignore[reportArgumentType]
+        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))
     return found
 
 
@@ -62,7 +65,8 @@ def runner_with_items(model: Model, scheduler: Scheduler) -> TorchRunner:
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     slots = config.step.max_num_seqs
     sizes = slots, config.step.max_model_len
-    runner = TorchRunner(model, kv, load("paged"), Ngram(config.speculation), *sizes)
+    drafter = drafter_for(model, config.speculation)
+    runner = TorchRunner(model, kv, load("paged"), drafter, *sizes)
     runner.reserve_host(config.preemption.swap_space)
     assert model.images is not None
     square = model.images.square

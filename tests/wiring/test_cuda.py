@@ -184,14 +184,15 @@ def with_image(request: Request, random: Random) -> Request:
     rows, columns = random.randrange(1, 4), random.randrange(1, 4)
     pixels = random_image(8 * rows, 8 * columns, rows)
     item = image_item(pixels, random.choice([0, 3]), rows * columns)
-    prompt = [1] * item.offset + [127] * item.length + request.prompt[:80].tolist()
+    prompt = [1] * item.offset + [9] * item.length + request.prompt[:80].tolist()
     return replace(request, prompt=prompt, items=(item,))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # towers run on this CPU
-def test_prompts_with_images_compile_nothing(launches: Launches) -> None:
+@pytest.mark.parametrize("way", ["plainly", "drafted by a model", "drafted by a head"])
+def test_prompts_with_images_compile_nothing(way: str, launches: Launches) -> None:
     """In a model whose positions have rows and columns; some requests have no image."""
-    scheduler, runner = assembled(config=image_config(), encoder_cache_size=32)
+    scheduler, runner = assembled(config=image_config(), encoder_cache_size=32, **WAYS[way])
     random, ready = Random(3), set(launches.seen)
     plain = [replace(one, constraint=None) for one in random_requests(random)]
     requests = [with_image(one, random) if random.random() < 0.7 else one for one in plain]

@@ -16,6 +16,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.assembly import build
 from paceline.wiring.drafting import compare_tokens
 from paceline.wiring.tokenizer import bytes_as_tokens
+from tests.golden.image_models import IDS, image_model, random_image
 from tests.runner.eagle3 import head_folder
 from tests.wiring.support import DESCRIBED
 
@@ -71,6 +72,34 @@ def test_output_is_the_same_with_a_head_and_without(model: Path, tmp_path: Path)
     got, counters = outputs(model, **drafting("eagle3", str(head)))
     assert got == plain
     assert counters["spec_decode_num_draft_tokens"] > 0
+
+
+def with_images(model: Path, **settings: Any) -> tuple[list[list[int]], dict[str, float]]:
+    """The same of prompts with images, some of which are equal."""
+    marked = [5, 6, IDS["<|image_pad|>"], 7]
+    prompts = [
+        {"prompt_token_ids": marked, "multi_modal_data": {"image": random_image(16, 24, seed)}}
+        for seed in (1, 2, 1)
+    ]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    small = {**SMALL, "load_format": "auto", "max_num_batched_tokens": 16}
+    with LLM(str(model), **small, **settings) as llm:
+        found = [list(one.outputs[0].token_ids) for one in llm.generate(prompts, params)]
+        return found, llm.get_metrics().counters
+
+
+def test_drafters_read_tokens_in_the_place_of_images(tmp_path: Path) -> None:
+    """Also the model itself, which is a bad draft model then."""
+    folder = image_model("Qwen2_5_VL").folder
+    plain, _ = with_images(folder)
+    assert plain[0] == plain[2] != plain[1]
+    config = ModelConfig.of_hf(json.loads((folder / "config.json").read_text()))
+    head = head_folder(tmp_path / "head", config)
+    for method, drafts in (("draft_model", folder), ("eagle3", head)):
+        got, counters = with_images(folder, **drafting(method, str(drafts)))
+        assert got == plain
+        tried = counters["spec_decode_num_draft_tokens"]
+        assert counters["spec_decode_num_accepted_tokens"] < tried
 
 
 def test_kv_of_a_draft_model_is_part_of_the_memory(model: Path) -> None:

@@ -105,7 +105,7 @@ def load(
     step = part_of(StepConfig, chosen)
     log.info("loading weights")
     drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
-    model = load_model(checkpoint, chosen, dtype, adapters, draft is None, group)
+    model = load_model(checkpoint, chosen, dtype, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
@@ -204,7 +204,6 @@ def load_model(
     settings: dict[str, Any],
     dtype: torch.dtype,
     adapters: AdapterConfig,
-    may_read_images: bool,
     group: RankGroup | None,
 ) -> CudaModel:
     """Load weights, with room for adapters, and for embeddings of images if the model reads
@@ -213,10 +212,7 @@ def load_model(
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
-    if model.images is not None and not may_read_images:
-        raise ConfigError("a draft model reads no images on a GPU: remove `speculative_config`")
-    return model
+    return CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
 
 
 def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:

@@ -95,7 +95,10 @@ class CudaEagle3(CudaModelDrafter):
         hidden = self._states.index_select(0, block * size + offset)
         own = self.kv.content
         into = block * own.stride(0) + offset * own.stride(2)
-        self._head.store(F.embedding(batch.tokens, self._embedding), hidden, before, into, self.kv)
+        # An embedding of its own has tokens alone; that of the model has those of images too.
+        is_own = self._given is not None
+        tokens = self.runner.model.plain_tokens(batch.tokens) if is_own else batch.tokens
+        self._head.store(F.embedding(tokens, self._embedding), hidden, before, into, self.kv)
 
     @staticmethod
     def _places(kv: KVStore, cells: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ class CudaItems:
 
     So a step reads the embeddings of items as it reads those of tokens, also in a captured graph.
     While it is launched, positions of items have the ids of their rows; then they have their
-    tokens again, which drafters read.
+    tokens again. Models that know no items read `item_tokens` in their place.
     """
 
     def __init__(self, encoder: ItemEncoder, model: CudaModel, state: CudaState) -> None:
         self._store = EncoderStore(encoder, model.item_table)
-        self._first = model.first_item_id
+        self._first, self._stand_for = model.first_item_id, model.item_tokens
         self._state = state
 
     def encode(self, plan: Plan, requests: Mapping[int, Request]) -> None:
@@ -46,6 +46,7 @@ class CudaItems:
         there, ids = self._state.send(at.astype(np.int32), read.source + np.int32(self._first))
         index = there.long()
         before = tokens.index_select(0, index)
+        self._stand_for.index_copy_(0, (ids - self._first).long(), before)
         tokens.index_copy_(0, index, ids)
         try:
             yield

@@ -167,7 +167,7 @@ class CudaModel:
     """Weights on a GPU in their final form. `forward` changes only the KV store.
 
     In a model that reads images, the table of token embeddings goes on with `item_table`, whose
-    rows have ids from `first_item_id` on.
+    rows have ids from `first_item_id` on. `item_tokens` are the tokens that they stand for.
     """
 
     def __init__(
@@ -192,6 +192,7 @@ class CudaModel:
             table = torch.cat((table, table.new_zeros(item_rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table)
         self.item_table = table[self.first_item_id :]
+        self.item_tokens = table.new_zeros(len(self.item_table), dtype=torch.int32)
         turns = {
             rope: TurnTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
@@ -261,8 +262,17 @@ class CudaModel:
         found = ((table, table.of(coordinates)) for table in self._turns)
         return {table: turns for table, turns in found if turns is not None}
 
+    def plain_tokens(self, tokens: Tensor) -> Tensor:
+        """The tokens of positions [n], also of those that have ids of rows of items."""
+        if not len(self.item_tokens):
+            return tokens
+        row = (tokens - self.first_item_id).clamp(min=0)
+        instead = self.item_tokens.index_select(0, row)
+        return torch.where(tokens < self.first_item_id, tokens, instead)
+
     def plain_embedding(self) -> Tensor:
-        """The embedding of every token id, as the residual stream begins, [vocab, width]."""
+        """The embedding of every token id, as the residual stream begins, [vocab, width]; then
+        those of items."""
         return self._embedding
 
     @torch.inference_mode()

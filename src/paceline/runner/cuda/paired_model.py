@@ -68,6 +68,7 @@ class PairedAttention:
 
 class PairedModel(CudaModel):
     """A model, and a second one that writes keys and values of the same positions to its store.
+    The second one reads tokens alone: of an image, those that stand in the prompt for it.
 
     Hidden states and logits are those of the first one.
     """
@@ -89,7 +90,9 @@ class PairedModel(CudaModel):
         assert isinstance(attention, PairedPrepared)
         hidden = self._main.forward(batch, cells, kv, attention.main, wanted, inputs)
         own = cells_in(self._kv, kv, cells)
-        plain = replace(batch, items=None, adapters=None)  # which are for the first model
+        tokens = self._main.plain_tokens(batch.tokens)
+        # Images, adapters and coordinates are for the first model.
+        plain = replace(batch, tokens=tokens, items=None, adapters=None, coordinates=None)
         self._second.forward(plain, own, self._kv, attention.second, self._none)
         return hidden
 

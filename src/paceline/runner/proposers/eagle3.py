@@ -8,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import Attention
-from paceline.runner.batch import Batch, batch_of_slots
+from paceline.runner.batch import Batch, ItemEmbeddings, batch_of_slots
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.eagle3_head import Eagle3Head
@@ -29,6 +29,7 @@ class Eagle3(ModelDrafter):
         self._head: Eagle3Head | None = None
         self._attention: Attention | None = None
         self._embedding = torch.zeros(0)  # [vocab, width]
+        self._is_shared = False  # whether it is that of the model, which has images too
         self._ids = torch.arange(0)  # [draft_vocab]; token ids
         self._hidden = torch.zeros(0)  # [slots, width]
         self._follows = torch.arange(0)  # [slots]; how many tokens this hidden state follows
@@ -55,7 +56,7 @@ class Eagle3(ModelDrafter):
         super().attach(runner)
         self.layers = self.head.config.layers_of(runner.model.config)
         if not len(self._embedding):
-            self._embedding = runner.model.plain_embedding()
+            self._embedding, self._is_shared = runner.model.plain_embedding(), True
         slots, width = len(runner.columns.position), self.head.config.decoder.width
         self._hidden = torch.zeros(slots, width)
         self._follows = torch.full((slots,), -1)
@@ -69,7 +70,9 @@ class Eagle3(ModelDrafter):
         assert inputs is not None
         columns, start = self.runner.columns, batch.row_start[:-1]
         owner = torch.repeat_interleave(slot, batch.row_start.diff())
-        following = columns.tokens[owner, batch.position + 1]
+        following = F.embedding(columns.tokens[owner, batch.position + 1], self._embedding)
+        if batch.items is not None and self._is_shared:
+            show(following, batch.items, start)
         hidden = self._forward(following, self.head.fuse(inputs), batch)
         stands = columns.position[slot]
         self._hidden[slot] = hidden[start + stands - batch.position[start] - 1]
@@ -84,7 +87,8 @@ class Eagle3(ModelDrafter):
             columns, size = self.runner.columns, self.runner.block_size
             one = torch.ones_like(slot)
             batch = batch_of_slots(columns, size, slot, known + place - 2, one)
-            hidden = self._hidden[slot] = self._forward(latest, hidden, batch)
+            embedded = F.embedding(latest, self._embedding)
+            hidden = self._hidden[slot] = self._forward(embedded, hidden, batch)
         logits = self.head.logits(hidden)
         every = logits.new_full((len(slot), len(self._embedding)), -torch.inf)
         return every.index_copy_(1, self._ids, logits)
@@ -92,7 +96,13 @@ class Eagle3(ModelDrafter):
     def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
         self._follows[slot[number > 0]] = -1  # the hidden state is that of a draft
 
-    def _forward(self, tokens: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
+    def _forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         assert self._attention is not None
-        embedded = F.embedding(tokens, self._embedding)
         return self.head.forward(embedded, hidden, batch, self.kv, self._attention)
+
+
+def show(following: Tensor, items: ItemEmbeddings, row_start: Tensor) -> None:
+    """Let positions whose following one is of an image have its embedding instead of that of a
+    token. Where that is in the next step of a row, it is not known yet."""
+    within = ~torch.isin(items.at, row_start)
+    following[items.at[within] - 1] = items.values[within]
