@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,18 +15,50 @@ from paceline.structured.grammar_counts import GrammarCounts
 from paceline.structured.reasoning_markers import ReasoningMarkers
 from paceline.structured.reasoning_matcher import ReasoningGrammar
 from paceline.structured.token_table import TokenTable
-from tests.structured.support import torch_hidden
+from tests.structured.support import SchemaMaker, torch_hidden
 
 END = 2
 PATTERNS = ("[01]+", "(0|11)*1", "0{3,9}", "(01|10){2,6}", "0*", "1|01|001|0001(0|1)*")
 LONG_PATTERNS = ("(0010111)*", "0{5}(1111111|0)1{6}0*")  # with several tokens that are forced
 
 
+CHARACTERS = '0123456789{}[]":, -.abcdefghijklmnopqrstuvwxyz'  # enough to write documents
+SCHEMAS = 40
+
+
 @cache
 def table(vocab: int) -> TokenTable:
-    """Tokens are the characters from "0" on, and one is the end token."""
-    spelled = tuple(b"" if id == END else bytes([48 + id]) for id in range(vocab))
-    return TokenTable(spelled, (END,))
+    """Tokens are characters, and one is the end token. Those of documents are the first ones."""
+    others = (chr(256 + id) for id in range(vocab))
+    spelled = [one.encode() for one in (*CHARACTERS, *others)][:vocab]
+    spelled[END] = b""
+    return TokenTable(tuple(spelled), (END,))
+
+
+class PlainSchemaMaker(SchemaMaker):
+    """Random schemas whose documents need only `CHARACTERS`."""
+
+    names: ClassVar = ["a", "bc", "name", "colour of hair", "b"]
+
+    def leaf(self) -> dict[str, Any]:
+        return self.random.choice(
+            [
+                {"type": "string"},
+                {"type": "string", "pattern": "^[ab]{1,4}$"},
+                {"type": "string", "enum": ["north", "northeast", "south"]},
+                {"type": "integer"},
+                {"type": "boolean"},
+                {"type": ["null", "boolean"]},
+                {"const": self.random.choice([1, "x", None, [1, {"a": 3}]])},
+            ]
+        )
+
+
+@cache
+def document(number: int) -> Constraint:
+    """A document that is valid against a random schema. Some may have spaces anywhere."""
+    schema = PlainSchemaMaker(number).schema(2)
+    return Constraint.json(schema, any_whitespace=number % 2 == 0)
 
 
 @cache

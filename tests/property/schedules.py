@@ -28,7 +28,16 @@ from paceline.sched.swapping import Rates
 from paceline.sim.oracle import OracleRunner, hidden_state
 from paceline.sim.reference import beam_search, best_of, reference
 from tests.property.erratic_connector import ErraticConnector
-from tests.property.grammars import END, LONG_PATTERNS, PATTERNS, constrained_requests, mask_of
+from tests.property.grammars import (
+    CHARACTERS,
+    END,
+    LONG_PATTERNS,
+    PATTERNS,
+    SCHEMAS,
+    constrained_requests,
+    document,
+    mask_of,
+)
 from tests.property.replica import Replica
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
@@ -80,6 +89,7 @@ class Drive:
     host: Random = field(init=False)  # for `loading`, likewise
     drafting: Random = field(init=False)  # for step times and drafts that are not computed
     shaping: Random = field(init=False)  # for constraints
+    writing: Random = field(init=False)  # for those that are JSON schemas
     adapting: Random = field(init=False)  # for adapters
     embedding: Random = field(init=False)  # for `pooled`, likewise
     means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
@@ -117,6 +127,7 @@ class Drive:
         self.host = Random(f"host {self.seed}")
         self.drafting = Random(f"drafts {self.seed}")
         self.shaping = Random(f"constraints {self.seed}")
+        self.writing = Random(f"schemas {self.seed}")
         self.adapting = Random(f"adapters {self.seed}")
         self.embedding = Random(f"pooling {self.seed}")
         self.picturing = Random(f"items {self.seed}")
@@ -349,6 +360,8 @@ class Drive:
         if not self.constrained or self.shaping.random() < 0.4:
             return request
         constraint = Constraint.regex(self.shaping.choice(PATTERNS + LONG_PATTERNS))
+        if self.vocab >= len(CHARACTERS) and self.writing.random() < 0.7:
+            constraint = document(self.writing.randrange(SCHEMAS))
         if self.shaping.random() < 0.3:  # behind some text, which may have a beginning
             constraint = constraint.after_reasoning(self.shaping.choice(["", "1"]), "01")
             self.seen["reasoning"] += 1
@@ -604,7 +617,11 @@ class Drive:
         accepted = self.grammars.accept(plan, result, self.scheduler.view.ahead(plan.rows))
         assert accepted.failed == result.failed, "a grammar rejected a token"
         result = accepted
-        self.seen["forced"] += sum(len(one.tokens) for one in result.forced)
+        for one in result.forced:
+            self.seen["forced"] += len(one.tokens)
+            constraint = self.requests[plan.rows.request_id[one.row]].constraint
+            assert constraint is not None
+            self.seen[f"forced in {constraint.kind}"] += len(one.tokens)
         self._condemn(plan, result)
         for span in result.pooled:
             self.means.setdefault(span.request_id, PooledMean()).add(span)

@@ -65,7 +65,8 @@ def test_random_schedules_with_constraints_keep_the_promises() -> None:
         seen += drive(seed, constrained=True)
     for trouble in (
         "constrained",
-        "forced",
+        "forced in regex",
+        "forced in json",
         "reasoning",
         "held",
         "preempted",

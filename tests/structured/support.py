@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -130,11 +130,13 @@ PATTERNS = ["^[a-c]+x?$", "^(ab|cd){2}$", "[0-9]", "^[ -~]{2,4}$", "^[^a]$", "^a
 class SchemaMaker:
     """Random schemas of a bounded depth."""
 
+    names: ClassVar = ["a", "name", "the thing", 'q"uote', "naïve", "b"]
+
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
 
-    def schema(self) -> dict[str, Any]:
-        root = self.any(3)
+    def schema(self, depth: int = 3) -> dict[str, Any]:
+        root = self.any(depth)
         if "$ref" in json.dumps(root):
             root["$defs"] = {
                 "leaf": self.leaf(),
@@ -156,7 +158,7 @@ class SchemaMaker:
         return self.random.choice(kinds)(depth - 1)
 
     def object(self, depth: int) -> dict[str, Any]:
-        names = self.random.sample(["a", "name", "the thing", 'q"uote', "naïve", "b"], 3)
+        names = self.random.sample(self.names, 3)
         names = names[: self.random.randint(0, 3)]
         made: dict[str, Any] = {
             "type": "object",
