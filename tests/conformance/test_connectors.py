@@ -179,6 +179,18 @@ def test_nothing_is_left_after_clear(make: Make) -> None:
     assert engine.offered(KEYS) == 4
 
 
+def test_blocks_of_several_groups_are_found_in_any_order(make: Make) -> None:
+    engine = make()
+    assert engine.connector.takes_groups
+    grouped = [key + bytes((0, 0, 0, group)) for key in KEYS for group in (1, 2)]
+    engine.store_blocks((*KEYS, *grouped[2:]), range(10))
+    assert engine.offered(KEYS) == 4
+    assert engine.offered(grouped) == 0
+    assert engine.offered(grouped[::-1]) == 6
+    assert engine.load([grouped[7], KEYS[0]], (10, 11)).bad is None
+    assert np.array_equal(engine.store.content[[10, 11]], engine.store.content[[9, 0]])
+
+
 def test_an_unknown_option_is_refused(named: tuple[str, dict[str, Any]]) -> None:
     name, extra = named
     with pytest.raises(ConfigError, match="has no option 'colour'"):

@@ -30,10 +30,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
     "swapped": {"swap_space": 0.001, "preemption_mode": "swap"},
+    "hosted": {"kv_connector": "host"},
 }
 CASES = [  # windows of 7 positions
     ("gemma2", "plainly"),
     ("gemma3", "swapped"),
+    ("gemma3", "hosted"),
     ("gptoss", "plainly"),
     ("mistral", "drafted"),
 ]
@@ -63,7 +65,8 @@ def continued(llm: LLM, prompts: list[list[int]], **fields: Any) -> list[list[li
 
 @pytest.mark.parametrize(("architecture", "way"), CASES)
 def test_tokens_are_those_of_transformers(architecture: str, way: str, tmp_path: Path) -> None:
-    """In chunks, with steps in flight, preempted, with hits of what came before, and forked."""
+    """In chunks, with steps in flight, preempted, with hits of what came before, forked, and loaded
+    after the device has evicted it."""
     folder = small_model(tmp_path, Case(architecture))
     blocks = fewest_blocks(folder)
     settings = {**STEP, **WAYS[way], "block_size": 4, "depth": 2, "policy": "fcfs"}
@@ -73,3 +76,4 @@ def test_tokens_are_those_of_transformers(architecture: str, way: str, tmp_path:
         counted = llm.get_metrics().counters
     assert counted["num_preemptions"]
     assert counted["prefix_cache_hits"]
+    assert bool(counted["external_prefix_cache_hits"]) == (way == "hosted")

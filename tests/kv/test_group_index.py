@@ -1,14 +1,18 @@
 """Prefixes of several attention groups: one length that suits all of them."""
 
+from collections.abc import Sequence as Keys
+
 import numpy as np
 import pytest
 
 from paceline.core.attention_group import AttentionGroup
+from paceline.core.config import CacheConfig
 from paceline.core.events import BlockRemoved, BlockStored
 from paceline.core.plan import NO_BLOCK
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import MISS
+from paceline.kv.loadable import Offer
 from tests.kv.support import SIZE, SLOTS, TEXT, admit, cache, extend, put, sequence
 
 FULL = AttentionGroup()
@@ -156,3 +160,70 @@ def test_without_a_prefix_cache_nothing_is_found() -> None:
     kv.check()
     assert kv.lookup(sequence(kv, TEXT[:13])) is MISS
     assert kv.pool.cached == 0
+
+
+# -- with a connector --------------------------------------------------------
+
+
+def offering(kv: KVCache, made: Sequence, *places: tuple[int, int]) -> Offer:
+    """A connector that has the blocks of some indices and groups."""
+    there = {kv.index.names(made.keys[index])[group] for index, group in places}
+
+    def offer(keys: Keys, have: int) -> int:
+        absent = (at for at, key in enumerate(keys[have:]) if key not in there)
+        return next(absent, len(keys) - have)
+
+    return offer
+
+
+FIRST_FOUR = [(index, 0) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("there", "blocks", "loaded"),
+    [
+        ([*FIRST_FOUR, (2, 1), (3, 1)], 4, 6),  # the window before 16: blocks 2 and 3
+        ([*FIRST_FOUR, (3, 1)], 0, 0),
+        ([*FIRST_FOUR, (0, 1), (3, 1)], 1, 2),
+        ([*FIRST_FOUR[:3], (1, 1), (2, 1), (3, 1)], 3, 5),
+        ([(0, 1), (1, 1)], 0, 0),
+    ],
+)
+def test_only_what_each_group_reads_is_loaded(
+    there: list[tuple[int, int]], blocks: int, loaded: int
+) -> None:
+    kv = cache(attention_groups=(FULL, window(8)))
+    made = sequence(kv, TEXT[:17])
+    found = kv.index.loadable(made, kv.usable(made), MISS, offering(kv, made, *there))
+    assert found is not None
+    assert (found.blocks, len(found.keys)) == (blocks, loaded)
+    names = [key for index in range(blocks) for key in kv.index.names(made.keys[index])]
+    assert [name for name in names if name in found.keys] == list(found.keys)  # by index
+
+
+def test_what_the_device_has_is_held_and_not_loaded() -> None:
+    kv = cache(attention_groups=(FULL, window(8)))
+    made = left_behind(kv, 16)
+    forget(kv, made, 0, 1)
+    forget(kv, made, 1, 2)
+    newcomer = sequence(kv, TEXT[:17])
+    hit, every = kv.lookup(newcomer), offering(kv, made, (1, 0), (2, 1))
+    assert hit.tokens == 4
+    found = kv.index.loadable(newcomer, 4, hit, every)
+    assert found is not None
+    assert found.keys == (kv.index.names(made.keys[1])[0], kv.index.names(made.keys[2])[1])
+    assert (found.first, found.blocks, found.hit.tokens, len(found.hit.device)) == (1, 4, 16, 4)
+    assert kv.tables.missing(found.hit, 17) == 2 + 4 + 2  # to load, on the device, for the rest
+    later = kv.index.loadable(newcomer, 4, hit, lambda keys, have: None)
+    assert later is None
+
+
+def test_a_lookup_after_a_swap_finds_blocks_of_its_own_group() -> None:
+    """The blocks of all groups and those of one may end with the same block."""
+    config = CacheConfig(num_blocks=64, block_size=1, attention_groups=(FULL, window(40)))
+    kv = KVCache(config, SLOTS, 40)
+    made = left_behind(kv, 17)
+    assert len(kv.find_read(made, 16)) == 32
+    hit = kv.lookup(made)
+    own = [[kv.pool.block_of(kv.index.names(key)[group]) for key in made.keys] for group in (0, 1)]
+    assert [list(group) for group in hit.groups] == [own[0][:16], own[1][:16]]

@@ -1,12 +1,13 @@
 """A connector that takes its time, fails, and asks for patience, all from a seed."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from paceline.core.connector_config import ConnectorConfig
-from paceline.core.request import Request
+from paceline.core.request import Finish, Request
 from paceline.kv.connector import Connector, Transfer, TransferEnd
 from paceline.sim.oracle import OracleRunner
 
@@ -19,11 +20,15 @@ class Underway:
 
     transfer: Transfer
     is_store: bool
+    kept: list[list[int]] | None = None  # what blocks that are handed over must hold until the end
 
 
 class ErraticConnector(Connector):
     """Reads blocks at the end of a store and writes them at the end of a load, as late as it may:
-    a block that is not fenced until then is noticed by the oracle."""
+    a block that is not fenced until then is noticed by the oracle. Some hand over blocks of
+    requests that end, and keep them for a while."""
+
+    takes_groups = True
 
     def __init__(self, runner: OracleRunner, seed: int, seen: Counter[str]) -> None:
         super().__init__(ConnectorConfig("erratic"))
@@ -34,6 +39,8 @@ class ErraticConnector(Connector):
         self._content: OrderedDict[bytes, list[int]] = OrderedDict()
         self.underway: list[Underway] = []
         self.asked_later = False  # since the latest poll
+        self._handing = Random(f"hand over {seed}")
+        self.hands_over = self._handing.random() < 0.4
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         if self._random.random() < self._later:
@@ -55,6 +62,14 @@ class ErraticConnector(Connector):
 
     def store(self, transfer: Transfer) -> None:
         self.underway.append(Underway(transfer, is_store=True))
+
+    def finished(self, transfer: Transfer, finish: Finish) -> Mapping[str, Any] | None:
+        if not transfer.blocks or self._handing.random() < 0.3:
+            return None
+        self._seen["handed over"] += 1
+        kept = [list(self._runner.cells[block]) for block in transfer.blocks]
+        self.underway.append(Underway(transfer, is_store=True, kept=kept))
+        return {"blocks": len(transfer.blocks)}
 
     def poll(self) -> list[TransferEnd]:
         self.asked_later = False
@@ -84,6 +99,9 @@ class ErraticConnector(Connector):
 
     def _stored(self, one: Underway) -> TransferEnd:
         transfer = one.transfer
+        if one.kept is not None:
+            assert one.kept == [self._runner.cells[block] for block in transfer.blocks]
+            return TransferEnd(transfer.ticket)
         for key, block in zip(transfer.keys, transfer.blocks, strict=True):
             self._content[key] = list(self._runner.cells[block])
         while len(self._content) > self._most:

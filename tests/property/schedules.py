@@ -276,7 +276,8 @@ class Drive:
         row = settings["max_num_batched_tokens"]
         if settings["enable_chunked_prefill"]:
             row = max(r.choice([row, 8, 16]), settings["max_num_seqs"])
-        most = row + settings["lookahead_slots"]
+        most = min(row, settings["long_prefill_token_threshold"] or row)
+        most += settings["lookahead_slots"]
         least = 0
         for one in groups:
             positions, whole = (

@@ -117,17 +117,20 @@ def test_random_schedules_with_items_keep_the_promises() -> None:
 
 
 def test_random_schedules_with_a_connector_keep_the_promises() -> None:
-    """Among all others, what a connector loads is used as if it had been computed here."""
+    """Among all others, what a connector loads is used as if it had been computed here, in every
+    attention group, and what it hands over is not reused."""
     seen: Counter[str] = Counter()
     for seed in SEEDS_REMOTE:
         seen += drive(
             seed,
             remote=True,
+            grouped=seed % 2 == 1,
             loading=seed % 4 == 0,
             constrained=seed % 5 == 0,
             adapted=seed % 3 == 0,
         )
-    for trouble in ("loads", "bad loads", "asked later", "remote hits", "aborted loads"):
+    loads = "loads", "bad loads", "asked later", "remote hits", "aborted loads", "handed over"
+    for trouble in loads:
         assert seen[trouble], f"no schedule had {trouble}"
     for trouble in ("preempted", "swap_in", "drafts", "stale", "retried", "best_of", "failed rows"):
         assert seen[trouble], f"no schedule had {trouble}"

@@ -216,9 +216,25 @@ def test_the_cache_of_all_groups_is_reset() -> None:
     assert findable(scheduler, prompt) == 0
 
 
-def test_a_connector_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"attention groups \(full, sliding_window\): remove"):
+def test_a_connector_of_one_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"attention_groups has full, sliding_window: remove"):
         grouped().connect(ScriptedConnector())
+
+
+def test_a_connector_loads_what_each_group_reads_and_stores_what_the_device_has() -> None:
+    scheduler, connector = grouped(), ScriptedConnector(99)
+    connector.takes_groups = True
+    scheduler.connect(connector)
+    scheduler.submit(ask("a", 20), 0.0)
+    step(scheduler)
+    (load,) = connector.fetched
+    assert len(load.keys) == 4 + 2  # before position 16, the window has 11 to 15
+    assert used(scheduler) == 6
+    connector.end_all()
+    assert step(scheduler)["tokens"] == {"a": 4}
+    (stored,) = connector.stored
+    assert len(stored.keys) == 5 + 3  # the device never had the others
+    assert scheduler.stats.external_hits == 16
 
 
 def test_one_full_group_is_what_there_was() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ def gemma3(**changes: Any) -> ModelConfig:
     return tiny(architectures=["Gemma3ForCausalLM"], **{**shape, **changes})
 
 
-def most_bytes(model: ModelConfig, groups: LayerGroups) -> int:
+def most_bytes(model: ModelConfig, groups: LayerGroups, step: StepConfig = STEP) -> int:
     """Of the KV of one long sequence."""
     cache = CacheConfig(attention_groups=attention_groups(groups))
-    blocks = tables_of_one(cache, STEP).most_blocks(LENGTH)
+    blocks = tables_of_one(cache, step).most_blocks(LENGTH)
     return blocks * block_bytes(model, cache.block_size, groups=groups)
 
 
@@ -40,13 +41,20 @@ def test_groups_are_listed_in_the_order_of_their_numbers() -> None:
 def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
     """At 32k positions, in any of its sizes; a chunk of a prompt is computed beside."""
     model = gemma3(num_hidden_layers=layers, sliding_window=1024)
-    whole = most_bytes(model, LayerGroups.one(layers))
-    assert 3 * most_bytes(model, kv_groups(model, PLAIN, LENGTH)) < whole
+    whole, groups = most_bytes(model, LayerGroups.one(layers)), kv_groups(model, PLAIN, LENGTH)
+    assert 3 * most_bytes(model, groups) < whole
+    large = replace(STEP, max_num_batched_tokens=8192)
+    assert 3 * most_bytes(model, groups, large) > whole
+    short_rows = replace(large, long_prefill_token_threshold=2048)
+    assert 3 * most_bytes(model, groups, short_rows) < whole
 
 
-def test_drafters_with_kv_and_connectors_need_every_position() -> None:
+def test_drafters_with_kv_and_some_connectors_need_every_position() -> None:
     assert kv_groups(gemma3(), PLAIN, LENGTH, drafter_bytes=64) == LayerGroups.one(26)
-    assert kv_groups(gemma3(), LoadConfig(kv_connector="host"), LENGTH) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), LoadConfig(kv_connector="nixl"), LENGTH) == LayerGroups.one(26)
+    for name in ("host", "disk", "valkey"):
+        grouped = kv_groups(gemma3(), LoadConfig(kv_connector=name), LENGTH)
+        assert grouped == kv_groups(gemma3(), PLAIN, LENGTH)
 
 
 def test_blocks_are_counted_for_all_groups() -> None:

@@ -103,6 +103,14 @@ class StepConfig:
         )
 
     @property
+    def longest_row(self) -> int:
+        """Most positions of one sequence in a step."""
+        return min(
+            self.max_num_batched_tokens,
+            self.long_prefill_token_threshold or self.max_num_batched_tokens,
+        )
+
+    @property
     def unfillable(self) -> str:
         """Why prompts cannot fill steps of those who decode, if they cannot."""
         if not self.enable_chunked_prefill:

@@ -95,7 +95,12 @@ class KVCache:
         """Of the full blocks that a sequence reads which goes on at `tokens`, by index, those on
         the device up to the first that is not there."""
         if self.index.is_eager:
-            return tuple(self.pool.find(self.index.read_keys(sequence, tokens)))
+            found: list[int] = []
+            for key in self.index.read_keys(sequence, tokens):
+                if (block := self.pool.block_of(key)) is None:
+                    break
+                found.append(block)
+            return tuple(found)
         return self.lookup_device(sequence).device[: tokens // self.block_size]
 
     def _find_on_host(self, sequence: Sequence, first: int) -> tuple[int, ...]:
@@ -118,7 +123,7 @@ class KVCache:
         provisional = self.fences.provisional
         return tuple(takewhile(lambda block: block not in provisional, found))
 
-    def _on_device(self, hit: Hit) -> int:
+    def on_device(self, hit: Hit) -> int:
         """Leading blocks of a hit that need no copy."""
         return hit.tokens // self.block_size - len(hit.host)
 
@@ -132,7 +137,7 @@ class KVCache:
         """Give an empty slot the device blocks of `hit` and new ones up to `tokens`. If the hit
         has a host part, `load` must follow. Returns its entries, for each attention group."""
         blocks = self.tables.attach(slot, hit, tokens)
-        self.index.enter(slot, sequence, self._on_device(hit))
+        self.index.enter(slot, sequence, self.on_device(hit))
         return blocks
 
     def load(self, slot: int, sequence: Sequence, hit: Hit, step: int) -> Pairs:

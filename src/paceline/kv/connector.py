@@ -28,7 +28,7 @@ class Transfer:
 
     ticket: TransferTicket
     request: Request
-    first: int  # which block of the sequence is blocks[0]
+    first: int  # which block of the sequence is blocks[0], if there is one attention group
     keys: tuple[bytes, ...]  # keys[i] names the content of blocks[i]
     blocks: tuple[int, ...]
 
@@ -111,10 +111,13 @@ class Connector(ABC):
 
     A key is the same in every process for the same weights, tokens, adapter, salt and items. It
     does not name the layout of a block: put `store.layout` in front of it where content outlives
-    the engine or is shared.
+    the engine or is shared. With several attention groups, a key names a block of one group; of a
+    prefix, only the blocks that a group reads are asked for. A connector whose `takes_groups` is
+    not set has one group, which keeps the KV of all positions.
     """
 
     hands_over = False  # `finished` is called
+    takes_groups = False  # keys of several attention groups may come, in any order
 
     def __init__(self, config: ConnectorConfig) -> None:
         """ConfigError if an option is wrong."""
@@ -189,8 +192,17 @@ class Connector(ABC):
 
 def load(config: ConnectorConfig) -> Connector:
     """The connector by module name in `connectors`, or by dotted path to a class."""
-    package, name = "paceline.kv.connectors", config.kv_connector
-    return plugins.load("kv_connector", name, package, Connector)(config)
+    return named(config.kv_connector)(config)
+
+
+def named(name: str) -> Callable[..., Connector]:
+    """The class of a connector. ConfigError if there is none of that name."""
+    return plugins.load("kv_connector", name, "paceline.kv.connectors", Connector)
+
+
+def takes_groups(name: str) -> bool:
+    """Whether the connector of a name transfers blocks of several attention groups."""
+    return bool(getattr(named(name), "takes_groups", False))
 
 
 def options(

@@ -8,6 +8,7 @@ from paceline.core.request import Sequence
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.index import ContentIndex, Pending, SealResident
 from paceline.kv.keys import KEY_BYTES
+from paceline.kv.loadable import Loadable, Offer, Offers
 from paceline.kv.pool import BlockPool
 
 GROUP_BYTES = 4  # of a group's number in a key
@@ -43,30 +44,59 @@ class GroupIndex(ContentIndex):
     def lookup(self, sequence: Sequence, usable: int, seal_resident: SealResident) -> Hit:
         """The longest prefix, `usable` blocks at most, of which every group has what it reads."""
         self.extend_keys(sequence)
-        keys, length, longer = sequence.keys, usable, usable + 1
-        while length < longer:
-            longer = length
-            for group in self._search_order:
-                length = self._longest(group, keys, length)
+        keys = sequence.keys
+        length = self._agreed(keys, usable)
         if not length:
             return MISS
         groups = tuple(self._entries(group, keys[:length]) for group in range(len(self._kinds)))
         device = tuple(block for own in groups for block in own if block != NO_BLOCK)
         return Hit(device, length * self._block_size, groups=groups)
 
-    def _longest(self, group: int, keys: list[bytes], length: int) -> int:
+    def _agreed(self, keys: list[bytes], length: int, offers: Offers | None = None) -> int:
+        """The longest prefix of which every group has what it reads, `length` blocks at most."""
+        longer = length + 1
+        while length < longer:
+            longer = length
+            for group in self._search_order:
+                length = self._longest(group, keys, length, offers)
+        return length
+
+    def _longest(self, group: int, keys: list[bytes], length: int, offers: Offers | None) -> int:
         """The longest prefix of which a group has what it reads, `length` blocks at most."""
-        kind, has = self._kinds[group], self._pool.has
+        kind = self._kinds[group]
         if not kind.slides:
-            return len(self._pool.find([self._name(key, group) for key in keys[:length]]))
+            names = [self._name(key, group) for key in keys[:length]]
+            here = len(self._pool.find(names))
+            missing = here if offers is None else offers.first_absent(names)
+            return length if missing is None else missing
+        first_absent = self._first_absent if offers is None else offers.first_absent
         while length:
             read = range(self._unread(kind, length), length)
-            absent = (one for one in reversed(read) if not has(self._name(keys[one], group)))
-            missing = next(absent, None)
+            missing = first_absent([self._name(keys[one], group) for one in reversed(read)])
             if missing is None:
                 break
-            length = missing  # every longer prefix reads that block too
+            length -= 1 + missing  # every longer prefix reads that block too
         return length
+
+    def _first_absent(self, names: list[bytes]) -> int | None:
+        has = self._pool.has
+        return next((place for place, name in enumerate(names) if not has(name)), None)
+
+    def loadable(self, sequence: Sequence, usable: int, hit: Hit, offer: Offer) -> Loadable | None:
+        """Of every group, only blocks that it reads are loaded."""
+        offers, keys = Offers(offer, self._pool.has), sequence.keys
+        length = self._agreed(keys, usable, offers)
+        if offers.must_ask_later:
+            return None
+        tokens = length * self._block_size
+        if tokens <= hit.tokens:
+            return Loadable(hit, length, length, ())
+        read = self.read_keys(sequence, tokens)
+        found = {name: self._pool.block_of(name) for name in read}
+        device = tuple(block for block in found.values() if block is not None)
+        absent = tuple(name for name, block in found.items() if block is None)
+        first = keys.index(absent[0][:KEY_BYTES])
+        return Loadable(Hit(device, tokens), length, first, absent)
 
     def _entries(self, group: int, keys: list[bytes]) -> Blocks:
         """The blocks of a group for a prefix of which it has what it reads."""
@@ -104,6 +134,22 @@ class GroupIndex(ContentIndex):
         every = [name for key in keys for name in self.names(key)]
         return [pair for pair in zip(blocks, every, strict=True) if pair[0] != NO_BLOCK]
 
+    def full_blocks(
+        self, sequence: Sequence, entries: tuple[Blocks, ...], count: int
+    ) -> list[tuple[bytes, int]]:
+        """Blocks that were passed are among them, if they can still be found."""
+        unwritten = {block for one in self._pending for block in one.blocks}
+        found: list[tuple[bytes, int]] = []
+        for index, key in enumerate(sequence.keys[:count]):
+            for name, own in zip(self.names(key), entries, strict=True):
+                block: int | None = own[index] if index < len(own) else NO_BLOCK
+                if block == NO_BLOCK:
+                    block = self._pool.block_of(name)
+                    block = None if block in unwritten else block
+                if block is not None:
+                    found.append((name, block))
+        return found
+
     def names(self, key: bytes) -> list[bytes]:
         return [self._name(key[:KEY_BYTES], group) for group in range(len(self._kinds))]
 
@@ -130,6 +176,12 @@ class GroupIndex(ContentIndex):
             self.events += [self._stored(sequence, index) for index in stored]
         if step is not None:
             self._pending.append(Pending(step, slot, self.epoch[slot], held, keys))
+
+    def adopt(self, content: Sequence, keys: list[bytes], blocks: list[int]) -> None:
+        new = {*self._pool.seal(blocks, keys)}
+        if self.events is not None:
+            stored = [index for index, key in enumerate(content.keys) if key in new]
+            self.events += [self._stored(content, index) for index in stored]
 
     def check(self, occupied: list[int]) -> None:
         assert not self.unkeyed.slots(), "a slot is listed"

@@ -134,9 +134,9 @@ class GroupTables(BlockTables):
     # -- filling and emptying -----------------------------------------------
 
     def missing(self, hit: Hit, tokens: int) -> int:
-        found = hit.tokens // self.block_size
-        new = sum(self._ends(hit.tokens, tokens)) - found * self.groups
-        return new + self._pool.free_among(hit.device)
+        """Blocks of the prefix that are not in the hit count as new ones."""
+        read = sum(self._ends(hit.tokens, tokens)) - sum(self._unread(hit.tokens))
+        return read - len(hit.device) + self._pool.free_among(hit.device)
 
     def attach(self, slot: int, hit: Hit, tokens: int) -> tuple[Blocks, ...]:
         self._pool.hold(hit.device)  # of all groups, so that `take` does not evict any

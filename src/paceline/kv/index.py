@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from paceline.core.config import CacheConfig
 from paceline.core.events import BlockStored, CacheEvent
+from paceline.core.plan import Blocks
 from paceline.core.request import Sequence
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.keys import KEY_BYTES, Keys, items_within
+from paceline.kv.loadable import Loadable, Offer
 from paceline.kv.pool import BlockPool
 from paceline.kv.unkeyed import Unkeyed, UnkeyedRun
 
@@ -101,6 +103,16 @@ class ContentIndex:
             if len(found) < end and not self._key_what_follows(sequence, len(found), seal_resident):
                 break
         return found
+
+    def loadable(self, sequence: Sequence, usable: int, hit: Hit, offer: Offer) -> Loadable | None:
+        """What a connector offers for a prefix of at most `usable` blocks, with a device part that
+        `hit` names; None: it must be asked later. All keys have been computed."""
+        first = len(hit.device)
+        number = offer(sequence.keys[:usable], first)
+        if number is None:
+            return None
+        end = first + number if number > len(hit.host) else first  # a step brings those of the host
+        return Loadable(hit, end, first, tuple(sequence.keys[first:end]))
 
     def _key_what_follows(
         self, sequence: Sequence, found: int, seal_resident: SealResident
@@ -215,6 +227,13 @@ class ContentIndex:
         """The blocks of a sequence from block `first` on, with their keys."""
         return list(zip(blocks, sequence.keys[first : first + len(blocks)], strict=True))
 
+    def full_blocks(
+        self, sequence: Sequence, entries: tuple[Blocks, ...], count: int
+    ) -> list[tuple[bytes, int]]:
+        """Keys and blocks of the first `count` indices of a sequence whose entries are given, by
+        index; of several attention groups, those that the device has. All are sealed."""
+        return list(zip(sequence.keys[:count], entries[0][:count], strict=True))
+
     def names(self, key: bytes) -> list[bytes]:
         """The keys that blocks of this content may have, in any attention group."""
         return [key]
@@ -242,14 +261,13 @@ class ContentIndex:
         if step is not None:
             self._pending.append(Pending(step, slot, self.epoch[slot], blocks, keys))
 
-    def adopt(self, content: Sequence, first: int, blocks: list[int]) -> None:
-        """Make blocks findable that were filled outside of any slot: those of `content` from block
-        `first` on. The caller holds them."""
-        keys = content.keys[first : first + len(blocks)]
+    def adopt(self, content: Sequence, keys: list[bytes], blocks: list[int]) -> None:
+        """Make blocks of `content` findable that were filled outside of any slot. `keys` name them,
+        by index. The caller holds them."""
         new = self._pool.seal(blocks, keys)
         if self.events is not None:
             self.events += [self._stored(content, content.keys.index(key)) for key in new]
-        size = self._block_size
+        size, first = self._block_size, content.keys.index(keys[0])
         tokens = content.tokens[first * size : (first + len(blocks)) * size]
         parent = self.keys.parent(content.keys, content.request, first)
         self._key_equals(parent, keys, tokens.tobytes())

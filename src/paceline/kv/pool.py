@@ -136,7 +136,8 @@ class BlockPool:
         return True
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks with these keys, up to the first key without a block."""
+        """The blocks with these keys, up to the first key without a block. The keys are those of
+        consecutive blocks of a sequence, in one attention group."""
         found = self._found_before(keys)
         known = len(found)
         for key in keys[known:]:
@@ -156,6 +157,10 @@ class BlockPool:
         edge = len(keys) - len(keys) % LOT
         known = self._found.get(keys[edge - 1]) if edge else None
         return known[len(known) - edge :] if known and len(known) >= edge else []
+
+    def block_of(self, key: bytes) -> int | None:
+        """The block with this key; None: there is none."""
+        return self._by_key.get(key)
 
     def has(self, key: bytes) -> bool:
         """Whether a block has this key."""

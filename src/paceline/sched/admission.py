@@ -1,6 +1,7 @@
 """Admission: swapped sequences, then waiting ones by rank, until a gate stops the queue."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -145,7 +146,7 @@ class Admission:
         """Let an entrant in, or let it load KV first. Returns what stops it, if it may do
         neither."""
         if self._loads.enabled and isinstance(entrant, WaitingEntrant):
-            need = self._entrants.missing_at_last(entrant)
+            need = partial(self._entrants.missing_at_last, entrant)
             loads = self._loads.begin(entrant, need, joining.room)
             if isinstance(loads, Shut):
                 return loads

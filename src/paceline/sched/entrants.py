@@ -47,11 +47,12 @@ class Entrant(ABC):
 class WaitingEntrant(Entrant):
     """A sequence of the waiting queue. It begins behind the prefix that it finds in the cache."""
 
-    __slots__ = ("_entrants", "_row", "hit", "span")
+    __slots__ = ("_entrants", "_row", "hit", "most", "span")
 
     def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
         state = entrants.state
-        hit = entrants.lookup(head)
+        self.most = entrants.most(head)
+        hit = state.prefixes.lookup(head, self.most)
         rest, taken = entrants.rest(head, hit), entrants.budget - room.left
         allowed = state.policy.room(head, rest, taken, room.left)
         if allowed is not room.left:
@@ -107,18 +108,17 @@ class Entrants:
         self._lookahead = config.speculation.lookahead_slots
         self._reserves_prompt = config.step.reserve_full_prompt
 
-    def lookup(self, head: Sequence) -> Hit:
-        """The prefix that a waiting sequence begins behind.
+    def most(self, head: Sequence) -> int | None:
+        """Most tokens of the prefix that a waiting sequence begins behind; None: no limit.
 
         If others will fork from it and windows slide, it is no longer than what all share: behind
         that, the sequence lacks blocks that the others read.
         """
-        most = None
         if self.state.cache.tables.slides:
             family = self.state.family(head)
             if family is not None and len(family.members) > 1:
-                most = family.fork_point
-        return self.state.prefixes.lookup(head, most)
+                return family.fork_point
+        return None
 
     def rest(self, head: Sequence, hit: Hit) -> int:
         """Positions to compute before it samples, or before its family forks."""
@@ -143,11 +143,12 @@ class Entrants:
             missing += self._forks.need(family, self._span_alone, hit)
         return missing
 
-    def missing_at_last(self, entrant: WaitingEntrant) -> int:
-        """Free blocks that an admission uses up, at least those of all known tokens."""
-        head, hit = entrant.sequence, entrant.hit
+    def missing_at_last(self, entrant: WaitingEntrant, hit: Hit) -> int:
+        """Free blocks that an admission behind a hit uses up, at least those of all known
+        tokens."""
+        head = entrant.sequence
         whole = self.state.cache.tables.missing(hit, len(head.tokens))
-        return max(whole, self.missing(head, hit, entrant.tokens))
+        return max(whole, self.missing(head, hit, min(entrant.tokens, self.rest(head, hit))))
 
     def _span_alone(self, sequence: Sequence) -> int:
         """Positions of a member of a family whose blocks are counted when it is admitted."""

@@ -1,7 +1,8 @@
 """Requests whose KV a connector loads before they are admitted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from paceline.core.connector_config import LoadingConfig
@@ -10,6 +11,8 @@ from paceline.core.request import Request, Sequence
 from paceline.kv.connector import Transfer, TransferEnd
 from paceline.kv.fence import TransferTicket
 from paceline.kv.hit import Hit
+from paceline.kv.keys import KEY_BYTES
+from paceline.kv.loadable import Loadable
 from paceline.sched.arrivals import Arrivals
 from paceline.sched.explain.journal import note
 from paceline.sched.gates.shut import Shut
@@ -23,6 +26,10 @@ ASK_LATER = Shut("an answer of its connector", passes_over=True)
 SLOTS_TAKEN = Shut("a slot that no loading request will take", passes_over=True)
 
 
+Need = Callable[[Hit], int]
+"""Free blocks that a request takes, up to its last known token, if it begins behind a hit."""
+
+
 class Arriving(Protocol):
     """A request that could be admitted: its slots, and its cached prefix."""
 
@@ -34,6 +41,11 @@ class Arriving(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of a prefix; None: all but the last known token."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +65,7 @@ class Loader:
     ticket: TransferTicket | None = None
     slots: int = 0
     rest: int = 0
-    loaded: set[bytes] = field(default_factory=set[bytes])  # keys of blocks
+    loaded: set[bytes] = field(default_factory=set[bytes])  # keys of blocks, without the group
 
     def settle(self) -> None:
         """It loads no more."""
@@ -104,14 +116,14 @@ class Loads:
 
     # -- before admission ---------------------------------------------------
 
-    def begin(self, entrant: Arriving, need: int, room: StepRoom) -> Shut | bool:
+    def begin(self, entrant: Arriving, need: Need, room: StepRoom) -> Shut | bool:
         """Let a request that could be admitted load KV first, if the connector has any for it.
 
-        True: it is parked. False: it need not load. It takes `need` free blocks.
+        True: it is parked. False: it need not load.
         """
-        sequence, hit = entrant.sequence, entrant.hit
-        keys, have = self._missing_keys(sequence, hit), len(hit.device)
-        if not keys:
+        sequence, hit, index = entrant.sequence, entrant.hit, self._state.cache.index
+        usable, have = self._usable(entrant), self._state.cache.on_device(hit)
+        if usable <= have:
             if sequence.request.kv_transfer_params is not None:  # blocks are kept for it elsewhere
                 self._link.offer(sequence.request, sequence.keys[:have], have)
             return False
@@ -120,23 +132,34 @@ class Loads:
             self._give_up(loader, sequence, f"{self._link.name} did not answer in time")
         if loader.computes:
             return False
-        if (ticket := self._coming.get(keys[0])) is not None:
-            self._park(loader, sequence, ticket)
+        if self._waits(loader, sequence, index.names(sequence.keys[have])):
             return True
-        offered = self._link.offer(sequence.request, sequence.keys[: have + len(keys)], have)
-        if offered is None:
+        found = index.loadable(sequence, usable, hit, partial(self._link.offer, sequence.request))
+        if found is None:
             return ASK_LATER
-        if offered <= len(hit.host):  # the step that admits it brings those
+        if not found.keys:
             return False
-        return self._room(entrant.size, need, room) or self._load(loader, entrant, offered, need)
+        if self._waits(loader, sequence, found.keys[:1]):  # with windows, it may lie further behind
+            return True
+        blocks = need(found.hit)
+        return self._room(entrant.size, blocks, room) or self._load(loader, entrant, found, blocks)
 
-    def _missing_keys(self, sequence: Sequence, hit: Hit) -> list[bytes]:
-        """Keys of the blocks that it could load: full ones without the last known token."""
-        cache, request = self._state.cache, sequence.request
-        if not request.reads_cache:
-            return []
+    def _usable(self, entrant: Arriving) -> int:
+        """Full blocks that it could have without computing them. Their keys are known then."""
+        cache, sequence = self._state.cache, entrant.sequence
+        if not sequence.request.reads_cache:
+            return 0
         cache.index.extend_keys(sequence)
-        return sequence.keys[len(hit.device) : cache.usable(sequence)]
+        usable = cache.usable(sequence)
+        return usable if entrant.most is None else min(usable, entrant.most // cache.block_size)
+
+    def _waits(self, loader: Loader, sequence: Sequence, keys: Iterable[bytes]) -> bool:
+        """Park a request if another one loads a block that it needs."""
+        coming = (self._coming[key] for key in keys if key in self._coming)
+        if (ticket := next(coming, None)) is None:
+            return False
+        self._park(loader, sequence, ticket)
+        return True
 
     def _loader(self, sequence: Sequence) -> Loader:
         found = self._loaders.get(sequence.id)
@@ -150,25 +173,20 @@ class Loads:
         loading = sum(one.slots for one in self._loaders.values())
         return SLOTS_TAKEN if size > room.vacant - loading else None
 
-    def _load(self, loader: Loader, entrant: Arriving, blocks: int, need: int) -> bool:
-        sequence, hit, state = entrant.sequence, entrant.hit, self._state
+    def _load(self, loader: Loader, entrant: Arriving, found: Loadable, need: int) -> bool:
+        sequence, state, held = entrant.sequence, self._state, found.hit.device
         pool = state.cache.pool
-        first, end = len(hit.device), len(hit.device) + blocks
         before = pool.free
-        pool.hold(hit.device)  # first, so that `take` does not evict them
-        taken = tuple(pool.take(blocks))
-        keys = sequence.keys[:end]
-        transfer = Transfer(
-            self._link.ticket(), sequence.request, first, tuple(keys[first:]), taken
-        )
-        tokens = sequence.tokens[: end * state.cache.block_size].copy()
-        content = Sequence(
-            sequence.request, sequence.serial, sequence.limit, sequence.arrival, tokens, keys
-        )
+        pool.hold(held)  # first, so that `take` does not evict them
+        taken = tuple(pool.take(len(found.keys)))
+        transfer = Transfer(self._link.ticket(), sequence.request, found.first, found.keys, taken)
+        tokens = sequence.tokens[: found.blocks * state.cache.block_size].copy()
+        known = sequence.serial, sequence.limit, sequence.arrival
+        content = Sequence(sequence.request, *known, tokens, sequence.keys[: found.blocks])
         self._loads[transfer.ticket] = BlockLoad(transfer, content, state.now)
         self._coming |= dict.fromkeys(transfer.keys, transfer.ticket)
-        self._link.fetch(transfer, hit.device, after=state.step - 1)
-        pool.drop((*hit.device, *taken))  # the fence holds them
+        self._link.fetch(transfer, held, after=state.step - 1)
+        pool.drop((*held, *taken))  # the fence holds them
         loader.loads += 1
         loader.slots, loader.rest = entrant.size, need - (before - pool.free)
         self._park(loader, sequence, transfer.ticket)
@@ -186,8 +204,9 @@ class Loads:
         loader = self._loaders.pop(sequence.id, None)
         if loader is None or not loader.loaded:
             return 0
-        keys = sequence.keys[: len(hit.device)]
-        return sum(key in loader.loaded for key in keys) * self._state.cache.block_size
+        cache = self._state.cache
+        keys = sequence.keys[: cache.on_device(hit)]
+        return sum(key in loader.loaded for key in keys) * cache.block_size
 
     # -- transfers that end -------------------------------------------------
 
@@ -212,7 +231,8 @@ class Loads:
         state, transfer = self._state, load.transfer
         good = len(transfer.blocks) if end.bad is None else end.bad
         if good:
-            state.cache.index.adopt(load.content, transfer.first, list(transfer.blocks[:good]))
+            blocks = list(transfer.blocks[:good])
+            state.cache.index.adopt(load.content, list(transfer.keys[:good]), blocks)
         for key in transfer.keys:
             if self._coming.get(key) == end.ticket:  # a later load may bring it too
                 del self._coming[key]
@@ -223,8 +243,9 @@ class Loads:
             if loader.request is not transfer.request or loader.request is not sequence.request:
                 self._wake(loader, sequence)
                 continue
-            loader.loaded.update(transfer.keys[:good])
-            tokens = good * state.cache.block_size
+            loaded = {key[:KEY_BYTES] for key in transfer.keys[:good]}
+            loader.loaded |= loaded
+            tokens = len(loaded) * state.cache.block_size
             cause = f"{self._link.name} in {state.now - load.begun:.3f} s"
             note(sequence, Happened.FETCHED, state.now, state.step, tokens, cause)
             reason = f"{self._link.name}: {end.reason or 'the transfer failed'}"

@@ -308,15 +308,15 @@ class Scheduler:
     def connect(self, connector: Connector) -> None:
         """Load KV from a connector, and store KV with it. Call it before the first request.
         ConfigError without `enable_prefix_caching`, which gives blocks their keys, and with
-        attention groups, whose blocks are not transferred."""
+        attention groups that the connector does not transfer."""
         cache = self.config.cache
         if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
-        if cache.attention_groups != FULL_ATTENTION:
-            kinds = ", ".join(one.kind for one in cache.groups)
+        if cache.attention_groups != FULL_ATTENTION and not connector.takes_groups:
+            kinds, name = ", ".join(one.kind for one in cache.groups), connector.config.kv_connector
             raise ConfigError(
-                "kv_connector needs a model in which all layers have full attention; this one "
-                f"has attention groups ({kinds}): remove kv_connector"
+                f"kv_connector {name!r} transfers blocks of one group with full attention; "
+                f"attention_groups has {kinds}: remove one of the settings"
             )
         self.state.link.connect(connector)
 

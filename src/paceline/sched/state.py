@@ -44,7 +44,7 @@ class SchedulerState:
         self.step = 0
         self.now = 0.0
         self.table = SlotTable(slots, length)
-        row = config.step.max_num_batched_tokens + config.speculation.lookahead_slots
+        row = config.step.longest_row + config.speculation.lookahead_slots
         self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space, row)
         self.prefixes = Prefixes(self)
         self.link = ConnectorLink(self.cache)

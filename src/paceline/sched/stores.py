@@ -37,10 +37,10 @@ class Stores:
 
     def store(self, slot: int, sequence: Sequence, tokens: int) -> None:
         """Store the full blocks of the first `tokens` positions of a slot."""
-        keys = self._sealed(slot, sequence, tokens)
-        first = self._link.keep(keys) if keys else 0
-        if first < len(keys):
-            self._link.store(self._transfer(slot, sequence, first, keys))
+        blocks = self._sealed(slot, sequence, tokens)
+        first = self._link.keep([key for key, _ in blocks]) if blocks else 0
+        if first < len(blocks):
+            self._link.store(self._transfer(sequence, first, blocks))
 
     def hand_over(self, sequence: Sequence, finish: Finish) -> Mapping[str, Any] | None:
         """Offer the blocks of a resident that ends to another engine. Returns what its client
@@ -50,17 +50,19 @@ class Stores:
         slot, table = sequence.slot, self._table
         sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
         tokens = min(int(table.computed[slot]), int(table.known[slot]))
-        keys = self._sealed(slot, sequence, tokens)
-        return self._link.finished(self._transfer(slot, sequence, 0, keys), finish)
+        blocks = self._sealed(slot, sequence, tokens)
+        return self._link.finished(self._transfer(sequence, 0, blocks), finish)
 
-    def _sealed(self, slot: int, sequence: Sequence, tokens: int) -> list[bytes]:
-        """The keys of full blocks, which are findable by them from now on."""
+    def _sealed(self, slot: int, sequence: Sequence, tokens: int) -> list[tuple[bytes, int]]:
+        """Full blocks with their keys, which they are findable by from now on."""
         cache = self._cache
         cache.index.extend_keys(sequence)
         cache.seal(slot, sequence, tokens, None)
-        return sequence.keys[: tokens // cache.block_size]
+        entries, count = cache.tables.entries(slot), tokens // cache.block_size
+        return cache.index.full_blocks(sequence, entries, count)
 
-    def _transfer(self, slot: int, sequence: Sequence, first: int, keys: list[bytes]) -> Transfer:
-        blocks = self._cache.tables.blocks(slot, first, len(keys))
-        ticket = self._link.ticket()
-        return Transfer(ticket, sequence.request, first, tuple(keys[first:]), tuple(blocks))
+    def _transfer(
+        self, sequence: Sequence, first: int, blocks: list[tuple[bytes, int]]
+    ) -> Transfer:
+        keys, numbers = zip(*blocks[first:], strict=True) if first < len(blocks) else ((), ())
+        return Transfer(self._link.ticket(), sequence.request, first, keys, numbers)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from paceline.core.attention_group import FULL_ATTENTION
 from paceline.core.config import CacheConfig, LoadConfig
 from paceline.kv import connector as port
 from paceline.kv.connector import BlockMemory, Bytes, Connector
@@ -24,6 +25,9 @@ class DeviceBlocks:
         self._blocks, self.block_bytes = blocks, blocks.block_bytes
         name = config.model_fingerprint or "unnamed"
         self.layout = f"{name}-{config.block_size}x{self.block_bytes}"
+        if config.attention_groups != FULL_ATTENTION:  # which layers a block is of follows from it
+            kinds = (f"{one.count}{one.kind[0]}{one.window}" for one in config.attention_groups)
+            self.layout = "-".join((self.layout, *kinds))
 
     @property
     def memory(self) -> BlockMemory:

@@ -5,6 +5,7 @@ from collections import Counter
 from paceline.core.attention_group import AttentionGroup
 from paceline.core.config import CacheConfig, LoadConfig, StepConfig
 from paceline.kv.cache import KVCache
+from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups
@@ -15,10 +16,10 @@ def kv_groups(
 ) -> LayerGroups:
     """The groups of a model's layers. A window that no sequence outgrows is full attention.
 
-    Connectors and drafters with KV of their own need the blocks of all positions: then there is one
-    group, whatever the windows.
+    Some connectors, and drafters with KV of their own, need the blocks of all positions: then there
+    is one group, whatever the windows.
     """
-    if own.kv_connector or drafter_bytes:
+    if drafter_bytes or (own.kv_connector and not takes_groups(own.kv_connector)):
         return LayerGroups.one(model.layers)
     seen = [None if one is None or one >= max_model_len else one for one in model.windows]
     return layer_groups(seen)
@@ -36,7 +37,7 @@ def attention_groups(groups: LayerGroups) -> tuple[AttentionGroup, ...]:
 
 def tables_of_one(cache: CacheConfig, step: StepConfig) -> BlockTables:
     """Block tables of one sequence, which say how many blocks it takes at most."""
-    return KVCache(cache, 1, step.max_model_len, 0, step.max_num_batched_tokens).tables
+    return KVCache(cache, 1, step.max_model_len, 0, step.longest_row).tables
 
 
 def longest_within(tables: BlockTables, blocks: int, most: int) -> int:

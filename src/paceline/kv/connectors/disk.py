@@ -28,6 +28,8 @@ class Disk(BackgroundConnector):
     computes.
     """
 
+    takes_groups = True
+
     def __init__(self, config: ConnectorConfig) -> None:
         usual = str(cache_folder() / "kv")
         chosen = options(config, path=usual, max_bytes=USUAL_BYTES, pending_mib=1024)

@@ -36,6 +36,8 @@ class Host(Connector):
     `_ready` and `_busy`, and is not evicted meanwhile.
     """
 
+    takes_groups = True
+
     def __init__(self, config: ConnectorConfig) -> None:
         super().__init__(config)
         self._bytes: int = options(config, cpu_bytes_to_use=USUAL_BYTES)["cpu_bytes_to_use"]

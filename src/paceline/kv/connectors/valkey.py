@@ -40,6 +40,8 @@ class Valkey(BackgroundConnector):
     different models can share a server.
     """
 
+    takes_groups = True
+
     def __init__(self, config: ConnectorConfig) -> None:
         usual = {"url": "redis://127.0.0.1:6379", "timeout_s": 1.0, "retry_s": 5.0}
         chosen = options(config, ("timeout_s",), **usual, pending_mib=1024)
@@ -52,23 +54,24 @@ class Valkey(BackgroundConnector):
             raise ConfigError(f"url is {chosen['url']!r}: {error}") from None
         self._stores = 0  # that have ended
         self._stored: OrderedDict[bytes, None] = OrderedDict()  # keys, least recently used first
-        self._lookups: OrderedDict[str, Lookup] = OrderedDict()  # by request
+        self._lookups: OrderedDict[tuple[str, bytes], Lookup] = OrderedDict()  # by request and key
 
     # -- loading ------------------------------------------------------------
 
     def _offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         if self._health.is_down:
             return 0
-        known = self._lookups.get(request.id)
+        name = request.id, keys[0]
+        known = self._lookups.get(name)
         if known is not None and known.found is None:
             return None
         if known is None or known.found is None or known.first > have or not self._holds(known):
-            remember(self._lookups, request.id, Lookup(have))
+            remember(self._lookups, name, Lookup(have))
             sought = tuple(keys[have:])
-            self._look_up(partial(self._present, sought), partial(self._found, request.id, have))
+            self._look_up(partial(self._present, sought), partial(self._found, name, have))
             return None
         if known.stores is None:
-            remember(self._lookups, request.id, replace(known, stores=self._stores))
+            remember(self._lookups, name, replace(known, stores=self._stores))
         return max(known.first + known.found - have, 0)
 
     def _holds(self, known: Lookup) -> bool:
@@ -81,9 +84,9 @@ class Valkey(BackgroundConnector):
             return self._loads_from.present(self._named(keys))
         return 0
 
-    def _found(self, request_id: str, first: int, number: int) -> None:
+    def _found(self, name: tuple[str, bytes], first: int, number: int) -> None:
         # The time is when the engine hears of it, so that an answer is fresh after a long step.
-        remember(self._lookups, request_id, Lookup(first, number, monotonic()))
+        remember(self._lookups, name, Lookup(first, number, monotonic()))
 
     def _load(self, transfer: Transfer) -> TransferEnd:
         """Load slice by slice, up to the first block that is missing."""

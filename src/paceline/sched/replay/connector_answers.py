@@ -21,7 +21,7 @@ class RecordedConnector(Connector):
 
     def __init__(self, connector: Connector, recording: Recording) -> None:
         super().__init__(connector.config)
-        self.hands_over = connector.hands_over
+        self.hands_over, self.takes_groups = connector.hands_over, connector.takes_groups
         self._connector, self._recording = connector, recording
 
     def check(self, request: Request) -> None:
@@ -75,6 +75,8 @@ NextAnswer = Callable[[RecordKind], bytes | None]
 
 class ReplayedConnector(Connector):
     """Answers as a connector did in the recorded run. Nothing is transferred."""
+
+    takes_groups = True
 
     def __init__(self, name: str, role: Any, hands_over: bool, answer: NextAnswer) -> None:
         super().__init__(ConnectorConfig(name, role))
