@@ -86,8 +86,8 @@ def run(options: ServeDynamoOptions) -> int:
     Its frontend, `python -m dynamo.frontend`, has the HTTP API and needs the same discovery backend
     and planes. KV events are published for its router unless --kv-events-config says otherwise.
     """
-    from paceline.fleet.dynamo import serve_dynamo
-    from paceline.fleet.dynamo_settings import DynamoSettings
+    from paceline.fleet.dynamo.settings import DynamoSettings
+    from paceline.fleet.dynamo.worker import serve_dynamo
     from paceline.hub.progress_bar import ProgressBar
 
     model = model_of(options.argument, options.model)

@@ -18,7 +18,7 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
-from paceline.fleet.dynamo_messages import chunk_of, generation_of, last_chunk
+from paceline.fleet.dynamo.messages import chunk_of, generation_of, last_chunk
 
 KEPT = {"do_remote_prefill": True, "remote_port": 5600}
 

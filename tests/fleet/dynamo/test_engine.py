@@ -15,8 +15,8 @@ from dynamo.llm.exceptions import CannotConnect, EngineShutdown, InvalidArgument
 from paceline.core.kv_events_config import KVEventsConfig
 from paceline.engine.api import SamplingParams
 from paceline.engine.streaming import StreamingEngine
-from paceline.fleet import dynamo_engine
-from paceline.fleet.dynamo_engine import DynamoEngine, DynamoPart
+from paceline.fleet.dynamo import engine as dynamo_engine
+from paceline.fleet.dynamo.engine import DynamoEngine, DynamoPart
 from paceline.wiring.llm import AsyncLLM
 from tests.engine.streams import paced, with_engine
 from tests.engine.support import expected, tokenizer
@@ -166,6 +166,7 @@ def test_what_the_router_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         while (report.kv_cache_hit_rate, report.kv_used_blocks) != (0.4, 0):  # 16 of 40 tokens
             rank, report = await reports.found.get()
         assert (rank, report.kv_total_blocks) == (0, 96)
+        assert 'vllm:generation_tokens_total{engine="0",model_name="oracle"}' in engine.exposition()
         assert await engine.is_quiescent()
         assert await engine.kv_event_sources() == [ZmqSource("tcp://127.0.0.1:5557", "kv", 0)]
         probe: Any = await engine.health_check_payload()

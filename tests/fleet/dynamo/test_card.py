@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.fleet.dynamo_card import card_folder
+from paceline.fleet.dynamo.card import card_folder
 from paceline.text.tokenizer import Tokenizer
 from tests.engine.support import tokenizer
 

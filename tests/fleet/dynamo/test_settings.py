@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.fleet.dynamo_settings import DynamoSettings
+from paceline.fleet.dynamo.settings import DynamoSettings
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams
-from tests.fleet.dynamo_fleet import DynamoFleet, dynamo_fleet, worker_of
+from tests.fleet.dynamo.processes import DynamoFleet, dynamo_fleet, worker_of
 from tests.wiring.support import DESCRIBED, until
 
 LONGEST = 2048

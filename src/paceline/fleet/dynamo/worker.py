@@ -15,9 +15,9 @@ from paceline.core.config import CacheConfig, LoadConfig
 from paceline.engine.core.messages import Capacity, EngineFailed
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.streaming import StreamingEngine
-from paceline.fleet.dynamo_card import card_folder
-from paceline.fleet.dynamo_engine import DynamoEngine, DynamoPart
-from paceline.fleet.dynamo_settings import DynamoSettings
+from paceline.fleet.dynamo.card import card_folder
+from paceline.fleet.dynamo.engine import DynamoEngine, DynamoPart
+from paceline.fleet.dynamo.settings import DynamoSettings
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.text.chat_template import ChatTemplate

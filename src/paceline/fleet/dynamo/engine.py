@@ -26,7 +26,7 @@ from paceline.core.kv_events_config import KVEventsConfig
 from paceline.engine.api import Report, Stream, TextDelta
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.streaming import StreamingEngine
-from paceline.fleet.dynamo_messages import chunk_of, generation_of, last_chunk
+from paceline.fleet.dynamo.messages import chunk_of, generation_of, last_chunk
 from paceline.server.telemetry.prometheus import EngineMetrics, exposition
 
 log = logging.getLogger(__name__)
@@ -137,14 +137,15 @@ class DynamoEngine(LLMEngine):
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the metrics of `paceline serve` to those of the worker."""
-        metrics.register_prometheus_expfmt_callback(self._exposition)
+        metrics.register_prometheus_expfmt_callback(self.exposition)
 
-    def _exposition(self) -> str:
+    def exposition(self) -> str:
+        """The latest metrics, on any thread."""
         if self._report is None:
             return ""
         healthy = self._engine.healthy() is None
-        metrics = EngineMetrics(self._report, self._part.model, RANK, healthy, {})
-        return exposition([metrics], {}).decode()
+        found = EngineMetrics(self._report, self._part.model, RANK, healthy, {})
+        return exposition([found], {}).decode()
 
     async def _report_load(self) -> None:
         while True:

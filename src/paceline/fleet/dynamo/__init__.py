@@ -1,0 +1,1 @@
+"""A worker of NVIDIA Dynamo."""
