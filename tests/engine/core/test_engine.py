@@ -607,3 +607,19 @@ def test_an_engine_is_patient_as_long_as_nothing_can_go_on() -> None:
     teller.engine.answer(Question("resume"))
     teller.run()
     assert teller.engine.patience_s is None
+
+
+def test_news_of_transfers_wake_an_engine_without_requests() -> None:
+    """Blocks that were kept for another engine are free then, and metrics say so."""
+    built, rung = components(), list[str]()
+    engine = built.engine()
+    engine.call_for_messages(lambda: rung.append("rung"))
+    engine.turn()
+    before = built.scheduler.snapshot()["step"]
+    engine.nudge()
+    assert rung == ["rung"]
+    engine.turn()
+    assert built.scheduler.snapshot()["step"] == before + 1  # which asks the connector
+    engine.turn()
+    assert built.scheduler.snapshot()["step"] == before + 1
+    engine.close()

@@ -36,6 +36,7 @@ from paceline.engine.core.messages import (
     RequestPrepared,
     RunnerLost,
     Submit,
+    TransferEnded,
     Wake,
 )
 from paceline.engine.core.observers import NOT_OBSERVED
@@ -126,8 +127,8 @@ class Engine:
         self._inbox.put(RunnerLost(reason))
 
     def nudge(self) -> None:
-        """End a present or the next `rest`."""
-        self._inbox.nudge()
+        """Take a turn soon, also while no request is open: a transfer of KV may have ended."""
+        self._inbox.put(TransferEnded())
 
     def call_for_messages(self, alarm: Callable[[], None]) -> None:
         """Call `alarm` for each message, for a thread that does not `rest`."""
@@ -220,6 +221,8 @@ class Engine:
                 self._preparations.adapters.poll()
             case RunnerLost(reason):
                 self._halt_now(DeviceLost(reason))
+            case TransferEnded():
+                pass  # the next plan asks the connector
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""

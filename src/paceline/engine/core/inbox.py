@@ -23,7 +23,6 @@ class Inbox(Generic[T]):
         self._messages: deque[T] = deque()
         self.requests = 0  # of the messages
         self.alarm: Callable[[], None] = silent  # called with each message, on any thread
-        self._nudged = False
 
     def put(self, message: T) -> None:
         with self._changed:
@@ -49,17 +48,10 @@ class Inbox(Generic[T]):
             return taken
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when there is a message or a nudge, or after `timeout_s`."""
+        """Return when there is a message, or after `timeout_s`."""
         with self._changed:
-            if not self._messages and not self._nudged:
+            if not self._messages:
                 self._changed.wait(timeout_s)
-            self._nudged = False
-
-    def nudge(self) -> None:
-        """End the present wait, or the next one."""
-        with self._changed:
-            self._nudged = True
-            self._changed.notify()
 
     def __bool__(self) -> bool:
         return bool(self._messages)

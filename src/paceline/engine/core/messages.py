@@ -124,9 +124,13 @@ class RunnerLost:
     reason: str
 
 
-Command = (
-    Submit | Abort | Park | Wake | PendingQuestion | RequestPrepared | AdapterRead | RunnerLost
-)  # from any thread to an engine
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """The connector has news, for which the next step asks."""
+
+
+CoreNews = RequestPrepared | AdapterRead | TransferEnded | RunnerLost
+Command = Submit | Abort | Park | Wake | PendingQuestion | News  # from any thread to an engine
 
 
 @dataclass(frozen=True, slots=True)
