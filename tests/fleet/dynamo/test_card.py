@@ -24,7 +24,8 @@ def test_a_card_has_tokenizer_template_and_end_tokens(
         (tmp_path / "config.json").write_text(json.dumps({**own, "eos_token_id": 7}))
     card = card_folder(tmp_path, tokenizer(), 512)
     config = content(card, "config.json")
-    assert config["model_type"] == own.get("model_type", "llama")  # Dynamo needs one
+    assert {**config, **own} == config
+    assert {"model_type", "architectures"} <= config.keys()  # Dynamo needs them
     assert (config["eos_token_id"], config["max_position_embeddings"]) == ([1], 512)
     assert content(card, "generation_config.json")["eos_token_id"] == [1]
     read = Tokenizer.load(card)

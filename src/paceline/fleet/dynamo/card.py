@@ -11,6 +11,7 @@ from paceline.core.json_file import json_object
 from paceline.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
+NEEDED = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}  # Dynamo reads no GGUF
 
 
 def card_folder(model: Path, tokenizer: Tokenizer, max_model_len: int) -> Path:
@@ -21,7 +22,7 @@ def card_folder(model: Path, tokenizer: Tokenizer, max_model_len: int) -> Path:
     """
     own = json_object(model / CONFIG) if (model / CONFIG).is_file() else dict[str, Any]()
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": list(tokenizer.eos)}
-    config = {"model_type": "llama", **own, **ends, "max_position_embeddings": max_model_len}
+    config = {**NEEDED, **own, **ends, "max_position_embeddings": max_model_len}
     files = {
         **tokenizer.files(),
         CONFIG: json.dumps(config),
