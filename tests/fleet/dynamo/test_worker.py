@@ -44,7 +44,7 @@ def test_requests_go_where_their_prefix_is(fleet: DynamoFleet) -> None:
     with ThreadPoolExecutor(GROUPS) as clients:
         first = list(clients.map(answered, range(GROUPS)))
     assert len(set(first)) == len(fleet.workers)
-    until(lambda: cached(fleet, prompt_of(GROUPS - 1, 1)))  # events take a moment
+    until(lambda: cached(fleet, prompt_of(GROUPS, 1)))  # by then, events have arrived
     for group in range(GROUPS):
         answer = fleet.complete(prompt_of(group, 2), max_tokens=1)
         assert worker_of(answer) == first[group]

@@ -53,7 +53,7 @@ def serve_dynamo(
     check_record(settings)
     with TemporaryDirectory(prefix="paceline-") as folder:
         settings = with_events(as_json(settings), Path(folder))
-        load, cache = part_of(LoadConfig, settings), part_of(CacheConfig, settings)
+        load = part_of(LoadConfig, settings)
         most = settings.get("max_num_batched_tokens")
         with exit_on_sigterm():  # until Dynamo's runtime handles signals
             path = model if load.load_format == "dummy" else str(download(model, progress))
@@ -65,7 +65,7 @@ def serve_dynamo(
         part = DynamoPart(
             model=name,
             registered=registered,
-            events=kv_events_in(load.kv_events_config) if cache.enable_prefix_caching else None,
+            events=kv_events_in(load.kv_events_config),
             prefill=load.role == "prefill",
             drain_s=chosen.drain_s,
         )
