@@ -72,13 +72,24 @@ class VllmEngine:
     """vLLM's synchronous scheduler behind the interface that `play` drives."""
 
     def __init__(self, settings: Settings) -> None:
-        self._scheduler = _scheduler(settings)
+        self._scheduler = self._make(settings)
         self._hasher = None
         if settings["enable_prefix_caching"]:
             digest = get_hash_fn_by_name("sha256")
             init_none_hash(digest)
             self._hasher = get_request_block_hasher(settings["block_size"], digest)
         self._decision: SchedulerOutput | None = None
+
+    def _make(self, settings: Settings) -> Any:
+        scheduler = make_scheduler(WatchedScheduler, settings)
+        assert _settings_of(scheduler) == settings, "vLLM changed a setting"
+        return scheduler
+
+    def _preempted(self) -> list[str]:
+        """Requests that were preempted in the latest step, in order."""
+        preempted = list(self._scheduler.preempted_ids)
+        self._scheduler.preempted_ids.clear()
+        return preempted
 
     def submit(self, ask: Ask, now: float) -> None:
         sampling = SamplingParams(
@@ -108,10 +119,9 @@ class VllmEngine:
 
     def plan(self, step: Step, now: float) -> list[str]:
         scheduler = self._scheduler
-        scheduler.preempted_ids.clear()
         decision = self._decision = scheduler.schedule()
         step.tokens = dict(decision.num_scheduled_tokens)
-        step.preempted = list(scheduler.preempted_ids)
+        step.preempted = self._preempted()
         step.finished = sorted(decision.finished_req_ids)
         for new in decision.scheduled_new_reqs:
             step.new.append(new.req_id)
@@ -156,7 +166,8 @@ def _usable(block_ids: tuple[list[int], ...]) -> list[int]:
     return [block - 1 for block in only_group]
 
 
-def _scheduler(settings: Settings) -> WatchedScheduler:
+def make_scheduler(kind: Any, settings: Settings) -> Any:
+    """A scheduler class of vLLM's interface, with these settings."""
     block_size = settings["block_size"]
     blocks = settings["num_blocks"] + 1
     config = VllmConfig(
@@ -179,7 +190,7 @@ def _scheduler(settings: Settings) -> WatchedScheduler:
     attention = FullAttentionSpec(
         block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    scheduler = WatchedScheduler(
+    return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
@@ -189,8 +200,6 @@ def _scheduler(settings: Settings) -> WatchedScheduler:
         structured_output_manager=StructuredOutputManager(config),
         block_size=block_size,
     )
-    assert _settings_of(scheduler) == settings, "vLLM changed a setting"
-    return scheduler
 
 
 def _settings_of(scheduler: Scheduler) -> Settings:

@@ -2,6 +2,7 @@
 # setup.sh VENV: an environment in which vLLM 0.13.0's scheduler imports and runs without a GPU.
 # The wheel's CUDA parts do not load; the scheduler is pure Python and needs none of them, which is
 # why vLLM comes without its dependencies and only what the imports touch is added by hand.
+# Its whole engine, which `tests/plugins/vllm/inside` runs without a model, takes some more.
 set -euo pipefail
 
 venv=${1:?usage: setup.sh VENV}
@@ -15,6 +16,10 @@ install --no-deps vllm==0.13.0 xgrammar==0.1.27
 install 'transformers<5' msgspec pydantic cachetools psutil regex cloudpickle requests tqdm pyyaml \
     pyzmq cbor2 pillow py-cpuinfo blake3 gguf aiohttp pybase64 prometheus_client openai_harmony \
     openai llguidance fastapi diskcache==5.6.3 einops mistral_common
+install pytest lm-format-enforcer==0.11.3 outlines_core==0.2.11 lark partial-json-parser ijson \
+    setproctitle python-json-logger watchfiles prometheus-fastapi-instrumentator mcp \
+    model-hosting-container-standards sentencepiece protobuf scipy ninja anthropic==0.71.0 \
+    python-multipart uvicorn
 
 # Built from a copy, so that the checkout stays free of build output.
 rm -rf "$venv/plugin"
