@@ -166,7 +166,7 @@ def _usable(block_ids: tuple[list[int], ...]) -> list[int]:
     return [block - 1 for block in only_group]
 
 
-def make_scheduler(kind: Any, settings: Settings) -> Any:
+def make_scheduler(kind: Any, settings: Settings, **options: bool) -> Any:
     """A scheduler class of vLLM's interface, with these settings."""
     block_size = settings["block_size"]
     blocks = settings["num_blocks"] + 1
@@ -199,6 +199,7 @@ def make_scheduler(kind: Any, settings: Settings) -> Any:
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=block_size,
+        **options,
     )
 
 

@@ -318,13 +318,14 @@ class PacelineScheduler(SchedulerInterface):
     @property
     def running(self) -> list[Request]:
         """Requests that hold blocks, oldest first."""
-        return [self.requests[name] for name in self._steps.scheduler.snapshot()["running"]]
+        requests, now = self.requests, self._steps.scheduler.snapshot()
+        return [requests[name] for name in now["running"]]
 
     @property
     def waiting(self) -> list[Request]:
         """Requests that hold none, in the order in which they are admitted."""
-        now = self._steps.scheduler.snapshot()
-        return [self.requests[name] for name in (*now["waiting"], *now["parked"])]
+        requests, now = self.requests, self._steps.scheduler.snapshot()
+        return [requests[name] for name in (*now["waiting"], *now["parked"])]
 
     @property
     def finished_req_ids(self) -> set[str]:

@@ -107,11 +107,6 @@ class WorkerSteps:
         self._finished.add(request_id)
 
     @property
-    def has_finished(self) -> bool:
-        """Did any request end that no step has reported?"""
-        return bool(self._finished)
-
-    @property
     def finished(self) -> set[str]:
         """Requests that ended and that no step has reported."""
         return self._finished
