@@ -216,13 +216,10 @@ class Engine:
                 self._answer(command)
             case RequestPrepared(request_id):
                 self._prepared(request_id)
-            case AdapterRead():
-                assert self._preparations.adapters is not None
-                self._preparations.adapters.poll()
             case RunnerLost(reason):
                 self._halt_now(DeviceLost(reason))
-            case TransferEnded():
-                pass  # the next plan asks the connector
+            case AdapterRead() | TransferEnded():  # the next plan asks the connector
+                self._preparations.poll()
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""

@@ -130,7 +130,7 @@ class TransferEnded:
 
 
 CoreNews = RequestPrepared | AdapterRead | TransferEnded | RunnerLost
-Command = Submit | Abort | Park | Wake | PendingQuestion | News  # from any thread to an engine
+Command = Submit | Abort | Park | Wake | PendingQuestion | CoreNews  # from any thread to an engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ class Preparation(Protocol):
         """A request has ended, in any state; ignored if it is not known."""
         ...
 
+    def poll(self) -> None:
+        """Take what was read meanwhile."""
+        if self.adapters is not None:
+            self.adapters.poll()
+
     def close(self) -> None: ...
 
 
