@@ -353,7 +353,7 @@ def test_a_shell_completes_commands_options_and_values_without_heavy_imports() -
         check=True,
     )
     *answers, imported = [answer.split() for answer in done.stdout.split("--\n")]
-    assert answers[0] == ["complete"]
+    assert answers[0] == ["complete", "compare"]
     assert answers[1] == ["serve", "throughput", "latency"]
     assert answers[2] == ["--max-num-seqs"]
     assert answers[3] == ["text", "json"]

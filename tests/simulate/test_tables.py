@@ -2,20 +2,12 @@
 
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from paceline.simulate.figures import SimulationReport
 from paceline.simulate.server import SimulatedServer
-from paceline.simulate.tables import number, show
+from paceline.simulate.tables import show
 from tests.simulate.support import load, model
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.123, "0.12"), (12.34, "12.3"), (12345.6, "12,346")]
-)
-def test_numbers_have_as_many_digits_as_are_worth_reading(value: float | None, text: str) -> None:
-    assert number(value) == text
 
 
 def test_a_report_is_printed() -> None:

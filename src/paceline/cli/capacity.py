@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paceline.cli.bench.options import OutputOption, writable
 from paceline.cli.options import JsonFlag
@@ -17,8 +16,8 @@ from paceline.simulate.capacity import (
     highest_rate,
     replicas_needed,
 )
+from paceline.simulate.cells import number
 from paceline.simulate.experiment import Experiment
-from paceline.simulate.tables import number, table
 
 LIMITS = "limits, in seconds"
 
@@ -68,7 +67,7 @@ class CapacityOptions:
 
 
 def run(options: CapacityOptions) -> int:
-    """Find the highest rate that one server holds within limits, and how many the load needs.
+    """Find the rate that a server holds within limits, and how many a load needs.
 
     The load is made faster or slower until the limits are just kept, to 2 %. For the number of
     replicas, requests are dealt out in turn and conversations stay together; each replica must keep
@@ -94,6 +93,10 @@ def run(options: CapacityOptions) -> int:
 
 
 def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float) -> None:
+    from rich.console import Console
+
+    from paceline.simulate.tables import table
+
     out = Console()
     out.print(table("rates", COLUMNS, trial_rows(rate)))
     if rate.best is None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from paceline.bench.samples import targets_of
 from paceline.cli.bench.options import OutputOption, writable
@@ -21,6 +20,7 @@ from paceline.cli.simulation_options import (
     about,
 )
 from paceline.core.cores import usable_cores
+from paceline.simulate.cells import number
 from paceline.simulate.comparison import (
     COLUMNS,
     RequestChange,
@@ -33,7 +33,6 @@ from paceline.simulate.comparison import (
 )
 from paceline.simulate.experiment import Experiment, VariantResult, variants_of
 from paceline.simulate.recorded import RecordedLoad
-from paceline.simulate.tables import number, table
 
 SHOWN = 5  # requests that gained most, and as many that lost most
 
@@ -67,7 +66,7 @@ class CompareOptions:
 
 
 def run(options: CompareOptions) -> int:
-    """Simulate one load under several policies and settings, and compare the results.
+    """Simulate one load under several policies and settings, and compare them.
 
     Every policy runs with every set of settings, in processes of their own. The report has a table,
     marks the variants that no other one beats in both throughput and latency, and says who gains
@@ -103,6 +102,10 @@ def run(options: CompareOptions) -> int:
 
 
 def show(results: Sequence[VariantResult], source: Any) -> None:
+    from rich.console import Console
+
+    from paceline.simulate.tables import table
+
     out = Console()
     out.print(table("milliseconds", COLUMNS, rows_of(results)))
     print("* no other variant has both more throughput and a lower TTFT p99")

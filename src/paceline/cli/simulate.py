@@ -21,7 +21,6 @@ from paceline.core.errors import ConfigError
 from paceline.simulate.figures import SimulationReport
 from paceline.simulate.page import simulation_page
 from paceline.simulate.server import SimulatedServer
-from paceline.simulate.tables import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,8 @@ def run(options: SimulateOptions) -> int:
     if options.json:
         print(json.dumps(record))
     else:
+        from paceline.simulate.tables import show
+
         print(*lines, sep="\n")
         show(report, targets)
         simulated, requests = report.total.duration_s, report.total.requests

@@ -8,15 +8,15 @@ import numpy as np
 
 from paceline.core.arrays import Bool, Index
 from paceline.core.errors import ConfigError
+from paceline.simulate.cells import number
 from paceline.simulate.charts import point_chart
 from paceline.simulate.experiment import VariantResult
 from paceline.simulate.page import html_table, page
-from paceline.simulate.tables import number
 
 NOTABLE = 0.02  # a relative change that is worth a word
 COLUMNS = (
-    *("variant", "completed", "tokens/s", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99"),
-    *("hits %", "preemptions", "in target %", "best"),
+    *("variant", "done", "tokens/s", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99"),
+    *("hits %", "preempted", "in target %", "best"),
 )
 
 
@@ -83,6 +83,9 @@ def sentence(before: VariantResult, after: VariantResult) -> str:
     rates = [one.report.total.output_tokens_per_s for one in (before, after)]
     share = (rates[1] - rates[0]) / max(rates[0], 1e-9)
     output = "with the same throughput" if abs(share) <= NOTABLE else f"throughput {share:+.0%}"
+    tails = [merit(one)[1] / 1e3 for one in (before, after)]
+    if abs(tails[1] - tails[0]) > NOTABLE * tails[0]:
+        output += f" and a TTFT p99 of {tails[1]:.3g} instead of {tails[0]:.3g} s"
     done = after.report.total.completed - before.report.total.completed
     more = "" if not done else f"; {abs(done):,} {'more' if done > 0 else 'fewer'} complete"
     names = f"{after.name} instead of {before.name}"

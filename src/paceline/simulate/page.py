@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from paceline.simulate.cells import COLUMNS, facts, number, spread_cells
 from paceline.simulate.charts import line_chart
 from paceline.simulate.figures import SimulationReport
-from paceline.simulate.tables import COLUMNS, facts, number, spread_cells
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #66707a; --grid: #dfe3e8; --paper: #fff;
