@@ -1,6 +1,8 @@
 """`paceline simulate`, `compare` and `capacity`."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,40 @@ def test_nothing_that_can_run(folder: Path, capsys: pytest.CaptureFixture[str]) 
     trace = str(folder / "trace.jsonl")
     assert called(folder, "simulate", trace, "--set", "max_model_len=10") == 1
     assert "first impossible  0: " in capsys.readouterr().out
+
+
+# -- the guides -------------------------------------------------------------
+
+GUIDES = Path(__file__).parent.parent.parent / "docs" / "guides"
+BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Each command of the guides that simulates."""
+    found: list[list[str]] = []
+    for page in ("plan-capacity.md", "compare-policies.md"):
+        for block in BASH.findall((GUIDES / page).read_text(encoding="utf-8")):
+            lines = block.replace("\\\n", " ").splitlines()
+            words = [shlex.split(line, comments=True)[1:] for line in lines]
+            found += [one for one in words if one[0] in ("simulate", "compare", "capacity")]
+    return found
+
+
+def test_the_guides_have_each_command() -> None:
+    assert {words[0] for words in commands()} == {"simulate", "compare", "capacity"}
+
+
+@pytest.mark.parametrize("words", commands(), ids=lambda words: " ".join(words[:2]))
+def test_the_commands_of_the_guides_run(
+    folder: Path,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    rows = [f"2023-11-16 18:15:{n:02}.5,{40 + n},{4 + n}" for n in range(10)]
+    table = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
+    (folder / "trace.csv").write_text("\r\n".join(table))
+    jobs = [] if words[0] == "simulate" else ["--jobs", "1"]
+    assert main([*words, "--num-requests", "6", *jobs]) == 0
+    assert "Qwen3-0.6B" in capsys.readouterr().out
