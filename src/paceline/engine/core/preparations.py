@@ -40,11 +40,6 @@ class Preparation(Protocol):
         """A request has ended, in any state; ignored if it is not known."""
         ...
 
-    def poll(self) -> None:
-        """Take what was read meanwhile."""
-        if self.adapters is not None:
-            self.adapters.poll()
-
     def close(self) -> None: ...
 
 
@@ -88,6 +83,11 @@ class Preparations:
     def forget(self, request_id: str) -> None:
         for part in self._parts:
             part.forget(request_id)
+
+    def poll(self) -> None:
+        """Take what was read meanwhile."""
+        if self.adapters is not None:
+            self.adapters.poll()
 
     def close(self) -> None:
         for part in self._parts:
