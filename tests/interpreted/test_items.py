@@ -32,10 +32,10 @@ from tests.runner.support import Piece, batch_of, tiny
 from tests.runner.test_resident_items import TIGHT_ENCODER, asked, outputs, plain_outputs
 
 SMALL_STEPS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_speculative_tokens": 1}
-FEW_BLOCKS = {
-    **SMALL_STEPS,
+ONE_BY_ONE = {
+    "max_num_seqs": 1,
     "max_num_batched_tokens": 8,
-    "num_blocks": 5,
+    "num_speculative_tokens": 1,
     "speculation": "fixed",
 }
 
@@ -45,7 +45,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes a while for each program, however large it is."""
     large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
     monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
-    monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
+    monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 2)
 
 
 def image_runner(
@@ -92,21 +92,6 @@ def on_host(source: Checkpoint) -> CudaModel:
         return CudaModel.load(source, 64, torch.float32, "cpu", rows)
 
 
-def test_positions_have_rows_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunked prompts that share a prefix, with drafts, in a tight pool. The third request has
-    no image, and the slot of another that had one."""
-    use_host(monkeypatch)
-    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **FEW_BLOCKS})
-    runner = image_runner(on_host(open_checkpoint(image_model("Qwen2_5_VL").folder)), scheduler)
-    one, _, _, _, text = (replace(one, max_tokens=4) for one in asked("Qwen2_5_VL"))
-    got = drive(scheduler, runner, [one, replace(one, id="again"), text], depth=2)
-    due = {name: tokens[:4] for name, tokens in plain_outputs("Qwen2_5_VL").items()}
-    assert got == {"r0": due["r0"], "again": due["r0"], "r4": due["r4"]}
-    assert scheduler.stats.prefix_hits
-    assert scheduler.stats.preemptions, "the pool was not tight"
-    assert scheduler.stats.drafted
-
-
 class NotedDraftModel(CudaDraftModel):
     """Notes the tokens of rows, and their drafts. It reads them on the host."""
 
@@ -120,21 +105,25 @@ class NotedDraftModel(CudaDraftModel):
         return found
 
 
-def test_a_draft_model_reads_the_tokens_of_a_prompt_with_images(
+def test_positions_have_rows_and_columns_and_a_draft_model_reads_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In chunked prompts, of which the second finds the first in the cache. The third request has
+    no image, and the slot of those that had one."""
     use_host(monkeypatch)
-    sizes = {**FEW_BLOCKS, "max_num_seqs": 1}
-    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **sizes})
+    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **ONE_BY_ONE})
     model = on_host(open_checkpoint(image_model("Qwen2_5_VL").folder))
     source = Dummy(tiny(num_hidden_layers=1, vocab_size=model.config.vocab), seed=4)
     drafter = NotedDraftModel(scheduler.config.speculation, on_host(source), torch.float32)
     drafter.noted = []
-    request = replace(asked("Qwen2_5_VL")[0], max_tokens=4)
-    got = drive(scheduler, image_runner(model, scheduler, drafter), [request], depth=2)
-    assert got == {"r0": plain_outputs("Qwen2_5_VL")["r0"][:4]}
-    truth = Model.load(source)
+    one, _, _, _, text = (replace(one, max_tokens=3) for one in asked("Qwen2_5_VL"))
+    runner = image_runner(model, scheduler, drafter)
+    got = drive(scheduler, runner, [one, replace(one, id="again"), text], depth=2)
+    due = {name: tokens[:3] for name, tokens in plain_outputs("Qwen2_5_VL").items()}
+    assert got == {"r0": due["r0"], "again": due["r0"], "r4": due["r4"]}
+    assert scheduler.stats.prefix_hits
     assert drafter.noted
+    truth = Model.load(source)
     for tokens, draft in drafter.noted:
         assert max(tokens) < model.first_item_id
         batch, kv = batch_of([Piece(tokens, 0, range(5))], 4), KVStore(source.config, 5, 4)

@@ -12,12 +12,13 @@ from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.batch import ItemEmbeddings
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.models.eagle3_head import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
-from paceline.runner.proposers.eagle3 import Eagle3
+from paceline.runner.proposers.eagle3 import Eagle3, show
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
@@ -119,3 +120,13 @@ def test_a_head_needs_weights_for_the_model(model: Model, tmp_path: Path) -> Non
     assert drafter.cell_bytes == 2 * 2 * 8 * 4
     with pytest.raises(ConfigError, match="is for a model of width 24 with a vocabulary of 99"):
         TorchRunner(model, KVStore(model.config, 4, 4), PAGED, drafter, 2, 16)
+
+
+def test_images_are_read_in_the_place_of_tokens() -> None:
+    """Rows begin at 0 and 3. Position i reads what follows it, if that is in the same row."""
+    following, values = torch.zeros(6, 2), torch.arange(1.0, 9.0).view(4, 2)
+    items = ItemEmbeddings(torch.tensor([0, 1, 3, 5]), values)
+    show(following, items, torch.tensor([0, 3]))
+    expected = torch.zeros(6, 2)
+    expected[0], expected[4] = values[1], values[3]
+    assert torch.equal(following, expected)
