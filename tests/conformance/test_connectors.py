@@ -191,6 +191,25 @@ def test_blocks_of_several_groups_are_found_in_any_order(make: Make) -> None:
     assert np.array_equal(engine.store.content[[10, 11]], engine.store.content[[9, 0]])
 
 
+def test_what_comes_and_goes_is_reported(make: Make) -> None:
+    engine = make()
+    if engine.connector.medium is None:
+        return
+    there: list[bytes] = []
+
+    def changed(keys: Sequence[bytes], is_there: bool) -> None:
+        for key in keys:
+            there.append(key) if is_there else there.remove(key)
+
+    engine.connector.watch(changed)
+    engine.store_blocks(KEYS, (1, 2, 3, 4))
+    assert sorted(there) == sorted(KEYS)
+    engine.connector.forget(KEYS[1:2])
+    assert sorted(there) == [KEYS[0], *KEYS[2:]]
+    engine.connector.clear()
+    assert not there
+
+
 def test_an_unknown_option_is_refused(named: tuple[str, dict[str, Any]]) -> None:
     name, extra = named
     with pytest.raises(ConfigError, match="has no option 'colour'"):

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish, Request
 from paceline.kv.connector import Connector, Transfer, TransferEnd
+from paceline.kv.keys import KEY_BYTES
 from paceline.sim.oracle import OracleRunner
 
 UNWRITTEN = -9  # what a cell holds while it is being loaded, and after a load that failed
@@ -29,6 +30,7 @@ class ErraticConnector(Connector):
     requests that end, and keep them for a while."""
 
     takes_groups = True
+    medium = "STORAGE"
 
     def __init__(self, runner: OracleRunner, seed: int, seen: Counter[str]) -> None:
         super().__init__(ConnectorConfig("erratic"))
@@ -89,9 +91,14 @@ class ErraticConnector(Connector):
     def forget(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._content.pop(key, None)
+        self.changed(keys, False)
 
     def clear(self) -> None:
         self._content.clear()
+
+    def keys(self) -> set[bytes]:
+        """Of the first attention group with full attention."""
+        return {key for key in self._content if len(key) == KEY_BYTES}
 
     def _leading(self, keys: Sequence[bytes]) -> int:
         """How many of the first keys it has."""
@@ -104,8 +111,9 @@ class ErraticConnector(Connector):
             return TransferEnd(transfer.ticket)
         for key, block in zip(transfer.keys, transfer.blocks, strict=True):
             self._content[key] = list(self._runner.cells[block])
+        self.changed(transfer.keys, True)
         while len(self._content) > self._most:
-            self._content.popitem(last=False)
+            self.changed([self._content.popitem(last=False)[0]], False)
         return TransferEnd(transfer.ticket)
 
     def _loaded(self, one: Underway) -> TransferEnd:

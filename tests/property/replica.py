@@ -19,6 +19,7 @@ class Replica:
 
     def __init__(self, block_size: int) -> None:
         self.keys: set[bytes] = set()
+        self.elsewhere: set[bytes] = set()  # keys of what a connector has
         self.orphans = False
         self._block_size = block_size
 
@@ -27,6 +28,13 @@ class Replica:
             match event:
                 case AllBlocksCleared():
                     self.keys.clear()
+                    self.elsewhere.clear()
+                case BlockRemoved(key, "STORAGE"):
+                    self.elsewhere.remove(key)
+                case BlockStored(key=key, medium="STORAGE"):
+                    assert key not in self.elsewhere, "a block was stored twice"
+                    assert self._key_of(event) == key, "the key is not that of the content"
+                    self.elsewhere.add(key)
                 case BlockRemoved(key):
                     assert key in self.keys, "a block was removed that was not stored"
                     self.keys.remove(key)

@@ -438,6 +438,8 @@ class Drive:
             for event in events:
                 self.seen[type(event).__name__] += 1
             assert self.replica.keys == self.pool.sealed_keys(), "the events are not the cache"
+            if self.connector is not None:
+                assert self.replica.elsewhere == self.connector.keys(), "they are not the tier"
 
     @property
     def most_in_flight(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Happened(Enum):
@@ -43,9 +43,13 @@ class Moment(NamedTuple):
     cause: str = ""
 
 
+Medium = Literal["GPU", "CPU", "STORAGE"]
+"""Where content is, in vLLM's words: on the device (also a CPU), in host memory, in files."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A full block became findable under `key`; no other block had that key."""
+    """A full block became findable under `key`; no other block of the medium had that key."""
 
     key: bytes
     parent: bytes | None  # None for the first block of a sequence
@@ -53,18 +57,20 @@ class BlockStored:
     adapter: str
     salt: str = ""
     items: tuple[tuple[str, int], ...] = ()  # those in the block, and where they begin in it
+    medium: Medium = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """No block is findable under `key` any more."""
+    """No block of the medium is findable under `key` any more."""
 
     key: bytes
+    medium: Medium = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Every key was forgotten at once."""
+    """Every key of every medium was forgotten at once."""
 
 
 CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -1,6 +1,7 @@
 """Blocks in files: one per key, whole or not there, in a folder of bounded size."""
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ class BlockFiles:
         """OSError if the folder cannot be made."""
         self._top, self._own, self._limit = path, path / layout, limit_bytes
         self._own.mkdir(parents=True, exist_ok=True)
+        self.removed: deque[bytes] = deque()  # keys of this layout, to make room for others
         self._size = sum(one.size for one in self._all())
 
     def has(self, key: bytes) -> bool:
@@ -128,6 +130,8 @@ class BlockFiles:
             with suppress(OSError):
                 one.path.unlink()
                 self._size -= one.size
+                if one.path.is_relative_to(self._own):
+                    self.removed.append(bytes.fromhex(one.path.stem))
         for part in self._top.glob("*/*/*.part"):
             with suppress(OSError):
                 if part.stat().st_mtime < newest - LEFT_OVER_S:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from paceline.core import plugins
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
+from paceline.core.events import Medium
 from paceline.core.request import Finish, Request
 from paceline.kv.fence import TransferTicket
 
@@ -103,6 +104,14 @@ News = Callable[[], None]
 """Wakes the engine, so that it polls soon. Any thread may call it."""
 
 
+Changed = Callable[[Sequence[bytes], bool], None]
+"""The content of keys is there from now on, or no more. For the engine's thread."""
+
+
+def nothing_changed(keys: Sequence[bytes], is_there: bool) -> None:
+    """No KV events are published."""
+
+
 class Connector(ABC):
     """Supplies and takes KV by content key. Its class has one file in `kv/connectors`.
 
@@ -118,14 +127,21 @@ class Connector(ABC):
 
     hands_over = False  # `finished` is called
     takes_groups = False  # keys of several attention groups may come, in any order
+    medium: Medium | None = None  # where it keeps content, if it says what comes and goes
 
     def __init__(self, config: ConnectorConfig) -> None:
         """ConfigError if an option is wrong."""
         self.config = config
+        self.changed: Changed = nothing_changed
 
     def attach(self, store: BlockStore, news: News) -> None:  # noqa: B027
         """Called once, before any other method: the blocks that are read and written, and what to
         call when `poll` or `offer` has something new to say."""
+
+    def watch(self, changed: Changed) -> None:
+        """Call `changed` when content comes or goes, if `medium` is set. Called before `attach`, if
+        KV events are published."""
+        self.changed = changed
 
     def check(self, request: Request) -> None:
         """RequestError if it cannot do what the request's `kv_transfer_params` ask for."""

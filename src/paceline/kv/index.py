@@ -1,11 +1,11 @@
 """The content index: finds blocks by the tokens they hold."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from paceline.core.config import CacheConfig
-from paceline.core.events import BlockStored, CacheEvent
+from paceline.core.events import BlockStored, CacheEvent, Medium
 from paceline.core.plan import Blocks
 from paceline.core.request import Sequence
 from paceline.kv.hit import MISS, Hit
@@ -271,6 +271,14 @@ class ContentIndex:
         tokens = content.tokens[first * size : (first + len(blocks)) * size]
         parent = self.keys.parent(content.keys, content.request, first)
         self._key_equals(parent, keys, tokens.tobytes())
+
+    def stored_events(
+        self, sequence: Sequence, keys: Iterable[bytes], medium: Medium
+    ) -> list[BlockStored]:
+        """What is reported of blocks of a sequence that are stored elsewhere too."""
+        wanted, known = {*keys}, enumerate(sequence.keys)
+        found = [self._stored(sequence, index) for index, key in known if key in wanted]
+        return [replace(one, medium=medium) for one in found]
 
     def _stored(self, sequence: Sequence, index: int) -> BlockStored:
         request, first, end = (

@@ -56,9 +56,12 @@ class KnownFiles:
         for key in keys:
             self._there.pop(key, None)
 
-    def clear(self) -> None:
+    def clear(self) -> list[bytes]:
+        """Forget all. Returns the keys of files that were seen."""
+        known = list(self._there)
         self._there.clear()
         self._sought.clear()
+        return known
 
 
 def remember(known: OrderedDict[bytes, float], key: bytes, time: float) -> None:

@@ -10,6 +10,7 @@ from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
 from paceline.kv.connector import Connector, Transfer, TransferEnd
 from paceline.kv.fence import Fence, TransferTicket
+from paceline.sched.tier_events import TierEvents
 
 
 class ConnectorLink:
@@ -23,6 +24,7 @@ class ConnectorLink:
         self.name = ""  # what the settings call the connector
         self.role: ConnectorRole = "kv_both"
         self.hands_over = False  # it wants to know of requests that end
+        self.tier_events: TierEvents | None = None  # None: none are published
         self._cache = cache
         self._tickets = 0
         self._open: set[TransferTicket] = set()
@@ -32,6 +34,9 @@ class ConnectorLink:
         self.connector = connector
         self.name, self.role = connector.config.kv_connector, connector.config.kv_role
         self.hands_over = connector.hands_over
+        if self._cache.events is not None and connector.medium is not None:
+            self.tier_events = TierEvents(connector.medium, self._cache.events)
+            connector.watch(self.tier_events.changed)
 
     @property
     def loads(self) -> bool:
@@ -89,6 +94,8 @@ class ConnectorLink:
 
     def clear(self) -> bool:
         """Forget all content, and return True."""
+        if self.tier_events is not None:
+            self.tier_events.clear()
         if self.connector is not None:
             self.connector.clear()
         return True

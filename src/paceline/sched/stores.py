@@ -40,7 +40,11 @@ class Stores:
         blocks = self._sealed(slot, sequence, tokens)
         first = self._link.keep([key for key, _ in blocks]) if blocks else 0
         if first < len(blocks):
-            self._link.store(self._transfer(sequence, first, blocks))
+            transfer = self._transfer(sequence, first, blocks)
+            if (events := self._link.tier_events) is not None:
+                stored = self._cache.index.stored_events(sequence, transfer.keys, events.medium)
+                events.store(stored)
+            self._link.store(transfer)
 
     def hand_over(self, sequence: Sequence, finish: Finish) -> Mapping[str, Any] | None:
         """Offer the blocks of a resident that ends to another engine. Returns what its client

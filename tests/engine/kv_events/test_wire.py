@@ -1,5 +1,6 @@
 """Events as bytes: the fields of the contract, in its order and under its names."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,3 +87,15 @@ def test_keys_are_written_as_unsigned_integers_of_64_bits() -> None:
         assert len(msgpack.encode(wire_key(key))) == 9
     assert wire_key(bytes(15) + b"\x07") == 7 | 1 << 63
     assert wire_key(KEYS[1][:8] + KEYS[2][8:]) == NUMBERS[2]
+
+
+def test_media_are_told_apart() -> None:
+    events = [
+        FIRST,
+        replace(FIRST, medium="CPU"),
+        BlockRemoved(KEYS[0]),
+        BlockRemoved(KEYS[0], "CPU"),
+    ]
+    found = [(one["type"], one["medium"]) for one in maps(*events)]
+    kinds = ["BlockStored", "BlockRemoved"]
+    assert found == [(kind, medium) for kind in kinds for medium in ("GPU", "CPU")]

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 from msgspec import msgpack
 
 from paceline.core.adapter import adapter_name
-from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
+from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Medium
 from paceline.core.kv_events_config import EventEncoding
 
 HIGHEST_BIT = 1 << 63
-MEDIUM = "GPU"  # of blocks that steps compute with, on any device
 
 
 class WireEvent(NamedTuple):
@@ -58,15 +57,19 @@ def as_map(event: WireEvent) -> dict[str, Any]:
 
 def joined(events: Iterable[CacheEvent], block_size: int) -> Iterator[WireEvent]:
     """The same events in the same order, consecutive ones in one where the format allows it."""
-    for kind, alike in groupby(events, type):
+    for (kind, medium), alike in groupby(events, lambda one: (type(one), medium_of(one))):
         if kind is AllBlocksCleared:
             yield WireEvent("AllBlocksCleared", 0, {})
         elif kind is BlockRemoved:
             keys = [wire_key(one.key) for one in alike if isinstance(one, BlockRemoved)]
-            yield WireEvent("BlockRemoved", 1, {"block_hashes": keys, "medium": MEDIUM})
+            yield WireEvent("BlockRemoved", 1, {"block_hashes": keys, "medium": medium})
         else:
             stored = (one for one in alike if isinstance(one, BlockStored))
             yield from (stored_event(chain, block_size) for chain in chains(stored))
+
+
+def medium_of(event: CacheEvent) -> Medium | None:
+    return None if isinstance(event, AllBlocksCleared) else event.medium
 
 
 def chains(stored: Iterable[BlockStored]) -> Iterator[list[BlockStored]]:
@@ -92,7 +95,7 @@ def stored_event(chain: list[BlockStored], block_size: int) -> WireEvent:
             "token_ids": [token for one in chain for token in one.tokens],
             "block_size": block_size,
             "lora_id": None,
-            "medium": MEDIUM,
+            "medium": first.medium,
             "lora_name": adapter_name(first.adapter) or None,
             "extra_keys": extra if any(extra) else None,
         },

@@ -29,6 +29,7 @@ class Disk(BackgroundConnector):
     """
 
     takes_groups = True
+    medium = "STORAGE"
 
     def __init__(self, config: ConnectorConfig) -> None:
         usual = str(cache_folder() / "kv")
@@ -80,7 +81,8 @@ class Disk(BackgroundConnector):
                 break
         if good == len(blocks):
             return TransferEnd(transfer.ticket)
-        self._answer(partial(self._known.drop, transfer.keys[good:]))
+        self._answer(partial(self._gone, transfer.keys[good : good + 1]))
+        self._answer(partial(self._known.drop, transfer.keys[good:]))  # others may be gone too
         return TransferEnd(transfer.ticket, good, "a file is missing or damaged")
 
     # -- storing ------------------------------------------------------------
@@ -110,11 +112,19 @@ class Disk(BackgroundConnector):
 
     def _saved(self, keys: Sequence[bytes]) -> None:
         self._known.add(keys, monotonic())
+        self.changed(keys, True)
+        if self._files.removed:
+            self._gone([self._files.removed.popleft() for _ in range(len(self._files.removed))])
+
+    def _gone(self, keys: Sequence[bytes]) -> None:
+        """These files are no longer there."""
+        self._known.drop(keys)
+        self.changed(keys, False)
 
     # -- both ---------------------------------------------------------------
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        self._known.drop(keys)
+        self._gone(keys)
         self._writer.do(partial(self._remove_files, tuple(keys)))
 
     def _remove_files(self, keys: tuple[bytes, ...]) -> None:
@@ -122,7 +132,7 @@ class Disk(BackgroundConnector):
             self._files.remove(key)
 
     def _forget_all(self) -> None:
-        self._known.clear()
+        self.changed(self._known.clear(), False)
 
     def _remove_all(self) -> None:
         try:

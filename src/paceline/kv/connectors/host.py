@@ -37,6 +37,7 @@ class Host(Connector):
     """
 
     takes_groups = True
+    medium = "CPU"
 
     def __init__(self, config: ConnectorConfig) -> None:
         super().__init__(config)
@@ -120,6 +121,7 @@ class Host(Connector):
             if oldest is None:
                 return None
             self._free.append(self._ready.pop(oldest))
+            self.changed([oldest], False)
         return self._free.pop()
 
     def _save(self, transfer: Transfer, blocks: list[int], stored: dict[bytes, int]) -> None:
@@ -153,6 +155,7 @@ class Host(Connector):
         if not copy.is_good:
             self.forget([key for key, row in copy.stored.items() if self._coming.get(key) == row])
         stored = {row: key for key, row in copy.stored.items() if self._coming.get(key) == row}
+        self.changed(list(stored.values()), True)
         for row in reversed(copy.rows):
             self._busy[row] -= 1
             if not self._busy[row]:
@@ -166,6 +169,7 @@ class Host(Connector):
                 self._free.append(row)
 
     def forget(self, keys: Sequence[bytes]) -> None:
+        self.changed([key for key in keys if key in self._ready], False)
         for key in keys:
             rows = self._coming if key in self._coming else self._ready
             row = rows.pop(key, None)

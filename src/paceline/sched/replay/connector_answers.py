@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish, Request
-from paceline.kv.connector import Connector, Transfer, TransferEnd
+from paceline.kv.connector import Changed, Connector, Transfer, TransferEnd
 from paceline.kv.fence import TransferTicket
 from paceline.sched.replay.recording import Recording
 from paceline.sched.replay.records import RecordingError, RecordKind, arguments, record
@@ -22,7 +22,11 @@ class RecordedConnector(Connector):
     def __init__(self, connector: Connector, recording: Recording) -> None:
         super().__init__(connector.config)
         self.hands_over, self.takes_groups = connector.hands_over, connector.takes_groups
+        self.medium = connector.medium
         self._connector, self._recording = connector, recording
+
+    def watch(self, changed: Changed) -> None:
+        self._connector.watch(changed)
 
     def check(self, request: Request) -> None:
         self._connector.check(request)
