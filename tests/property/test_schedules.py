@@ -136,6 +136,11 @@ def test_random_schedules_with_a_connector_keep_the_promises() -> None:
         assert seen[trouble], f"no schedule had {trouble}"
 
 
+def test_a_connector_that_is_asked_about_windows_answers_at_last() -> None:
+    """It was asked about every length, and put off every time."""
+    drive(200356, remote=True, grouped=True)
+
+
 def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
     """Among all others, each position has what it reads in every group, and the smallest pool that
     one sequence fits into is enough."""

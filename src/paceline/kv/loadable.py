@@ -25,12 +25,19 @@ class Loadable:
     keys: tuple[bytes, ...]
 
 
+MOST_QUESTIONS = 8  # each may take a connector a while, and windows could ask for every length
+
+
 class Offers:
-    """Finds the first of some blocks that neither the device nor a connector has."""
+    """Finds the first of some blocks that neither the device nor a connector has.
+
+    After `MOST_QUESTIONS`, only the device counts.
+    """
 
     def __init__(self, offer: Offer, on_device: Callable[[bytes], bool]) -> None:
         self._offer, self._on_device = offer, on_device
         self._offered: set[bytes] = set()
+        self._questions = 0
         self.must_ask_later = False  # then what is not known yet counts as there
 
     def first_absent(self, keys: Sequence[bytes]) -> int | None:
@@ -39,6 +46,9 @@ class Offers:
         places = [at for at, key in enumerate(keys) if not here(key) and key not in offered]
         if not places:
             return None
+        if self._questions >= MOST_QUESTIONS:
+            return places[0]
+        self._questions += 1
         wanted = [keys[at] for at in places]
         number = self._offer(wanted, 0)
         if number is None:
