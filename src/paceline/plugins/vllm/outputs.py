@@ -15,7 +15,7 @@ from paceline.core.request import Finish
 from paceline.plugins.vllm.requests import stop_reason
 from paceline.plugins.vllm.worker_steps import Yielded
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.paceline")  # vLLM sets up loggers below its own name
 
 FINISHED = {
     Finish.STOP: RequestStatus.FINISHED_STOPPED,

@@ -29,7 +29,7 @@ from paceline.plugins.vllm.settings import EXPLAIN, EngineLimits, refuse, schedu
 from paceline.plugins.vllm.statistics import EngineStats
 from paceline.plugins.vllm.worker_steps import WorkerStep, WorkerSteps, Yielded
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.paceline")  # vLLM sets up loggers below its own name
 
 COMPILING = "grammar"  # what a request is parked for until its grammar is compiled
 STATUS = {

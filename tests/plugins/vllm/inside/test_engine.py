@@ -9,6 +9,7 @@ from vllm import LLM, SamplingParams
 from vllm.v1.executor import uniproc_executor
 
 from paceline.core.errors import ConfigError
+from paceline.plugins.vllm import scheduler as plugin
 from tests.plugins.vllm.inside.oracle_executor import VOCABULARY, OracleExecutor, answer
 
 OURS = "paceline.plugins.vllm.PacelineScheduler"
@@ -188,7 +189,9 @@ def test_a_request_that_can_never_run_ends_with_an_error(model: str) -> None:
     assert outputs[2].outputs[0].token_ids == answer(asked[2]["prompt_token_ids"], 4)
 
 
-def test_the_life_of_a_request_is_explained(model: str) -> None:
+def test_the_life_of_a_request_is_explained(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(plugin.logger, "info", lambda text, *args: logged.append(text % args))
     llm = make(model, additional_config={"paceline": {"policy": "fair", "explain_over_s": 1e-9}})
     params = SamplingParams(
         max_tokens=4, ignore_eos=True, extra_args={"tenant": "team-7"}, detokenize=False
@@ -197,6 +200,7 @@ def test_the_life_of_a_request_is_explained(model: str) -> None:
     told = scheduler(llm).explain(output.request_id)
     assert "3 tokens of prompt, at most 4 new" in told
     assert "first token" in told
+    assert logged[-1] == told
 
 
 @pytest.mark.parametrize(
