@@ -28,7 +28,6 @@ from paceline.wiring.images import load_images
 from paceline.wiring.kv_events_config import kv_events_in, record_events
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.ranked_device import RankedDevice
-from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
 from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
@@ -93,7 +92,6 @@ def build(
         connector=connector,
         blocks=connect(connector, scheduler, runner),
         trace=record.trace,
-        ranks=runner.ranks if isinstance(runner, RankedRunner) else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Rank 0 of a model: a runner whose plans go to the other ranks too."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,10 @@ class RankedRunner:
 
     def is_lost(self) -> bool:
         return self.ranks.are_lost or self._runner.is_lost()
+
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Call `report` with the reason if a rank is gone, whether or not a step runs."""
+        self.ranks.watch(report)
 
     def close(self) -> None:
         self._runner.close()

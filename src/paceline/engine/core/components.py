@@ -11,7 +11,7 @@ from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.observers import all_of
-from paceline.engine.core.ports import PromptImages, Runner, StepObserver, WatchedProcesses
+from paceline.engine.core.ports import PromptImages, Runner, StepObserver, WatchedRunner
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
@@ -41,7 +41,6 @@ class EngineComponents:
     connector: Connector | None = None  # the scheduler has it too
     blocks: BlockStore | None = None  # that it reads and writes
     trace: str = ""  # a file for a timeline; an empty name: none
-    ranks: WatchedProcesses | None = None  # None: the runner is in this process alone
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -62,8 +61,8 @@ class EngineComponents:
             except Exception:
                 observer.close()
                 raise
-        if self.ranks is not None:
-            self.ranks.watch(engine.lose_runner)
+        if isinstance(self.runner, WatchedRunner):
+            self.runner.watch(engine.lose_runner)
         return engine
 
     def _observer(self) -> StepObserver:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import PacelineError
@@ -39,8 +39,9 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class WatchedProcesses(Protocol):
-    """Processes that a runner needs."""
+@runtime_checkable
+class WatchedRunner(Protocol):
+    """A runner that needs other processes."""
 
     def watch(self, report: Callable[[str], None]) -> None:
         """Call `report`, on any thread, with the reason if one of them is gone."""

@@ -191,7 +191,6 @@ class CudaModel:
         if self.images is not None:
             table = torch.cat((table, table.new_zeros(item_rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table)
-        self.item_table = table[self.first_item_id :]
         self.item_tokens = table.new_zeros(len(self.item_table), dtype=torch.int32)
         turns = {
             rope: TurnTable(rope, max_model_len + 1, factory.device)
@@ -269,6 +268,11 @@ class CudaModel:
         row = (tokens - self.first_item_id).clamp(min=0)
         instead = self.item_tokens.index_select(0, row)
         return torch.where(tokens < self.first_item_id, tokens, instead)
+
+    @property
+    def item_table(self) -> Tensor:
+        """Room for embeddings of images, [item_rows, width]."""
+        return self._embedding[self.first_item_id :]
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id, as the residual stream begins, [vocab, width]; then
