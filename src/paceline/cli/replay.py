@@ -13,7 +13,7 @@ import typer
 from paceline.cli.command import os_problem
 from paceline.cli.request_lives import RequestLives
 from paceline.core.errors import RequestError
-from paceline.core.plan import NO_OUTPUTS, Plan
+from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.ports import StepObserver
 from paceline.engine.trace.step_trace import StepTrace
@@ -102,11 +102,11 @@ def timeline(replay: Replay, path: Path | None) -> Generator[StepObserver]:
         yield NOT_OBSERVED
         return
     file = TraceFile(path, f"paceline, recorded in {replay.reader.path.name}")
-    trace = StepTrace(file, replay.scheduler, lambda: replay.scheduler.state.now)
+    trace = StepTrace(file, replay.scheduler, lambda: replay.now)
 
-    def committed(plan: Plan) -> None:
+    def committed(plan: Plan, outputs: Outputs) -> None:
         trace.landed(plan)
-        trace.committed(plan, NO_OUTPUTS)
+        trace.committed(plan, outputs)
 
     replay.on_commit = committed
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.arrays import I32
 from paceline.core.errors import ConfigError
 from paceline.core.events import Happened
-from paceline.core.plan import Outputs
+from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Finish, Sequence, child_label
 from paceline.core.speculation_config import SpeculationConfig
 from paceline.sched.replay.records import MAGIC, RecordingError
@@ -63,8 +63,9 @@ class RecordedRequests(Replay):
         self.ended: list[RecordedRequest] = []
         self._new: dict[str, list[I32]] = {}  # tokens of open requests
         self._taken: set[str] = set()
+        self.on_commit = self._keep_tokens
 
-    def committed(self, outputs: Outputs) -> None:
+    def _keep_tokens(self, _: Plan, outputs: Outputs) -> None:
         names, children = outputs.request_id.tolist(), outputs.child.tolist()
         new = outputs.ids, outputs.count.tolist()
         for name, child, ids, count in zip(names, children, *new, strict=True):

@@ -92,7 +92,7 @@ class Replay:
 
     While `divergence` is None, every plan so far whose digest is in the file came out
     identical, bit for bit. `scheduler` is in the state that the recorded scheduler had
-    after the last replayed call.
+    after the last replayed call. `on_commit` is called after each commit.
     """
 
     def __init__(self, *paths: str | PathLike[str]) -> None:
@@ -114,7 +114,7 @@ class Replay:
         self._parts: list[ResultPart] = []  # of the commit to come
         self._counts = Counter[str]()  # verified plans, requests, and refused calls
         self._calls = self._call_table()
-        self.on_commit: Callable[[Plan], None] = lambda plan: None  # called after each commit
+        self.on_commit: Callable[[Plan, Outputs], None] = lambda plan, outputs: None
 
     def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
         """How each kind of call is made."""
@@ -160,6 +160,11 @@ class Replay:
             swapped_out_blocks=stats.swapped_out_blocks - before.swapped_out_blocks,
             forks=stats.forks - before.forks,
         )
+
+    @property
+    def now(self) -> float:
+        """The time of the last replayed call, in seconds on the clock of the recorded run."""
+        return self.scheduler.state.now
 
     @property
     def steps_before(self) -> int:
@@ -231,12 +236,9 @@ class Replay:
         for added_to in self._parts:
             result = added_to(result)
         self._parts.clear()
-        self.committed(self.scheduler.commit(plan, result, made.now))
+        outputs = self.scheduler.commit(plan, result, made.now)
         self._flight.committed(made.step)
-        self.on_commit(plan)
-
-    def committed(self, outputs: Outputs) -> None:
-        """What the commit of a step returned, for a subclass that wants the tokens."""
+        self.on_commit(plan, outputs)
 
     def _score(self, payload: bytes) -> None:
         self._parts.append(ResultScores.decoded(payload).added_to)
