@@ -114,10 +114,10 @@ def decode(
         total = tl.where(is_first, 1.0, total)
     if NEW:
         if BY_ROW:
-            place = row
+            turned_at = row
         else:
-            place = end - 1
-        angle = turns + place.to(tl.int64) * DIM
+            turned_at = end - 1
+        angle = turns + turned_at.to(tl.int64) * DIM
         q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
