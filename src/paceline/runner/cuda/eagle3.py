@@ -112,7 +112,7 @@ class ObservedModel(CudaModel):
     """A model, and a head that reads what some of its layers read."""
 
     def __init__(self, model: CudaModel, drafter: CudaEagle3, layers: tuple[int, ...]) -> None:
-        self.config, self.dtype = model.config, model.dtype
+        self.config, self.dtype, self.group = model.config, model.dtype, model.group
         self._main, self._drafter, self._read = model, drafter, layers
 
     def forward(
