@@ -73,8 +73,9 @@ def test_the_log_names_the_sampling_defaults_of_the_model(
 ) -> None:
     recommended = {"temperature": 0.6, "max_new_tokens": 9}
     vocabulary = replace(bytes_as_tokens(256, ""), recommended=recommended)
-    found = serving.ServedModel(Loaded(), Tokenizer(vocabulary), None)
-    monkeypatch.setattr(serving, "loaded", lambda *_: found)
+    monkeypatch.setattr(serving, "loaded_core", lambda *_: (Loaded(), ""))
+    monkeypatch.setattr(serving, "load_tokenizer", lambda *_: Tokenizer(vocabulary))
+    monkeypatch.setattr(serving, "load_images", lambda *_: None)
     applied: list[SamplingParams] = []
 
     async def serve(app: FastAPI, *_: Any) -> None:

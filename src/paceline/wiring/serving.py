@@ -16,7 +16,9 @@ from time import monotonic
 from types import NoneType
 from typing import Any
 
-from paceline.core.config import LoadConfig, LoadFormat
+from fastapi import FastAPI
+
+from paceline.core.config import LoadConfig
 from paceline.core.cores import usable_cores
 from paceline.core.garbage import keep_heap
 from paceline.engine.core.components import factory_named
@@ -27,6 +29,7 @@ from paceline.engine.core.several_cores import SeveralCores
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
+from paceline.engine.sampling_rules import SamplingRules
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.engine.streaming import StreamingEngine
 from paceline.hub.catalogue import DEFAULT
@@ -86,23 +89,14 @@ def serve(
     if chosen.api_server_count > 1:
         serve_by_several(model, (host, port, uds), chosen, progress, settings)
         return
-    labels, given = cache_labels(settings), plain(settings)
     with exit_on_sigterm():  # until the server handles signals
-        load = part_of(LoadConfig, settings)
         found = loaded(model, progress, settings)
-    core, tokenizer = found.core, found.tokenizer
-    rules = sampling_rules(tokenizer, load)
-    log_rules(rules)
+    log_rules(found.rules)
 
     async def main() -> None:
-        metrics = [Metrics() for _ in range(core.ready().engines)]
-        frontend = Frontend(tokenizer, ChatTemplate.of(tokenizer), monotonic, rules, metrics)
-        frontend.images = found.images
-        engine = StreamingEngine(core, frontend)
+        engine = found.engine()
         try:
-            app = create_app(engine, model, tokenizer, chosen)
-            context: ServerContext = app.state.context
-            context.cache_labels, context.given_settings = labels, given
+            app = found.application(engine, model, chosen)
             keep_heap()
             await http.serve(app, host, port, uds)
         finally:
@@ -202,20 +196,40 @@ class ServedModel:
     core: Core
     tokenizer: Tokenizer
     images: PromptImages | None
+    rules: SamplingRules
+    labels: dict[str, Any]  # of the metric cache_config_info
+    given: dict[str, Any]  # settings
+
+    def engine(self) -> StreamingEngine:
+        """An engine for the event loop that runs; the caller shuts it down."""
+        metrics = [Metrics() for _ in range(self.core.ready().engines)]
+        template = ChatTemplate.of(self.tokenizer)
+        frontend = Frontend(self.tokenizer, template, monotonic, self.rules, metrics)
+        frontend.images = self.images
+        return StreamingEngine(self.core, frontend)
+
+    def application(self, engine: StreamingEngine, model: str, chosen: ServerSettings) -> FastAPI:
+        """The routes over the engine."""
+        app = create_app(engine, model, self.tokenizer, chosen)
+        context: ServerContext = app.state.context
+        context.cache_labels, context.given_settings = self.labels, self.given
+        return app
 
 
 def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> ServedModel:
     """Load a model."""
-    form: LoadFormat = settings.get("load_format", "auto")
+    labels, given = cache_labels(settings), plain(settings)
+    load = part_of(LoadConfig, settings)
     core, path = loaded_core(model, progress, settings)
     try:
-        tokenizer = load_tokenizer(path, form, settings.get("chat_template", ""))
-        images = load_images(path, tokenizer, part_of(LoadConfig, settings))
+        tokenizer = load_tokenizer(path, load.load_format, load.chat_template)
+        images = load_images(path, tokenizer, load)
+        rules = sampling_rules(tokenizer, load)
     except BaseException:
         core.close()
         raise
     log_template(tokenizer)
-    return ServedModel(core, tokenizer, images)
+    return ServedModel(core, tokenizer, images, rules, labels, given)
 
 
 def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, str]:
