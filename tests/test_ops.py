@@ -15,7 +15,12 @@ from tests.server.support import on_its_own_server
 
 OPS = Path(__file__).parents[1] / "ops"
 MANIFESTS = sorted(OPS.glob("kubernetes/*.yaml"))
-CUSTOM = ("kustomize.config.k8s.io", "inference.networking.k8s.io", "gateway.networking.k8s.io")
+CUSTOM = (
+    "kustomize.config.k8s.io",
+    "inference.networking.k8s.io",
+    "gateway.networking.k8s.io",
+    "ray.io",
+)
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

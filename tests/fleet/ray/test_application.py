@@ -132,9 +132,7 @@ def test_replicas_are_added_and_removed(cluster: RayCluster) -> None:
                 assert cluster.post(f"{number} load", max_tokens=300).status_code == 200
 
         list(clients.map(ask, range(8)))
-    streams = [
-        cluster.stream(prompt_of(group, 0), max_tokens=LONGEST - 200) for group in range(GROUPS)
-    ]
+    streams = [cluster.stream(prompt_of(group, 0), max_tokens=200) for group in range(GROUPS)]
     with ExitStack() as opened:
         events = [opened.enter_context(one) for one in streams]
         for one in events:
@@ -149,7 +147,7 @@ def test_replicas_are_added_and_removed(cluster: RayCluster) -> None:
 @long
 def test_a_replica_drains(cluster: RayCluster) -> None:
     """The application is deleted; the stream that is open goes on to its end."""
-    with cluster.stream("drain", max_tokens=1000) as events:
+    with cluster.stream("drain", max_tokens=500) as events:
         next(events)
         cluster.obey(stop=1)
         last = [*events][-1]
