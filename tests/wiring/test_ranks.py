@@ -6,17 +6,19 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from paceline import LLM, Request, SamplingParams, Scheduler
 from paceline.core.config import LoadConfig
-from paceline.core.errors import ConfigError, RequestFailed
+from paceline.core.errors import ConfigError, DeviceLost, RequestFailed
 from paceline.core.sampling import Sampling
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.settings import CoreSettings
+from paceline.runner.parallel.group import RankGroup
 from paceline.wiring import cpu
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.model import find_checkpoint
@@ -181,6 +183,23 @@ def test_a_core_whose_rank_is_killed_is_restarted_and_ranks_end_with_their_core(
         until(lambda: is_gone(rank))
     finally:
         core.close()
+
+
+def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks, connected = RankProcesses(1), Event()
+
+    def connect(*_: Any) -> None:
+        ranks._lose(DeviceLost("rank 1 is gone"))
+        connected.wait(5)
+
+    monkeypatch.setattr(RankGroup, "through_file", connect)
+    with pytest.raises(DeviceLost, match="rank 1 is gone"):
+        ranks.build("a model", {}, OWN, "gloo")
+    assert not connected.is_set()
+    connected.set()
+    ranks.close()
 
 
 # -- what does not go with ranks --------------------------------------------

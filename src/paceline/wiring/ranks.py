@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -66,9 +67,28 @@ class RankProcesses:
             self._connecting = 0
         self.check()
         connect = partial(RankGroup.through_file, Shard(0, self._size), store, backend)
-        group: RankGroup = self.guarded(connect)
+        group: RankGroup = self.guarded(partial(self._unless_lost, connect))
         self._group = group
         return group
+
+    def _unless_lost(self, work: Callable[[], Any]) -> Any:
+        """What the work returns. If a rank is gone, and the work may wait for it, raise the
+        error at once."""
+        found: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(work())
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                found.set_exception(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        Thread(target=run, name="connecting", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._fault or found.done())
+        self.check()
+        return found.result()
 
     def send(self, plan: Plan) -> None:
         """Let every rank run a plan."""
