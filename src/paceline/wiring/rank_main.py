@@ -3,6 +3,7 @@
 import logging
 import sys
 from importlib import import_module
+from time import sleep
 from typing import Any
 
 import zmq
@@ -15,11 +16,12 @@ from paceline.engine.core.ports import Runner
 from paceline.engine.core.process_main import Outbox, bound_to_parent
 from paceline.engine.core.wire import Close, Died, EncodedError, Ready
 from paceline.hub.progress import silent
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from paceline.runner.parallel.shard import Shard
 from paceline.wiring.model import find_checkpoint
 from paceline.wiring.rank_wire import BuildRank, ToRank, to_rank
 
+PATIENCE_S = 2.0  # for the parent to notice that another rank is gone, after an exchange failed
 IN_FLIGHT = 2  # steps, so that a GPU has the next one before it has ended one
 
 log = logging.getLogger("paceline.wiring.rank_main")  # its name is __main__ here
@@ -35,6 +37,9 @@ def main(address: str) -> None:
         status = 0
     except PacelineError as error:
         outbox.send(Ready(fault=EncodedError.of(error)))
+    except ExchangeFailed as error:
+        sleep(PATIENCE_S)  # the parent ends this rank once it knows which one is gone
+        outbox.send(Died(f"{type(error).__name__}: {error}"))
     except Exception as error:
         log.exception("this rank has failed")
         outbox.send(Died(f"{type(error).__name__}: {error}"))

@@ -1,8 +1,9 @@
 """What ranks exchange."""
 
+import pytest
 import torch
 
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from tests.runner.parallel.ranks import on_ranks
 
 
@@ -24,3 +25,15 @@ def test_what_rank_0_has_reaches_every_rank() -> None:
         )
 
     assert on_ranks(2, work) == [([7], 8), ([7], 8)]
+
+
+def test_an_exchange_with_a_rank_that_is_gone_fails() -> None:
+    def work(group: RankGroup) -> None:
+        group.least(0)  # both are connected
+        if group.is_first:
+            with pytest.raises(ExchangeFailed):
+                group.sum(torch.ones(2))
+        else:
+            del group._group
+
+    on_ranks(2, work)

@@ -1,5 +1,6 @@
 """The ranks of a model, and what they exchange while they compute a step."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,10 @@ from paceline.runner.parallel.shard import Shard
 dist: Any = distributed  # its stubs lack what lies below torch's global groups
 HOST = "127.0.0.1"  # all ranks are on one machine
 TIMEOUT = timedelta(minutes=10)  # of one exchange; a rank may compile kernels meanwhile
+
+
+class ExchangeFailed(RuntimeError):
+    """Another rank is gone, or does not answer: the reason is to be found there."""
 
 
 class RankGroup:
@@ -38,7 +43,7 @@ class RankGroup:
 
     def sum(self, part: Tensor) -> Tensor:
         """Add up the parts of all ranks, in place."""
-        self._group.allreduce([part]).wait()
+        self._exchange(self._group.allreduce, [part])
         return part
 
     def least(self, number: int) -> int:
@@ -46,7 +51,7 @@ class RankGroup:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         found = torch.tensor([number], device=self._device)
-        self._group.allreduce([found], options).wait()
+        self._exchange(self._group.allreduce, [found], options)
         return int(found)
 
     def gather(self, columns: Tensor) -> Tensor:
@@ -55,23 +60,29 @@ class RankGroup:
         options.rootRank = 0
         part = columns.contiguous()
         if not self.is_first:
-            self._group.gather([], [part], options).wait()
+            self._exchange(self._group.gather, [], [part], options)
             return columns[:, :0]
         parts = [torch.empty_like(part) for _ in range(self.shard.size)]
-        self._group.gather([parts], [part], options).wait()
+        self._exchange(self._group.gather, [parts], [part], options)
         return torch.cat(parts, dim=1)
 
     def share(self, tensor: Tensor) -> Tensor:
         """Give all ranks what rank 0 has, in place."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([tensor], options).wait()
+        self._exchange(self._group.broadcast, [tensor], options)
         return tensor
 
     def abort(self) -> None:
         """End exchanges that wait for a rank that is gone; gloo notices that by itself."""
         if self.backend == "nccl":
             self._group.abort()
+
+    def _exchange(self, begin: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            begin(*arguments).wait()
+        except RuntimeError as error:
+            raise ExchangeFailed(str(error)) from error
 
     @property
     def _device(self) -> torch.device:
