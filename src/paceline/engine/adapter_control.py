@@ -40,6 +40,12 @@ def load_question(name: str, path: str, in_place: bool = False) -> Question:
     return Question("load_adapter", json.dumps([name, path, in_place]))
 
 
+def in_place(question: Question) -> Question:
+    """The same load, which may replace an adapter of that name."""
+    name, path, _ = json.loads(question.argument)
+    return load_question(name, path, in_place=True)
+
+
 def loaded_name(question: Question) -> str:
     """The name in a question about loading or unloading."""
     is_load = question.verb == "load_adapter"

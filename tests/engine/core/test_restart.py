@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from errno import ENOMEM
 from threading import Event
 from time import monotonic
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.engine.adapter_control import load_question
 from paceline.engine.core import restart as restarting
-from paceline.engine.core.messages import Capacity, Delivery, EngineFailed
+from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
@@ -162,6 +164,7 @@ class Puppet:
     def __init__(self) -> None:
         self.receiver: Receiver | None = None
         self.aborted: list[tuple[str, int | None]] = []
+        self.asked: list[Question] = []
         self.closed = Event()
 
     def ready(self) -> Capacity:
@@ -172,6 +175,12 @@ class Puppet:
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self.aborted.append((request_id, child))
+
+    def ask(self, question: Question) -> Future[Any]:
+        self.asked.append(question)
+        answer: Future[Any] = Future()
+        answer.set_result(None)
+        return answer
 
     def healthy(self) -> str | None:
         return None
@@ -227,6 +236,17 @@ def test_one_that_died_is_closed_and_the_next_takes_its_place(
     assert [one.getMessage() for one in caplog.records] == ["gone", "the engine has been restarted"]
     puppets.core.abort("a", 1)
     assert puppets.made[1].aborted == [("a", 1)]
+    puppets.core.close()
+
+
+def test_the_next_one_serves_the_adapter_that_was_loaded_last_under_a_name() -> None:
+    """It may have another one of that name from the start, which the settings name."""
+    puppets = Puppets()
+    puppets.core.ask(Question("unload_adapter", "a"))
+    puppets.core.ask(load_question("a", "/new"))
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.made[1].asked == [load_question("a", "/new", in_place=True)]
     puppets.core.close()
 
 

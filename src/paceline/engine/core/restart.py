@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
-from paceline.engine.adapter_control import loaded_name
+from paceline.engine.adapter_control import in_place, loaded_name
 from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.process import ProcessCore
@@ -91,7 +91,7 @@ class RestartingCore:
         subject = subject_of(question)
         with self._lock:
             self._controls.pop(subject, None)
-            self._controls[subject] = question
+            self._controls[subject] = for_a_new_core(question)
             present = not self._trouble
         if ask and present:
             with suppress(EngineFailed):
@@ -202,3 +202,8 @@ def subject_of(question: Question) -> str:
     if question.verb in ("pause", "resume"):
         return "pause"
     return f"adapter {loaded_name(question)}"
+
+
+def for_a_new_core(question: Question) -> Question:
+    """A new core may have loaded another adapter of that name at its start, by its settings."""
+    return in_place(question) if question.verb == "load_adapter" else question
