@@ -7,6 +7,7 @@ import pytest
 from paceline import Scheduler, StepResult
 from paceline.core.errors import ConfigError, PluginError
 from paceline.core.events import Happened
+from tests.property.replica import Replica
 from tests.sched.scripted_connector import ScriptedConnector
 from tests.sched.support import PROMPT, answer, ask, commit, small, step
 
@@ -216,6 +217,26 @@ def test_loaded_blocks_are_held_by_no_request() -> None:
         connector.end_all()
         step(scheduler)
     assert scheduler.idle
+
+
+def test_blocks_that_were_loaded_behind_blocks_of_a_lost_step_are_not_kept() -> None:
+    """A consumer of events would get them before their parent."""
+    scheduler, connector = loading(supply=0, enable_kv_cache_events=True)
+    scheduler.submit(ask("a", PROMPT[:9]), 0.0)
+    lost = scheduler.plan(0.0)
+    connector.supply = 3
+    scheduler.submit(ask("b", PROMPT), 0.0)
+    scheduler.plan(0.0)
+    connector.supply = 0
+    scheduler.retry(lost, 0.0)
+    plan = scheduler.plan(0.0)  # the load behind the two blocks of `a` begins
+    assert [load.first for load in connector.fetched] == [2]
+    connector.end_all()
+    scheduler.plan(0.0)
+    commit(scheduler, plan)
+    replica = Replica(block_size=4)
+    replica.apply(scheduler.cache_events())
+    assert len(replica.keys) == 2
 
 
 def test_a_request_whose_loaded_blocks_were_evicted_loads_once_more_and_computes_then() -> None:

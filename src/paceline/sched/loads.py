@@ -230,6 +230,8 @@ class Loads:
     def _settle(self, load: BlockLoad, end: TransferEnd) -> list[Overdue]:
         state, transfer = self._state, load.transfer
         good = len(transfer.blocks) if end.bad is None else end.bad
+        if not self._has_rest(load):
+            good = 0
         if good:
             blocks = list(transfer.blocks[:good])
             state.cache.index.adopt(load.content, list(transfer.keys[:good]), blocks)
@@ -258,6 +260,13 @@ class Loads:
             else:
                 self._give_up(loader, sequence, reason)
         return failed
+
+    def _has_rest(self, load: BlockLoad) -> bool:
+        """Does the device still have the blocks of the prefix that were not loaded? A step that was
+        to fill them may have failed meanwhile; what follows them is not found without them."""
+        cache, loaded = self._state.cache, {*load.transfer.keys}
+        read = cache.index.read_keys(load.content, len(load.content.tokens))
+        return all(cache.pool.has(key) for key in read if key not in loaded)
 
     def _give_up(self, loader: Loader, sequence: Sequence, cause: str) -> None:
         """Let a request compute what the device lacks."""
