@@ -35,6 +35,17 @@ def test_nothing_holds() -> None:
     assert found.best is None
 
 
+def test_no_more_replicas_are_tried_than_there_are_requests() -> None:
+    found = replicas_needed(Experiment(load(3), model()), LatencyLimits({"ttft": 1e-6}), 1)
+    assert found.best is None
+    assert [one.tried for one in found.trials] == [1, 2, 3]
+
+
+def test_a_load_needs_a_rate() -> None:
+    with pytest.raises(ConfigError, match="all 1 requests of the load come at the same time"):
+        highest_rate(Experiment(load(1), model()), LIMITS)
+
+
 @pytest.mark.parametrize("limits", [{}, {"ttft": 0.0}])
 def test_wrong_limits(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"--ttft-p99|must be positive"):

@@ -105,11 +105,15 @@ def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float)
         tokens = number(rate.best.figures.output_tokens_per_s)
         print(f"One replica holds {rate.best.tried:.3g} requests/s, {tokens} output tokens/s.")
     if replicas is not None:
-        count = "more replicas than were tried" if replicas.best is None else ""
-        if replicas.best is not None:
-            number_of = int(replicas.best.tried)
-            count = f"{number_of} replica" if number_of == 1 else f"{number_of} replicas"
-        print(f"The load has {own_rate:.3g} requests/s and needs {count}.")
+        best, most = replicas.best, int(replicas.trials[-1].tried)
+        answer = f"; even {count_of(most)} do not keep the limits"
+        if best is not None:
+            answer = f" and needs {count_of(int(best.tried))}"
+        print(f"The load has {own_rate:.3g} requests/s{answer}.")
+
+
+def count_of(replicas: int) -> str:
+    return f"{replicas:,} replica" if replicas == 1 else f"{replicas:,} replicas"
 
 
 COLUMNS = ("requests/s", "TTFT p99, ms", "ITL p99, ms", "tokens/s", "limit that breaks")

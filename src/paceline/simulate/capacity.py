@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 
 from paceline.core.errors import ConfigError
 from paceline.simulate.experiment import Experiment, Variant, in_processes
@@ -70,6 +70,11 @@ def highest_rate(
 ) -> CapacityAnswer:
     """By bisection, between a rate that holds and one that does not, in requests per second."""
     load = experiment.source.workload()
+    if not load.has_rate:
+        raise ConfigError(
+            f"all {len(load.requests):,} requests of the load come at the same time, so it has no "
+            "rate; give a load in which they come one after the other"
+        )
     trials: list[Trial] = []
 
     def holds(rate: float) -> bool:
@@ -110,14 +115,15 @@ def replicas_needed(experiment: Experiment, limits: LatencyLimits, jobs: int) ->
             trials[replicas] = tried(experiment, limits, load, replicas, jobs)
         return not trials[replicas].broken
 
-    high = next((2**power for power in count() if 2**power >= MOST_REPLICAS or holds(2**power)), 1)
-    low = high // 2
+    conversations = sum(one.follows < 0 for one in load.requests)
+    most = min(conversations, MOST_REPLICAS)  # more of them would have nothing to do
+    powers = takewhile(lambda number: number < most, (2**power for power in count()))
+    high = next((number for number in (*powers, most) if holds(number)), 0)
+    low = max((number for number in trials if number < high), default=0)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
-    best = trials.get(high)
-    held = best if best is not None and not best.broken else None
-    return CapacityAnswer(held, tuple(trials[number] for number in sorted(trials)))
+    return CapacityAnswer(trials.get(high), tuple(trials[number] for number in sorted(trials)))
 
 
 def tried(

@@ -27,6 +27,11 @@ class Workload:
     outputs: Mapping[str, I32] = field(default_factory=dict[str, I32])
 
     @property
+    def has_rate(self) -> bool:
+        """Do requests come at different times?"""
+        return len({one.at_s for one in self.requests if one.follows < 0}) > 1
+
+    @property
     def rate(self) -> float:
         """Requests per second, over the time in which they come."""
         times = [one.at_s for one in self.requests if one.follows < 0]
