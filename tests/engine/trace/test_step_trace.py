@@ -108,3 +108,11 @@ def test_a_full_disk_ends_the_trace_alone(caplog: pytest.LogCaptureFixture) -> N
         file.close()
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
+
+
+def test_the_trace_of_an_engine_that_died_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("of the engine that died")
+    StepTrace.writing(str(path), Scheduler.create()).close()
+    assert json.loads(path.read_text())
+    assert (tmp_path / "trace-before.json").read_text() == "of the engine that died"

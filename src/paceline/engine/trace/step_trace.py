@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -10,7 +11,7 @@ from paceline.core.events import Happened, Moment
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.ports import StepObserver
-from paceline.engine.trace.trace_file import TraceFile
+from paceline.engine.trace.trace_file import TraceFile, keep_earlier
 from paceline.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class StepTrace(StepObserver):
     def writing(cls, path: str, scheduler: Scheduler) -> StepObserver:
         """An observer that writes a file. If that fails, a warning says so, and none is written."""
         try:
+            keep_earlier(Path(path))
             return cls(TraceFile(path, "paceline"), scheduler)
         except OSError as error:
             log.warning("cannot write a trace to %s: %s; the engine runs without", path, error)

@@ -89,5 +89,12 @@ class TraceFile:
             log.warning("the trace in %s ends here: %s", self._path, error)
 
 
+def keep_earlier(path: Path) -> None:
+    """Rename a file that is in the way, so that an engine that is restarted keeps the trace of the
+    one that died. A device or a pipe stays."""
+    if path.is_file() and path.stat().st_size:
+        path.replace(path.with_stem(f"{path.stem}-before"))
+
+
 def micros(seconds: float) -> float:
     return round(seconds * 1e6, 3)
