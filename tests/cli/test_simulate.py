@@ -89,6 +89,16 @@ def test_a_recording_goes_straight_in(folder: Path, capsys: pytest.CaptureFixtur
         assert expected in said
 
 
+def test_requests_that_do_not_complete_have_no_mean(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--policies", "fcfs", "--timeout", "0.3", "--jobs", "1"]
+    assert called(folder, "compare", str(folder / "run.paceline"), *arguments) == 0
+    said = capsys.readouterr().out
+    assert "over 4 requests that completed" in said
+    assert "nan" not in said
+
+
 def test_a_matrix_of_policies_and_settings(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +132,7 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "--rate", "fast"], "'fast' is no rate"),
         (["simulate", "--input-len", "x"], "'x' is no length"),
         (["simulate", "--tenants", "a=x"], "is not NAME or NAME=SHARE"),
+        (["simulate", "--tenants", "a=inf"], "needs a name and a positive, finite share"),
         (["simulate", "--goodput", "x:1"], "no target 'x'"),
         (["compare", "trace.jsonl", "--policies", "fcfs,x"], "no policy 'x'"),
         (["capacity", "trace.jsonl"], "--ttft-p99 0.5"),

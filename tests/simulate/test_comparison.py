@@ -1,6 +1,7 @@
 """Who gains, and at whose expense."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,4 +92,7 @@ def test_the_page(results: Sequence[VariantResult]) -> None:
     text = comparison_page("compared", results)
     assert text.count("<circle") == 2
     assert "at the expense of" in text
+    named = [replace(one, tenants=[f"<{name}>" for name in one.tenants]) for one in results]
+    assert "tenant &lt;" in comparison_page("compared", named)
+    assert "tenant <" not in comparison_page("compared", named)
     assert np.isfinite(results[0].e2e_s).all()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Annotated, Any
 
 import typer
@@ -115,7 +116,8 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
         return
     ids = results[0].ids
     recorded = [source.times[name].e2e_s for name in ids]
-    known = [(one, own) for one, own in zip(recorded, results[0].e2e_s, strict=True) if one]
+    pairs = zip(recorded, results[0].e2e_s.tolist(), strict=True)
+    known = [(then, now) for then, now in pairs if then is not None and not isnan(now)]
     if known:
         then, now = (sum(column) / len(known) for column in zip(*known, strict=True))
         print(f"recorded: {then:.3g} s end to end on average; simulated as {results[0].name}:")

@@ -45,8 +45,8 @@ def shares(pairs: list[str]) -> dict[str, float]:
             found[name] = float(share) if equals else 1.0
         except ValueError:
             raise WrongOption(f"--tenants {pair!r} is not NAME or NAME=SHARE") from None
-        if not name or not found[name] > 0:
-            raise WrongOption(f"--tenants {pair!r} needs a name and a positive share")
+        if not name or not 0 < found[name] < inf:
+            raise WrongOption(f"--tenants {pair!r} needs a name and a positive, finite share")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def comparison_page(title: str, results: Sequence[VariantResult]) -> str:
     points = {one.name: (merit(one)[0], merit(one)[1]) for one in results}
     finite = {name: pair for name, pair in points.items() if pair[1] != float("inf")}
     chart = point_chart("Throughput and latency", "output tokens/s", "TTFT p99, ms", finite)
-    said = "".join(f"<p>{sentence(results[0], one)}</p>" for one in results[1:])
+    said = "".join(f"<p>{escape(sentence(results[0], one))}</p>" for one in results[1:])
     note = "<p>* no other variant has both more throughput and a lower TTFT p99.</p>"
     return page(title, [html_table(COLUMNS, rows_of(results)), note, chart, said])
 

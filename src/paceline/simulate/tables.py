@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from paceline.simulate.cells import COLUMNS, facts, number, spread_cells
 from paceline.simulate.figures import Figures, SimulationReport
@@ -19,7 +20,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for place in said:
         made.add_column(columns[place], justify="right" if place else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(row[place] for place in said))
+        made.add_row(*(Text(row[place]) for place in said))  # names may look like markup
     return made
 
 
