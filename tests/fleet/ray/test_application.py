@@ -47,6 +47,8 @@ def test_the_routes_are_those_of_the_server(cluster: RayCluster) -> None:
     assert whole["text"] == streamed == alone.outputs[0].text
     refused = cluster.post("a prompt", max_tokens=-1)
     assert (refused.status_code, "max_tokens" in refused.text) == (400, True)
+    large = cluster.post("a" * 5_000_000)
+    assert (large.status_code, "body_bytes" in large.text) == (413, True)
     assert cluster.http.get("/nothing").json()["error"]["code"] == "unknown_route"
 
 

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from paceline.server.errors import (
     error_response,
     fault_of,
 )
-from paceline.server.middleware import RequestGuard
+from paceline.server.middleware import BoundedBody
 from paceline.server.schemas.completions import event
 from paceline.server.schemas.messages import message_event
 from paceline.server.settings import ServerSettings
@@ -36,7 +37,10 @@ DIED = "the replica that generated this response has died; send the request agai
 
 
 class Entry:
-    """Has no state but that of its router, so there can be several."""
+    """Has no state but that of its router, so there can be several.
+
+    It bounds bodies. Keys and all else are checked by the application of the replica.
+    """
 
     def __init__(self, engines: DeploymentHandle[Any], server: ServerSettings) -> None:
         self._engines: Any = engines
@@ -44,11 +48,11 @@ class Entry:
         self._server = server
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return RequestGuard(Router(default=self._answer), self._server)
+        return Router(default=self._answer)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await Request(scope, receive).body()
+            body = await Request(scope, BoundedBody(receive, self._server)).body()
             request = ForwardedRequest.of(scope, body)
             if combined := combination_for(scope["path"]):
                 await self._ask_all(request, combined, send)
@@ -56,6 +60,9 @@ class Entry:
                 await self._forward(request, send)
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send)
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            refused = ApiError(UNAVAILABLE, str(error))
+            await error_response(refused, scope["path"])(scope, receive, send)
 
     async def _forward(self, request: ForwardedRequest, send: Send) -> None:
         """Send the response of a replica; of another one if the first dies before it responds."""

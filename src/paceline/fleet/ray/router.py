@@ -1,7 +1,7 @@
 """Chooses a replica for each request: one that had the beginning of its prompt, unless it is
 busy."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from random import Random
 from typing import Any
 
@@ -57,7 +57,7 @@ class PrefixRouter(RequestRouter):
     def _two_of(self, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
         return self._random.sample(replicas, min(2, len(replicas)))
 
-    def _forget_all_but(self, replicas: "set[ReplicaID] | Any") -> None:
+    def _forget_all_but(self, replicas: Set[ReplicaID]) -> None:
         for gone in self._known - replicas:
             self._affinity.forget(gone)
         self._known = set(replicas)
