@@ -106,6 +106,24 @@ def test_a_busy_engine_leaves_requests_to_others() -> None:
     on(use, max_num_queued_reqs=64)
 
 
+def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None:
+    async def use(several: Several) -> None:
+        await several.engine.pause("all")
+        streams = [several.engine.generate(ask("the same prompt", **SHORT)) for _ in range(9)]
+        while len(several.core._placements.open) == 9:
+            await asyncio.sleep(0.002)
+        await several.engine.resume()
+        found = await asyncio.gather(*(one.whole() for one in streams), return_exceptions=True)
+        (refused,) = (one for one in found if isinstance(one, BaseException))
+        assert isinstance(refused, QueueFull)
+        reports = await several.engine.reports()
+        assert [one.request_success["length"] for one in reports] == [4, 4]
+        assert not several.core._placements.open
+        assert several.core._placements._loads == pytest.approx([0, 0])
+
+    on(use, max_num_queued_reqs=4)
+
+
 def test_requests_of_a_dead_engine_move_if_nothing_was_delivered_and_end_otherwise() -> None:
     async def use(several: Several) -> None:
         engine = several.engine

@@ -73,9 +73,9 @@ class Placements:
                 placement.begun = True
         for ended in delivery.ended:
             if ended.child < 0:
-                self._remove(ended.request_id)
+                self.remove(ended.request_id)
         for refused in delivery.refused:
-            self._remove(refused.request_id)
+            self.remove(refused.request_id)
 
     def take_lost(self, engine: int) -> list[Placement]:
         """Remove and return the requests of an engine that died. Its cache is empty."""
@@ -84,7 +84,7 @@ class Placements:
         for one in lost:
             one.begun = one.begun or not self._fresh[engine].issuperset(one.handles)
         for one in lost:
-            self._remove(one.request.id)
+            self.remove(one.request.id)
         return lost
 
     def forget_prefixes(self) -> None:
@@ -92,7 +92,8 @@ class Placements:
         for engine in range(len(self._loads)):
             self._affinity.forget(engine)
 
-    def _remove(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
+        """The engine does not have the request any more."""
         if (placement := self.open.pop(request_id, None)) is not None:
             self._loads[placement.engine] -= placement.load
             self._fresh[placement.engine].difference_update(placement.handles)

@@ -8,11 +8,18 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import PacelineError, RequestError
+from paceline.core.errors import PacelineError, QueueFull, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
 from paceline.engine.core.answers import settle, when_all_done
-from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question, Verb
+from paceline.engine.core.messages import (
+    Capacity,
+    Delivery,
+    EngineFailed,
+    Question,
+    Refused,
+    Verb,
+)
 from paceline.engine.core.placements import Placement, Placements
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.restart import RestartingCore
@@ -54,10 +61,11 @@ class EngineReceiver:
 class SeveralCores:
     """See `ports.Core`. It is healthy while one of its engines is.
 
-    A request goes to the engine with the longest known prefix, unless that one is busy. When an
-    engine dies, its requests are submitted to another one if nothing of them was delivered, once:
-    a request that kills engines must not kill all of them. The others end with an error. With
-    `exits`, the first engine that is not restarted ends the core, otherwise the last one does.
+    A request goes to the engine with the longest known prefix, unless that one is busy. When the
+    queue of that engine is full, or when it dies, the request is submitted to another one if
+    nothing of it was delivered, once: a request that kills engines must not kill all of them. The
+    other requests of a dead engine end with an error. With `exits`, the first engine that is not
+    restarted ends the core, otherwise the last one does.
     """
 
     def __init__(self, cores: Sequence[RestartingCore], exits: bool = False) -> None:
@@ -91,11 +99,11 @@ class SeveralCores:
                 raise RequestError(f"request {request.id!r} is already open; use another id")
             self._place(request, parked)
 
-    def _place(self, request: Request, parked: str, moved: bool = False) -> None:
-        """Submit a request to an engine that is there."""
+    def _place(self, request: Request, parked: str, moved: bool = False, full: int = -1) -> None:
+        """Submit a request to an engine that is there, and is not the one that is full."""
         troubles = self.troubles()
-        serving = [engine for engine, trouble in enumerate(troubles) if not trouble]
-        engines = serving or [*range(len(troubles))]
+        engines = [engine for engine in range(len(troubles)) if engine != full]
+        engines = [engine for engine in engines if not troubles[engine]] or engines
         while True:
             placement = self._placements.chosen(request, engines)
             try:
@@ -205,8 +213,23 @@ class SeveralCores:
 
     def delivered(self, engine: int, delivery: Delivery) -> None:
         with self._lock:
+            if delivery.refused:
+                refused = tuple(one for one in delivery.refused if not self._finds_room(one))
+                delivery = replace(delivery, refused=refused)
             self._placements.delivered(engine, delivery)
         self._deliver(replace(delivery, engine=engine))
+
+    def _finds_room(self, refused: Refused) -> bool:
+        """Submit a request to another engine, once, if the queue of its own is full."""
+        lost = self._placements.open.get(refused.request_id)
+        if lost is None or lost.moved or lost.aborted or not isinstance(refused.error, QueueFull):
+            return False
+        self._placements.remove(refused.request_id)
+        try:
+            self._place(lost.request, lost.parked, moved=True, full=lost.engine)
+        except EngineFailed:
+            return False
+        return True
 
     def engine_died(self, engine: int, reason: str, for_good: bool) -> None:
         """Move the requests of an engine to others, or end them."""
