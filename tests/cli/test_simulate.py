@@ -89,6 +89,17 @@ def test_a_recording_goes_straight_in(folder: Path, capsys: pytest.CaptureFixtur
         assert expected in said
 
 
+def test_a_part_of_a_recording_goes_in(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "cut.paceline"
+    part.write_bytes((folder / "run.paceline").read_bytes()[:-20])
+    assert called(folder, "simulate", str(part), "--num-requests", "3") == 0
+    said = capsys.readouterr().out
+    assert "3 of 3 completed" in said
+    assert "The recording is not complete: it ends inside a record" in said
+
+
 def test_requests_that_do_not_complete_have_no_mean(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

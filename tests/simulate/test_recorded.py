@@ -56,6 +56,22 @@ def test_requests_have_their_lengths_times_and_tenants(recording: Path) -> None:
     assert load.times["r5"].e2e_s is None
 
 
+def test_a_part_of_a_recording(recording: Path) -> None:
+    load = RecordedLoad(recording, count=3, speed=4.0, max_input_len=7, max_output_len=2)
+    work = load.workload()
+    assert [one.at_s for one in work.requests] == [0.0, 0.25, 0.5]
+    assert {(one.input_len, one.output_len) for one in work.requests} == {(7, 2)}
+    assert not load.ending
+
+
+def test_a_recording_that_is_cut_says_so(recording: Path, tmp_path: Path) -> None:
+    part = tmp_path / "cut.paceline"
+    part.write_bytes(recording.read_bytes()[:-20])
+    load = RecordedLoad(part)
+    assert load.workload().requests
+    assert "the file was cut" in load.ending
+
+
 def test_a_recording_runs_under_another_policy(recording: Path) -> None:
     load = RecordedLoad(recording)
     experiment = Experiment(load, model(**load.settings), explained=("r4",))

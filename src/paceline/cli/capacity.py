@@ -87,7 +87,7 @@ def run(options: CapacityOptions) -> int:
     if options.json:
         print(json.dumps(record))
     else:
-        print(*about(model, options.load.name), sep="\n")
+        print(*about(model, options.load.name, source), sep="\n")
         show(rate, replicas, source.workload().rate)
     return int(rate.best is None)
 

@@ -94,7 +94,7 @@ def run(options: CompareOptions) -> int:
     if options.json:
         print(json.dumps(to_dict(results) | {"explained": told}))
     else:
-        print(*about(model, options.load.name), sep="\n")
+        print(*about(model, options.load.name, source), sep="\n")
         show(results, source)
         for name, by_variant in told.items():
             for variant, text in by_variant.items():

@@ -73,7 +73,7 @@ def run(options: SimulateOptions) -> int:
         **report.to_dict(),
         "explained": dict(done.explained),
     }
-    lines = about(model, options.load.name)
+    lines = about(model, options.load.name, source)
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:

@@ -203,10 +203,10 @@ class LoadOptions:
             raise WrongOption("--speed must be positive and finite")
         if self.trace is None:
             return self.synthetic.load(self.num_requests or DEFAULT_COUNT, clients)
+        part = self.num_requests, self.speed, self.max_input_len, self.max_output_len
         if is_recording(self.trace):
-            return RecordedLoad(self.trace, clients)
-        lengths = self.max_input_len, self.max_output_len
-        return TraceLoad(self.trace, self.num_requests, self.speed, *lengths, clients)
+            return RecordedLoad(self.trace, clients, *part)
+        return TraceLoad(self.trace, *part, clients)
 
     @property
     def name(self) -> str:
@@ -271,10 +271,12 @@ class ServerModelOptions:
         return model
 
 
-def about(model: ServerModel, load: str) -> list[str]:
+def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:
     """What is simulated, in sentences."""
     profile = model.profile
     lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
+    if isinstance(source, RecordedLoad) and source.ending:
+        lines.append(f"The recording is not complete: {source.ending}.")
     if profile.source == "estimated":
         lines.append(
             "The step times of this profile are estimated, not measured: `paceline calibrate` "

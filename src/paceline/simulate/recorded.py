@@ -15,10 +15,11 @@ from paceline.core.events import Happened
 from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Finish, Sequence, child_label
 from paceline.core.speculation_config import SpeculationConfig
+from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.records import MAGIC, RecordingError
 from paceline.sched.replay.replayer import Replay
 from paceline.sched.replay.run_reader import files_of_run
-from paceline.simulate.loads import Clients, Workload
+from paceline.simulate.loads import UNCUT, Clients, Workload
 from paceline.simulate.requests import SimulatedRequest
 
 # What a simulation decides by itself, or cannot model.
@@ -53,6 +54,16 @@ class RecordedRequest:
     label: str
     sequence: Sequence
     tokens: I32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadOfRun:
+    """What a recording is read for; `RecordedLoad` says what it is."""
+
+    workload: Workload
+    settings: Mapping[str, Any]
+    times: Mapping[str, RecordedTimes]
+    ending: str
 
 
 class RecordedRequests(Replay):
@@ -106,22 +117,30 @@ class RecordedLoad:
 
     path: Path
     clients: Clients = field(default_factory=Clients)
+    count: int | None = None  # the first so many; None: all
+    speed: float = 1.0
+    max_input_len: int = UNCUT
+    max_output_len: int = UNCUT
 
     def workload(self) -> Workload:
-        return self._found[0]
+        return self._found.workload
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Those of the recorded scheduler, as far as they apply to a simulation."""
-        return self._found[1]
+        return self._found.settings
 
     @property
     def times(self) -> Mapping[str, RecordedTimes]:
         """By request id."""
-        return self._found[2]
+        return self._found.times
 
-    @cached_property
-    def _found(self) -> tuple[Workload, dict[str, Any], dict[str, RecordedTimes]]:
+    @property
+    def ending(self) -> str:
+        """Why not all of the run is in the load; empty if all of it is."""
+        return self._found.ending
+
+    def _replay(self) -> RecordedRequests:
         try:
             replay = RecordedRequests(*files_of_run(self.path))
             replay.read()
@@ -131,8 +150,13 @@ class RecordedLoad:
             raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from None
         if not replay.ended:
             raise ConfigError(f"{self.path}: no request ended in this recording")
+        return replay
+
+    @cached_property
+    def _found(self) -> LoadOfRun:
+        replay = self._replay()
         config = replay.scheduler.config
-        ended = sorted(replay.ended, key=lambda one: one.sequence.arrival)
+        ended = sorted(replay.ended, key=lambda one: one.sequence.arrival)[: self.count]
         begun = ended[0].sequence.arrival
         requests: list[SimulatedRequest] = []
         outputs: dict[str, I32] = {}
@@ -140,10 +164,20 @@ class RecordedLoad:
         for number, one in enumerate(ended):
             made = simulated(one, begun, config.step.max_model_len)
             name = made.id if made.id not in outputs else f"{made.id}#{number}"
-            requests.append(replace(made, id=name))
+            requests.append(self._cut(replace(made, id=name)))
             outputs[name], times[name] = one.tokens, times_of(one.sequence)
         settings = {name: value for name, value in config.to_dict().items() if name not in UNUSED}
-        return Workload(self.clients.of(requests), outputs), settings, times
+        end = replay.reader.ending
+        ending = "" if end in (RecordingEnd.CLOSED, RecordingEnd.UNREAD) else end.value
+        return LoadOfRun(Workload(self.clients.of(requests), outputs), settings, times, ending)
+
+    def _cut(self, one: SimulatedRequest) -> SimulatedRequest:
+        return replace(
+            one,
+            at_s=one.at_s / self.speed,
+            content=one.content[: self.max_input_len],
+            output_len=min(one.output_len, self.max_output_len),
+        )
 
 
 def simulated(recorded: RecordedRequest, begun: float, max_model_len: int) -> SimulatedRequest:
