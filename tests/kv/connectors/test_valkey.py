@@ -227,3 +227,13 @@ def test_a_time_limit_of_zero_is_refused() -> None:
 def test_a_wrong_url_is_named() -> None:
     with pytest.raises(ConfigError, match="url is 'ftp://a'"):
         Attached("ftp://a")
+
+
+def test_an_answer_is_about_the_keys_that_were_asked_for(url: str) -> None:
+    """With windows, a request may ask about other blocks behind the same first one."""
+    one = Attached(url)
+    one.kept(KEYS, [4, 0, 7])
+    assert one.offered(KEYS) == 3
+    assert one.offered((KEYS[0], KEYS[2])) == 2
+    absent = keys_of(8)
+    assert one.offered((KEYS[0], *absent)) == 1

@@ -54,14 +54,14 @@ class Valkey(BackgroundConnector):
             raise ConfigError(f"url is {chosen['url']!r}: {error}") from None
         self._stores = 0  # that have ended
         self._stored: OrderedDict[bytes, None] = OrderedDict()  # keys, least recently used first
-        self._lookups: OrderedDict[tuple[str, bytes], Lookup] = OrderedDict()  # by request and key
+        self._lookups: OrderedDict[tuple[str, int], Lookup] = OrderedDict()  # by request and keys
 
     # -- loading ------------------------------------------------------------
 
     def _offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         if self._health.is_down:
             return 0
-        name = request.id, keys[0]
+        name = request.id, hash(tuple(keys))
         known = self._lookups.get(name)
         if known is not None and known.found is None:
             return None
@@ -84,7 +84,7 @@ class Valkey(BackgroundConnector):
             return self._loads_from.present(self._named(keys))
         return 0
 
-    def _found(self, name: tuple[str, bytes], first: int, number: int) -> None:
+    def _found(self, name: tuple[str, int], first: int, number: int) -> None:
         # The time is when the engine hears of it, so that an answer is fresh after a long step.
         remember(self._lookups, name, Lookup(first, number, monotonic()))
 
