@@ -1,5 +1,6 @@
 """A model on two processes: the same tokens as on one, and what happens when a process is gone."""
 
+import gc
 import json
 import os
 import signal
@@ -183,6 +184,15 @@ def test_a_core_whose_rank_is_killed_is_restarted_and_ranks_end_with_their_core(
         until(lambda: is_gone(rank))
     finally:
         core.close()
+
+
+def test_ranks_that_are_dropped_without_being_closed_end() -> None:
+    ranks = RankProcesses(2)
+    (pid,), (thread,) = ranks.pids, ranks._threads
+    del ranks
+    gc.collect()
+    thread.join(5)
+    assert is_gone(pid)
 
 
 def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(

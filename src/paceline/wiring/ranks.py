@@ -1,7 +1,7 @@
 """The other ranks of a model: processes that are started, watched and ended here."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Condition, Thread
 from typing import Any
+from weakref import finalize, ref
 
 from paceline.core.config import LoadConfig
 from paceline.core.errors import DeviceLost, PacelineError
@@ -44,11 +45,12 @@ class RankProcesses:
         self._folder = TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
         self._ranks = [ChildProcess("paceline.wiring.rank_main") for _ in range(1, size)]
         self._threads = [
-            Thread(target=self._read, args=(rank, child), name=f"rank {rank}", daemon=True)
+            Thread(target=read, args=(ref(self), rank, child), name=f"rank {rank}", daemon=True)
             for rank, child in enumerate(self._ranks, 1)
         ]
         for thread in self._threads:
             thread.start()
+        self._end = finalize(self, kill, self._ranks, self._folder)  # unless it is closed
 
     @property
     def pids(self) -> list[int]:
@@ -129,6 +131,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """End all ranks."""
+        self._end.detach()
         with self._changed:
             self._closing = True
         for rank in range(1, self._size):
@@ -146,22 +149,25 @@ class RankProcesses:
 
     # -- a thread for each rank ---------------------------------------------
 
-    def _read(self, rank: int, child: ChildProcess) -> None:
-        while (frame := child.receive()) is not None:
-            message: wire.FromCore = wire.from_core.decode(frame)
-            match message:
-                case wire.LogMessage(name, level, text):
-                    logging.getLogger(name).log(level, "rank %d: %s", rank, text)
-                case wire.Ready(_, None):
-                    with self._changed:
-                        self._connecting += 1
-                        self._changed.notify_all()
-                case wire.Ready(_, fault) if fault is not None:
-                    self._lose(fault.error())
-                case wire.Died(reason):
-                    self._lose(DeviceLost(f"rank {rank} failed: {reason}"))
-                case _:
-                    raise AssertionError(f"{type(message).__name__} is no message of a rank")
+    def received(self, rank: int, frame: bytes) -> None:
+        """A message of a rank."""
+        message: wire.FromCore = wire.from_core.decode(frame)
+        match message:
+            case wire.LogMessage(name, level, text):
+                logging.getLogger(name).log(level, "rank %d: %s", rank, text)
+            case wire.Ready(_, None):
+                with self._changed:
+                    self._connecting += 1
+                    self._changed.notify_all()
+            case wire.Ready(_, fault) if fault is not None:
+                self._lose(fault.error())
+            case wire.Died(reason):
+                self._lose(DeviceLost(f"rank {rank} failed: {reason}"))
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message of a rank")
+
+    def ended(self, rank: int, child: ChildProcess) -> None:
+        """The process of a rank is gone."""
         self._lose(
             DeviceLost(
                 f"rank {rank} of {self._size} (process {child.pid}) has died with code "
@@ -180,3 +186,23 @@ class RankProcesses:
                 group.abort()
         if report is not None:
             report(str(fault))
+
+
+def read(ranks: "ref[RankProcesses]", rank: int, child: ChildProcess) -> None:
+    """Pass on what a rank says, until its process ends. The thread does not keep `ranks` alive."""
+    while (frame := child.receive()) is not None:
+        if (found := ranks()) is not None:
+            found.received(rank, frame)
+        del found
+    if (found := ranks()) is not None:
+        found.ended(rank, child)
+    else:
+        child.close()
+
+
+def kill(ranks: Sequence[ChildProcess], folder: TemporaryDirectory[str]) -> None:
+    """End ranks that were dropped; their threads close them."""
+    for child in ranks:
+        child.kill()
+        child.wait(CLOSE_S)
+    folder.cleanup()
