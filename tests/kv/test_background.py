@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.kv.background import BackgroundConnector
 from tests.conformance.test_connectors import Engine
-from tests.kv.block_array import BlockArray, keys_of, transfer
+from tests.kv.block_array import BlockArray, keys_of, stopped, transfer
 
 KEYS = keys_of(1, 2)
 
@@ -28,6 +29,19 @@ def test_a_load_or_a_copy_that_raises_ends(
     assert engine.load(KEYS, (5, 6)).bad is None
     engine.connector.close()
     assert len(caplog.records) == 4
+
+
+def test_content_that_is_wrong_is_not_saved_later(tmp_path: Path) -> None:
+    """It was stored, and not copied yet when it was found to be wrong."""
+    engine = Engine("disk", {"path": str(tmp_path)})
+    assert isinstance(engine.connector, BackgroundConnector)
+    with stopped(engine.connector._loader):
+        engine.connector.store(transfer(1, KEYS, (1, 2)))
+        engine.connector.forget(KEYS)
+    engine.wait(lambda: engine.connector.poll() or None)
+    engine.store_blocks(keys_of(3), (3,), ticket=2)  # behind the others
+    assert engine.offered(KEYS) == 0
+    engine.connector.close()
 
 
 def test_the_first_blocks_of_a_store_that_is_too_large_are_stored(

@@ -68,6 +68,14 @@ class BackgroundConnector(Connector):
         """A store has ended, and these keys are there."""
 
     @abstractmethod
+    def _remove_some(self, keys: Sequence[bytes]) -> None:
+        """On the writer's thread: remove the content of these keys, as far as possible."""
+
+    @abstractmethod
+    def _forget_some(self, keys: Sequence[bytes]) -> None:
+        """Forget that these keys are there."""
+
+    @abstractmethod
     def _remove_all(self) -> None:
         """On the writer's thread: remove all content of this layout. OSError if some may be left,
         which is tried again."""
@@ -160,6 +168,18 @@ class BackgroundConnector(Connector):
         ended = self._ended.copy()
         self._ended.clear()
         return ended
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Remove content, also what is still to be copied and saved: it passes both threads."""
+        self._forget_some(keys)
+        remove = partial(self._remove_wrong, tuple(keys))
+        self._loader.do(partial(self._writer.do, remove))
+
+    def _remove_wrong(self, keys: tuple[bytes, ...]) -> None:
+        try:
+            self._remove_some(keys)
+        finally:
+            self._answer(partial(self._forget_some, keys))
 
     def clear(self) -> None:
         """Remove all content of this layout, for all engines that have access to it."""

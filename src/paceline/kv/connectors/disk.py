@@ -123,11 +123,10 @@ class Disk(BackgroundConnector):
 
     # -- both ---------------------------------------------------------------
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def _forget_some(self, keys: Sequence[bytes]) -> None:
         self._gone(keys)
-        self._writer.do(partial(self._remove_files, tuple(keys)))
 
-    def _remove_files(self, keys: tuple[bytes, ...]) -> None:
+    def _remove_some(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._files.remove(key)
 

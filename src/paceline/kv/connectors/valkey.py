@@ -151,15 +151,14 @@ class Valkey(BackgroundConnector):
 
     # -- both ---------------------------------------------------------------
 
-    def forget(self, keys: Sequence[bytes]) -> None:
+    def _forget_some(self, keys: Sequence[bytes]) -> None:
         self._lookups.clear()
         for key in keys:
             self._stored.pop(key, None)
-        self._writer.do(partial(self._remove_values, self._named(keys)))
 
-    def _remove_values(self, names: Sequence[bytes]) -> None:
+    def _remove_some(self, keys: Sequence[bytes]) -> None:
         with suppress(OSError):  # a server that lost its connection may keep them
-            self._stores_to.remove(names)
+            self._stores_to.remove(self._named(keys))
 
     def _forget_all(self) -> None:
         self._stored.clear()
