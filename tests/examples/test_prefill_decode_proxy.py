@@ -28,7 +28,7 @@ ASKED: dict[str, Any] = {
     "ignore_eos": True,
     "return_token_ids": True,
 }
-LEASE_S = 0.5
+LEASE_S = 3.0
 
 
 @pytest.fixture(scope="module")
