@@ -26,7 +26,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",  # no processes that no test uses
+    "RAY_enable_worker_prestart": "0",
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
 }
 REPLICA = "x-paceline-replica"

@@ -60,16 +60,20 @@ class EngineReplica:
                 message["headers"] = [*message["headers"], (REPLICA, self._name.encode())]
             sent.put_nowait(message)
 
+        def ended(task: Task[None]) -> None:
+            self._answering.discard(task)
+            sent.put_nowait(None)
+            if not task.cancelled() and (error := task.exception()):  # and 500 was sent
+                log.error("a request failed", exc_info=error)
+
         task = create_task(self._app(request.scope, received.receive, send))
         self._answering.add(task)
-        task.add_done_callback(lambda _: sent.put_nowait(None))
+        task.add_done_callback(ended)
         try:
             while messages := await together(sent):
                 yield messages
-            task.result()
         finally:
             received.hung_up.set()
-            self._answering.discard(task)
 
     async def respond(self, request: ForwardedRequest) -> WholeResponse:
         """The whole response, to a request that goes to all replicas."""

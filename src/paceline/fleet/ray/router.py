@@ -64,6 +64,6 @@ class PrefixRouter(RequestRouter):
 
 
 def keys_of(pending: PendingRequest) -> Sequence[bytes]:
-    """None for calls that are no requests of clients."""
+    """Empty for calls that are not requests of clients."""
     (first, *_) = (*pending.args, None)
     return first.keys if isinstance(first, ForwardedRequest) else ()
