@@ -141,6 +141,11 @@ def test_a_connector_that_is_asked_about_windows_answers_at_last() -> None:
     drive(200356, remote=True, grouped=True)
 
 
+def test_a_lost_step_keeps_the_blocks_of_earlier_ones() -> None:
+    """They were forgotten, and the blocks behind them were reported before their parent."""
+    drive(100302, remote=True, grouped=True, pictured=True)
+
+
 def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
     """Among all others, each position has what it reads in every group, and the smallest pool that
     one sequence fits into is enough."""

@@ -133,3 +133,18 @@ def test_the_result_of_a_lost_step_may_still_come_and_is_ignored() -> None:
     plan = scheduler.plan(0.0)
     assert scheduler.commit(lost, answer(lost), 0.0).to_dict() == {}
     assert commit(scheduler, plan, a=[5]) == {"a": {"tokens": [5], "finish": None}}
+
+
+def test_a_lost_step_leaves_the_seals_of_slots_that_it_has_no_work_of() -> None:
+    """Their blocks were sealed while the step was the latest, and computed by an earlier one."""
+    for in_flight, is_kept in (([], True), ([0], False)):
+        scheduler = small()
+        scheduler.submit(ask("a", PROMPT), 0.0)
+        scheduler.plan(0.0)
+        scheduler.submit(ask("b", PROMPT), 0.0)
+        scheduler.plan(0.0)  # finds and seals what `a` computes
+        cache = scheduler.state.cache
+        key = scheduler.state.table.sequence(0).keys[0]
+        assert cache.pool.has(key)
+        cache.index.retract_in_flight(in_flight)
+        assert cache.pool.has(key) == is_kept

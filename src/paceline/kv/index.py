@@ -315,6 +315,15 @@ class ContentIndex:
                     forgotten[block] = key
         return forgotten
 
+    def retract_in_flight(self, slots: list[int]) -> None:
+        """Steps in flight failed that had work of these slots. What other slots sealed is computed,
+        although the latest step had not run yet when they sealed it."""
+        pending, epoch = self._pending, self.epoch
+        self._pending = deque(
+            one for one in pending if one.slot in slots or one.epoch != epoch[one.slot]
+        )
+        self.retract()
+
     def clear(self) -> None:
         """Forget all runs and pending seals. The pool forgets the keys."""
         self.unkeyed.clear()

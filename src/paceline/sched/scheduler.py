@@ -240,7 +240,7 @@ class Scheduler:
         touched = state.in_flight()
         state.table.take_back(np.array(touched, np.intp))
         state.items.cache.retract()
-        state.cache.index.retract()
+        state.cache.index.retract_in_flight(touched)
         for serial in state.cache.fences.retract():
             for sequence in [one for one in state.swapped if one.serial == serial]:
                 self.components.departures.demote(sequence)
