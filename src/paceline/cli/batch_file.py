@@ -188,7 +188,10 @@ class BatchRun:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._width):
                     workers.create_task(self._work(lines))
-        except* BatchStopped as stopped:
+        except BaseExceptionGroup as group:
+            stopped, others = group.split(BatchStopped)
+            if stopped is None or others is not None:
+                raise
             raise stopped.exceptions[0] from None
         return self.counts
 

@@ -33,7 +33,7 @@ class CalibrateOptions:
 
 
 def run(options: CalibrateOptions) -> int:
-    """Measure the steps of a model on this machine, for `simulate` and other commands."""
+    """Measure the steps of a model on this machine, for simulations."""
     from paceline.hub.loading_status import LoadingStatus
     from paceline.wiring.calibration import measured_profile
 

@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Question
+from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.thread import ThreadCore
@@ -65,7 +66,7 @@ def test_a_router_knows_the_cache_after_every_turn(at: Endpoints, depth: int) ->
 
 
 def test_without_events_there_is_no_observer() -> None:
-    assert components().engine()._observer is None
+    assert components().engine()._observer is NOT_OBSERVED
     events = components(enable_kv_cache_events=False).scheduler.state.cache.events
     assert events is None
 
