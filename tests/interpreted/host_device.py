@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.runner.cuda.kernels import one_row
+
 
 class Done:
     """An event, a stream or a graph: nothing is under way on a CPU."""
@@ -34,3 +36,9 @@ def use_host(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, name, Done)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
     patch.setattr("paceline.runner.cuda.runner.GraphMemory", lambda: None)  # without graphs
+
+
+def large_programs(patch: pytest.MonkeyPatch) -> None:
+    """Products of one row in few programs, since the interpreter runs one after another."""
+    large = one_row.Tuning(lines=64, chunk=32, stages=1, early=1)
+    patch.setattr(one_row, "tuning", lambda width, outputs: large)

@@ -14,7 +14,6 @@ from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.kernels import adapters as kernels
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -25,7 +24,7 @@ from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.gpu.test_adapters import LAYOUTS, check_gate, check_product, expected_sum
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import tiny
@@ -101,8 +100,7 @@ def interpreted(
     asked: list[Request], folders: dict[str, Path], patch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     use_host(patch)
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    patch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(patch)
     patch.setattr("paceline.runner.attention.triton.BUSY", 8)
     patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     scheduler = Scheduler.create(**{**SETTINGS, **STEPS, **DRAFTS})

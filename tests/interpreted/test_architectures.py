@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from paceline.runner.cuda.kernels import few_rows
 from tests.conformance.architectures import Case
 from tests.conformance.model_backends import every_case
 from tests.conformance.test_architectures import Step, compare_wanted, follow, loaded
 from tests.gpu.cuda_backend import INTERPRETED
+from tests.interpreted.host_device import large_programs
 from tests.runner.support import Piece
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
 
 

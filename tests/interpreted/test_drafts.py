@@ -12,7 +12,6 @@ from paceline.core.sampling import Sampling
 from paceline.engine.core import constrained_requests as constrained_requests_module
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda.draft_model import CudaDraftModel
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -25,7 +24,7 @@ from paceline.runner.rejection import draw_drafts
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import tiny
@@ -34,8 +33,7 @@ from tests.runner.support import tiny
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes a while for each program, however large it is."""
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
 
 

@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 
 from paceline import Request
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.gpu.eagle3 import compare_drafts
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.support import tiny
 
 
 def test_drafts_are_those_of_a_plain_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
     use_host(monkeypatch)
     monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)

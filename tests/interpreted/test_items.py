@@ -13,7 +13,6 @@ from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.draft_model import CudaDraftModel
 from paceline.runner.cuda.items import CudaItems
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -25,7 +24,7 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import image_model
 from tests.gpu.cuda_backend import LaidOutForGPU
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import Piece, batch_of, tiny
@@ -43,8 +42,7 @@ ONE_BY_ONE = {
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes a while for each program, however large it is."""
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 2)
 
 

@@ -12,7 +12,6 @@ from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -21,7 +20,7 @@ from paceline.runner.parallel.group import RankGroup
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import LaidOutForGPU
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 from tests.runner.support import tiny
@@ -50,8 +49,7 @@ SAMPLINGS = [
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
     one, run = Lock(), interpreter.GridExecutor.__call__
 

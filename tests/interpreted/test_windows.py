@@ -7,7 +7,6 @@ import torch
 
 from paceline import Request, Scheduler
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.kernels import few_rows
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -18,7 +17,7 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.kv_groups import attention_groups
 from tests.conformance.architectures import Case, tokens_of
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
-from tests.interpreted.host_device import use_host
+from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.driving import drive
 from tests.runner.test_runner import runner_for
 
@@ -44,8 +43,7 @@ def requests() -> list[Request]:
 def test_tokens_are_those_of_a_roomy_pool_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = Scheduler.create(**SETTINGS, num_blocks=64)
     due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
-    large = few_rows.Tuning(lines=64, chunk=32, stages=1, early=1)
-    monkeypatch.setattr(few_rows, "tuning", lambda width, outputs: large)
+    large_programs(monkeypatch)
     use_host(monkeypatch)
     monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     groups = layer_groups(SOURCE.config.windows)

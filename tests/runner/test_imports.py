@@ -28,7 +28,7 @@ KERNELS = {
     "cuda/kernels/soft_cap.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},
     "cuda/kernels/split_k.py": {"triton"},
-    "cuda/kernels/few_rows.py": {"triton"},
+    "cuda/kernels/one_row.py": {"triton"},
     "cuda/kernels/prefill_attention.py": {"triton"},
     "cuda/kernels/adapters.py": {"triton"},
 }

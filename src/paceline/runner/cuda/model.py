@@ -11,8 +11,8 @@ from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapted_products import AdapterRoom, AdapterSizes, Beside, nowhere
-from paceline.runner.cuda.kernels.few_rows import takes
 from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate_and_store
+from paceline.runner.cuda.kernels.one_row import takes
 from paceline.runner.cuda.kernels.soft_cap import cap_logits
 from paceline.runner.cuda.mixture import CudaMixture
 from paceline.runner.cuda.products import NormedLinear, residual_product

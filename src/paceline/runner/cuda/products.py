@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.adapted_products import AdaptedProduct, Widen, not_adapted
-from paceline.runner.cuda.kernels.few_rows import add, normed, takes
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
+from paceline.runner.cuda.kernels.one_row import add, normed, takes
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.layers.factory import LayerFactory
