@@ -41,6 +41,15 @@ class StepTerms:
         check_types(self)
         not_negative(self, "fixed_s")
 
+    def seconds(self, batch: BatchSummary) -> float:
+        """Of a step that moves no blocks."""
+        return self.level(batch) + (self.contexts(batch.contexts) + self.longest(batch.longest))
+
+    def level(self, batch: BatchSummary) -> float:
+        """What is the same in each repetition of a step."""
+        products = self.fixed_s + self.positions(batch.positions)
+        return products + self.samples(batch.samples) + self.pairs(batch.pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class MoveTerms:
@@ -133,11 +142,9 @@ class Profile:
 
     def device_s(self, batch: BatchSummary) -> float:
         """Seconds of a step on the device."""
-        terms, moves = self._terms(batch), self.moves
-        level = self._level(terms, batch)
-        read = terms.contexts(batch.contexts) + terms.longest(batch.longest)
+        moves = self.moves
         moved = moves.copies(batch.copies) + moves.swap_out(batch.swap_out)
-        return level + read + moved + moves.swap_in(batch.swap_in)
+        return self._terms(batch).seconds(batch) + moved + moves.swap_in(batch.swap_in)
 
     def repeats_s(self, batch: BatchSummary, steps: int) -> F64:  # [steps]
         """Seconds of each of the steps that repeat a decode step, which moves no blocks.
@@ -148,7 +155,7 @@ class Profile:
         terms = self._terms(batch)
         later = np.arange(1, steps + 1, dtype=np.float64)
         contexts = terms.contexts(batch.contexts + batch.rows * later)
-        return self._level(terms, batch) + (contexts + terms.longest(batch.longest + later))
+        return terms.level(batch) + (contexts + terms.longest(batch.longest + later))
 
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""
@@ -162,12 +169,6 @@ class Profile:
 
     def _terms(self, batch: BatchSummary) -> StepTerms:
         return self.mixed if batch.has_prompts else self.decode
-
-    @staticmethod
-    def _level(terms: StepTerms, batch: BatchSummary) -> float:
-        """What is the same in each repetition of a step."""
-        products = terms.fixed_s + terms.positions(batch.positions)
-        return products + terms.samples(batch.samples) + terms.pairs(batch.pairs)
 
     # -- files --------------------------------------------------------------
 

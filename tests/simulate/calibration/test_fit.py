@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.simulate.batch_summary import BatchSummary
-from paceline.simulate.calibration.fit import fit, not_negative_squares, relative_errors, seconds_of
+from paceline.simulate.calibration.fit import fit, not_negative_squares, relative_errors
 from paceline.simulate.calibration.step_meter import Observation
 from tests.simulate.calibration.support import TRUTH
 
@@ -32,11 +32,11 @@ def test_a_curve_bends_at_its_knees_alone() -> None:
     batches = [
         BatchSummary.decode(rows, context) for rows in (1, 8, 20, 64, 100) for context in (9, 900)
     ]
-    observations = [Observation((one,), seconds_of(decode, one)) for one in batches]
+    observations = [Observation((one,), decode.seconds(one)) for one in batches]
     found = fit(observations, {"positions": (8.0, 512.0), "contexts": ()})
     assert relative_errors(found, observations).max() < 1e-3
     # Nothing was observed beyond 512 rows, so the last line goes on.
     assert [point[0] for point in found.positions.points] == [0.0, 8.0, 16.0]
-    assert seconds_of(found, BatchSummary.decode(1000, 9)) == pytest.approx(
-        seconds_of(decode, BatchSummary.decode(1000, 9)), rel=1e-3
+    assert found.seconds(BatchSummary.decode(1000, 9)) == pytest.approx(
+        decode.seconds(BatchSummary.decode(1000, 9)), rel=1e-3
     )

@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.core.arrays import F64
-from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.calibration.step_meter import Observation
 from paceline.simulate.profile import StepTerms
 from paceline.simulate.time_curve import NOTHING, TimeCurve
@@ -35,13 +34,10 @@ def fit(observations: Sequence[Observation], knees: Knees) -> StepTerms:
     seconds = np.array([one.step_s for one in observations])
     table = np.array(columns).T / seconds[:, None]
     found = not_negative_squares(table, np.ones(len(seconds)))
-    curves = {name: TimeCurve([[0.0, 0.0]]) for name in knees}
-    for name in knees:
-        slopes = [
-            (low, high, found[1 + at]) for at, (of, low, high) in enumerate(pieces) if of == name
-        ]
-        curves[name] = curve_of(slopes)
-    return StepTerms(rounded(float(found[0])), **curves)
+    fixed, *slopes = found.tolist()
+    sloped = [(*piece, slope) for piece, slope in zip(pieces, slopes, strict=True)]
+    curves = {name: curve_of([rest for of, *rest in sloped if of == name]) for name in knees}
+    return StepTerms(rounded(fixed), **curves)
 
 
 def most_of(observations: Sequence[Observation], name: str) -> float:
@@ -60,7 +56,8 @@ def mean_amount(one: Observation, name: str, low: float, high: float) -> float:
     return float(np.mean(np.clip(amounts, low, high) - low))
 
 
-def curve_of(slopes: Sequence[tuple[float, float, float]]) -> TimeCurve:
+def curve_of(slopes: Sequence[Sequence[float]]) -> TimeCurve:
+    """A curve of pieces: where each begins and ends, and its slope."""
     points = [[0.0, 0.0]]
     for low, high, slope in slopes:
         end = high if np.isfinite(high) else max(2 * low, low + 1.0)
@@ -108,12 +105,6 @@ def not_negative_squares(table: F64, wanted: F64, most: int = 1000) -> F64:
 
 def relative_errors(terms: StepTerms, observations: Sequence[Observation]) -> F64:
     """How far off each observation is, as a share of it."""
-    told = [np.mean([seconds_of(terms, batch) for batch in one.batches]) for one in observations]
+    told = [np.mean([terms.seconds(batch) for batch in one.batches]) for one in observations]
     seen = np.array([one.step_s for one in observations])
     return np.abs(np.array(told) - seen) / seen
-
-
-def seconds_of(terms: StepTerms, batch: BatchSummary) -> float:
-    products = terms.fixed_s + terms.positions(batch.positions) + terms.samples(batch.samples)
-    read = terms.contexts(batch.contexts) + terms.longest(batch.longest)
-    return products + read + terms.pairs(batch.pairs)
