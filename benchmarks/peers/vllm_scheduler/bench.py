@@ -45,6 +45,21 @@ from workloads import FAKE_TOKEN, Work  # noqa: E402
 EOS = 2
 
 
+def step_of(plan: SchedulerOutput, sampled: list[list[int]]) -> Step:
+    """A step that samples these tokens, by request."""
+    ids = list(plan.num_scheduled_tokens)
+    result = ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request_id: row for row, request_id in enumerate(ids)},
+        sampled_token_ids=sampled,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+    samples = sum(map(len, sampled))
+    return Step(plan, result, plan.total_num_scheduled_tokens, len(ids), samples)
+
+
 class VllmSide:
     """vLLM's scheduler as its engine core drives it, statistics on."""
 
@@ -84,16 +99,7 @@ class VllmSide:
             [FAKE_TOKEN] if request.num_computed_tokens >= request.num_tokens else []
             for request in requests
         ]
-        result = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: row for row, request_id in enumerate(ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        samples = sum(map(len, sampled))
-        return Step(plan, result, plan.total_num_scheduled_tokens, len(ids), samples)
+        return step_of(plan, sampled)
 
     def commit(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> Any:
         return self._scheduler.update_from_output(plan, result)

@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[2] / "src"))
 sys.path.insert(0, str(HERE))
 
-from bench import VllmSide, make_scheduler, vllm_config  # noqa: E402
+from bench import VllmSide, make_scheduler, step_of, vllm_config  # noqa: E402
 
 # isort: split
 import vllm  # noqa: E402
@@ -18,7 +18,6 @@ from cases import Case  # noqa: E402
 from harness import Step, serve  # noqa: E402
 from vllm.envs import enable_envs_cache  # noqa: E402
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 from workloads import FAKE_TOKEN, Work  # noqa: E402
 
 from paceline.plugins.vllm import PacelineScheduler  # noqa: E402
@@ -41,21 +40,11 @@ class PluginSide(VllmSide):
         for name, outputs, before in zip(*columns, strict=True):
             known[name] = len(self._requests[int(name)].prompt_token_ids) + outputs
             computed[name] = before
-        ids = list(plan.num_scheduled_tokens)
         sampled = [
             [FAKE_TOKEN] if computed[name] + tokens >= known[name] else []
             for name, tokens in plan.num_scheduled_tokens.items()
         ]
-        result = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={name: row for row, name in enumerate(ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
-        samples = sum(map(len, sampled))
-        return Step(plan, result, plan.total_num_scheduled_tokens, len(ids), samples)
+        return step_of(plan, sampled)
 
 
 if __name__ == "__main__":
