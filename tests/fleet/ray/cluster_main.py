@@ -62,8 +62,8 @@ def main(port: int) -> None:
         for line in sys.stdin:
             print(json.dumps(obeyed(json.loads(line))), file=said)
         serve.shutdown()
-        ray.shutdown()
     finally:
+        ray.shutdown()  # first: a cluster keeps the node that this process is connected to
         cluster.shutdown()
 
 

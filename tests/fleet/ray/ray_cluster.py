@@ -26,6 +26,9 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    # A proxy that is not ready in time is ended, and a busy machine needs more than five seconds.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_prestart_worker_first_driver": "0",  # no processes that no test uses
     "RAY_enable_worker_prestart": "0",
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
