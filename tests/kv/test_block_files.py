@@ -1,6 +1,7 @@
 """Files of blocks: whole or not there, and no more than there is room for."""
 
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,32 @@ def test_files_that_cannot_be_removed_are_reported(
             files.clear()
     files.clear()
     assert not files.has(KEY)
+
+
+def test_files_of_other_layouts_make_room_too(tmp_path: Path) -> None:
+    size, (first, second) = HEAD.size + len(ROW), keys_of(1, 2)
+    BlockFiles(tmp_path, "b", 1 << 20).write(first, ROW)
+    os.utime(next(tmp_path.glob("b/*/*.kv")), (1, 1))
+    files = BlockFiles(tmp_path, "a", 5 * size // 2)
+    files.write(KEY, ROW)
+    files.write(second, ROW)
+    assert not [*tmp_path.glob("b/*/*.kv")]
+    assert not files.removed  # none of its own
+    assert files.has(KEY)
+    assert files.has(second)
+
+
+def test_a_disk_that_takes_a_part_of_a_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Partial(FileIO):
+        def write(self, content: Any) -> int:
+            return super().write(bytes(content)[:40])
+
+    def opened(path: Path, mode: str, **_: Any) -> Partial:
+        return Partial(path, mode)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(OSError, match="the disk is full"):
+        BlockFiles(tmp_path, "a", 1 << 20).write(KEY, ROW)
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]

@@ -227,3 +227,25 @@ def test_a_lookup_after_a_swap_finds_blocks_of_its_own_group() -> None:
     hit = kv.lookup(made)
     own = [[kv.pool.block_of(kv.index.names(key)[group]) for key in made.keys] for group in (0, 1)]
     assert [list(group) for group in hit.groups] == [own[0][:16], own[1][:16]]
+
+
+def test_after_a_swap_the_blocks_before_the_first_that_is_gone_are_found() -> None:
+    kv = cache(attention_groups=[FULL, window(40)])
+    made = left_behind(kv, 17)
+    forget(kv, made, 0, 2)
+    assert len(kv.find_read(made, 16)) == 4  # two indices of two groups
+    forget(kv, made, 1, 0)
+    assert len(kv.find_read(made, 16)) == 1
+
+
+def test_content_from_elsewhere_is_reported_and_found() -> None:
+    kv = cache(attention_groups=[window(6), FULL], enable_kv_cache_events=True)
+    made = sequence(kv, TEXT[:9])
+    names = [name for key in made.keys for name in kv.index.names(key)]
+    kv.index.adopt(made, names, blocks := kv.pool.take(4))
+    kv.pool.drop(blocks)
+    kv.index.seal(0, made, [], None)  # nothing new
+    assert kv.events is not None
+    assert [one.key for one in kv.events if isinstance(one, BlockStored)] == made.keys
+    assert kv.lookup(sequence(kv, TEXT[:9])).tokens == 8
+    kv.check()

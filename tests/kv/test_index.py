@@ -426,3 +426,14 @@ def test_retracting_one_slot_keeps_the_order_of_the_others() -> None:
     kv.confirm(1)  # the blocks of slot 0 are filled
     kv.index.retract()
     assert kv.lookup(sequence(kv, [0] * 9)).tokens == 8
+
+
+def test_content_from_elsewhere_is_reported_and_found() -> None:
+    kv = cache(enable_kv_cache_events=True)
+    made = sequence(kv, TEXT[:9])
+    kv.index.adopt(made, made.keys, blocks := kv.pool.take(2))
+    kv.pool.drop(blocks)
+    assert kv.events is not None
+    assert [one.key for one in kv.events if isinstance(one, BlockStored)] == made.keys
+    assert kv.lookup(sequence(kv, TEXT[:9])).tokens == 8
+    kv.check()

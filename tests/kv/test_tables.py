@@ -205,3 +205,9 @@ def test_many_steps_take_the_blocks_that_single_steps_take() -> None:
 def test_steps_until_the_pool_has_too_few_blocks(blocks: int, steps: int) -> None:
     slots, start = np.array([2, 0, 1]), np.array([3, 12, 6], np.int32)
     assert tables(3, 2, 1, blocks=blocks)[1].steps_until_short(slots, start, 7) == steps
+
+
+def test_steps_that_end_inside_a_block_take_none() -> None:
+    pool, made = tables(3, 2)
+    made.grow_along(np.array([1, 0]), np.array([5, 8], np.int32), 3)
+    assert (made.held.tolist(), pool.free) == ([3, 2, 0, 0], 11)
