@@ -35,6 +35,20 @@ CASES = {case.name: case for case in cases()}
 EVERY_CASE = pytest.mark.parametrize("name", CASES)
 
 
+def request_of(ask: Ask, now: float) -> Request:
+    return Request(
+        id=ask.id,
+        prompt=np.array(ask.prompt, np.int32),
+        max_tokens=ask.max_tokens,
+        min_tokens=ask.min_tokens,
+        eos_token_ids=() if ask.eos_token_id is None else (ask.eos_token_id,),
+        ignore_eos=ask.ignore_eos,
+        stop_token_ids=ask.stop_token_ids,
+        priority=ask.priority,
+        arrival=now,
+    )
+
+
 class OurEngine:
     """Our scheduler, with the settings that make it vLLM 0.13.0's equal."""
 
@@ -49,18 +63,7 @@ class OurEngine:
         self._plan: Plan | None = None
 
     def submit(self, ask: Ask, now: float) -> None:
-        request = Request(
-            id=ask.id,
-            prompt=np.array(ask.prompt, np.int32),
-            max_tokens=ask.max_tokens,
-            min_tokens=ask.min_tokens,
-            eos_token_ids=() if ask.eos_token_id is None else (ask.eos_token_id,),
-            ignore_eos=ask.ignore_eos,
-            stop_token_ids=ask.stop_token_ids,
-            priority=ask.priority,
-            arrival=now,
-        )
-        self._scheduler.submit(request, now=now)
+        self._scheduler.submit(request_of(ask, now), now=now)
 
     def abort(self, request_id: str, now: float) -> str:
         state = self._scheduler.snapshot()["requests"][request_id]["state"]

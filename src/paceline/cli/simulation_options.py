@@ -26,6 +26,7 @@ from paceline.workloads.length_distribution import FORMS, LengthDistribution
 LOAD, SYNTHETIC, SERVER = "load", "synthetic load, without a trace", "server"
 DEFAULT_COUNT = 1000  # conversations of a synthetic load
 DEFAULT_PROFILE = "h200-qwen3-0.6b"
+INPUT, OUTPUT, TURNS = (LengthDistribution("even", one, one) for one in (128, 64, 1))
 
 
 def lengths(given: str | LengthDistribution) -> LengthDistribution:
@@ -105,7 +106,7 @@ class SyntheticOptions:
             show_default="128",
             rich_help_panel=SYNTHETIC,
         ),
-    ] = LengthDistribution("even", 128, 128)  # noqa: RUF009
+    ] = INPUT
     output_len: Annotated[
         LengthDistribution,
         typer.Option(
@@ -115,7 +116,7 @@ class SyntheticOptions:
             show_default="64",
             rich_help_panel=SYNTHETIC,
         ),
-    ] = LengthDistribution("even", 64, 64)  # noqa: RUF009
+    ] = OUTPUT
     prefix_len: Annotated[
         int,
         typer.Option(
@@ -135,7 +136,7 @@ class SyntheticOptions:
             show_default="1",
             rich_help_panel=SYNTHETIC,
         ),
-    ] = LengthDistribution("even", 1, 1)  # noqa: RUF009
+    ] = TURNS
     think: Annotated[
         float,
         typer.Option(

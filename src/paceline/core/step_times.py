@@ -2,10 +2,20 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Protocol
 
 from paceline.core.errors import ConfigError
+from paceline.core.plan import Plan, StepResult
 
 Points = tuple[tuple[int, float], ...]  # positions and seconds, by rising positions
+
+
+class TimedSteps(Protocol):
+    """A runner, as far as those need it who measure its steps."""
+
+    def launch(self, plan: Plan) -> None: ...
+
+    def wait(self) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.plan import Admitted, Plan, Rows, StepResult
 from paceline.core.request import Request
-from paceline.core.step_times import Points
+from paceline.core.step_times import Points, TimedSteps
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 CONTEXT = 64  # tokens of a row, all the same: any proposer should have drafts for it
 TIMES = 3  # that each step is run; the quickest counts
 TOKEN = 7
-
-
-class Launches(Protocol):
-    """A runner, as far as it is needed here."""
-
-    def launch(self, plan: Plan) -> None: ...
-
-    def wait(self) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class StepTimer:
 
     def __init__(
         self,
-        runner: Launches,
+        runner: TimedSteps,
         room: Room,
         clock: Callable[[], float],
         sync: Callable[[], None] = lambda: None,

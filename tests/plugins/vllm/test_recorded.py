@@ -6,11 +6,10 @@ from itertools import zip_longest
 
 import pytest
 
-from paceline import Request
 from paceline.plugins.vllm.settings import EngineLimits, scheduler_config
 from paceline.plugins.vllm.worker_steps import NULL_BLOCKS, WorkerStep, WorkerSteps
 from tests.recorded.cases import Ask, Settings, Step, play
-from tests.recorded.test_against_vllm import CASES, DECISIONS, part, recorded_steps
+from tests.recorded.test_against_vllm import CASES, DECISIONS, part, recorded_steps, request_of
 
 FIELDS = (*DECISIONS, "blocks")
 # A third of each family: `tests/recorded` compares all of them with the scheduler itself.
@@ -29,18 +28,7 @@ class StepsEngine:
         self._step: WorkerStep | None = None
 
     def submit(self, ask: Ask, now: float) -> None:
-        request = Request(
-            id=ask.id,
-            prompt=ask.prompt,
-            max_tokens=ask.max_tokens,
-            min_tokens=ask.min_tokens,
-            eos_token_ids=() if ask.eos_token_id is None else (ask.eos_token_id,),
-            ignore_eos=ask.ignore_eos,
-            stop_token_ids=ask.stop_token_ids,
-            priority=ask.priority,
-            arrival=now,
-        )
-        self._steps.scheduler.submit(request, now)
+        self._steps.scheduler.submit(request_of(ask, now), now)
 
     def abort(self, request_id: str, now: float) -> str:
         state = self._steps.scheduler.snapshot()["requests"][request_id]["state"]

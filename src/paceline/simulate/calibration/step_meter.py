@@ -5,29 +5,21 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.config import Config
-from paceline.core.plan import Admitted, Plan, Rows, StepResult
+from paceline.core.plan import Admitted, Plan, Rows
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
+from paceline.core.step_times import TimedSteps
 from paceline.simulate.batch_summary import BatchSummary
 
 TOKENS = 1000  # different ones in prompts
 REPEATS = 3  # the median counts
 ENOUGH_S = 0.1  # a run need not take longer
 FEWEST, MOST = 2, 24  # steps of a run that are timed
-
-
-class MeasuredRunner(Protocol):
-    """A runner, as far as it is needed here."""
-
-    def launch(self, plan: Plan) -> None: ...
-
-    def wait(self) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class StepMeter:
 
     def __init__(
         self,
-        runner: MeasuredRunner,
+        runner: TimedSteps,
         config: Config,
         depth: int,
         clock: Callable[[], float] = perf_counter,
