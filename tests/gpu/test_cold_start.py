@@ -14,7 +14,7 @@ from tests.runner.adapters.support import write_adapter
 
 pytestmark = ON_GPU
 
-LENGTHS = {"max_model_len": 4096, "gpu_memory_utilization": 0.3}
+LENGTHS = {"max_model_len": 4096, "num_gpu_blocks_override": 16384}
 TIGHT = {"max_num_seqs": 64, "num_gpu_blocks_override": 700, "watermark": 0.0}
 WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
@@ -34,7 +34,7 @@ def few_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_of_every_kind_build_nothing(few_layers: str, way: str) -> None:
-    found = started_cold(few_layers, **LENGTHS, **WAYS[way])
+    found = started_cold(few_layers, **(LENGTHS | WAYS[way]))
     assert found["at_start"]["a CUDA graph"] > 0
     assert found["late"] == {}
     assert (found["swapped_in_blocks"] > 0) == (way == "swapped")
@@ -45,7 +45,7 @@ def test_requests_with_adapters_build_nothing(few_layers: str, way: str, tmp_pat
     config = ModelConfig.of_hf(json.loads((Path(few_layers) / "config.json").read_text()))
     folders = [str(write_adapter(tmp_path / name, config, r=8)) for name in "xyz"]
     lora = {"enable_lora": True, "max_loras": 2, "adapters": folders}
-    found = started_cold(few_layers, **LENGTHS, **WAYS[way], **lora)
+    found = started_cold(few_layers, **(LENGTHS | WAYS[way]), **lora)
     assert found["late"] == {}
 
 
