@@ -36,12 +36,12 @@ def host_terms(config: Config) -> HostTerms:
     commit, commit_row = line({rows: median(one.commits) for rows, one in timed.items()})
     most, last = sizes[-1], timed[sizes[-1]]
     return HostTerms(
-        plan,
-        plan_row,
-        rounded(last.admitting / most),
-        commit,
-        commit_row,
-        rounded(last.finishing / most),
+        plan_s=plan,
+        plan_row_s=plan_row,
+        admit_s=rounded(last.admitting / most),
+        finish_s=rounded(last.finishing / most),
+        commit_s=commit,
+        commit_row_s=commit_row,
     )
 
 
