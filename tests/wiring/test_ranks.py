@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, Request, SamplingParams, Scheduler
+from paceline.core.adapter import AdapterConfig
 from paceline.core.config import LoadConfig
-from paceline.core.errors import ConfigError, DeviceLost, RequestFailed
+from paceline.core.errors import ConfigError, DeviceLost, RequestError, RequestFailed
 from paceline.core.sampling import Sampling
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
@@ -27,6 +28,7 @@ from paceline.wiring.ranked_device import RankedDevice
 from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.ranks import RankProcesses
 from tests.conformance.architectures import Case, architectures
+from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive
 from tests.wiring.support import until
 
@@ -73,12 +75,16 @@ def ranks() -> Iterator[RankProcesses]:
 
 
 def on_ranks(
-    ranks: RankProcesses, model: str, settings: dict[str, Any], own: LoadConfig = OWN
+    ranks: RankProcesses,
+    model: str,
+    settings: dict[str, Any],
+    own: LoadConfig = OWN,
+    **more: Any,
 ) -> tuple[Scheduler, RankedRunner]:
-    device = RankedDevice(cpu, "cpu", model)
+    device = RankedDevice(cpu, "cpu", model, lambda _: ranks)
     checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
     own = replace(own, tensor_parallel_size=2)
-    return device.assemble_on(ranks, settings, own, checkpoint)
+    return device.assemble(settings, own, checkpoint, **more)
 
 
 @pytest.mark.parametrize("architecture", architectures())
@@ -117,6 +123,37 @@ def test_ranks_have_the_blocks_of_the_one_with_least_memory(
     whole, _ = cpu.assemble(SETTINGS, OWN, checkpoint)
     divided, _ = on_ranks(ranks, model, SETTINGS)
     assert divided.config.cache.num_blocks == 2 * whole.config.cache.num_blocks
+
+
+def test_every_rank_has_its_part_of_adapters(ranks: RankProcesses, tmp_path: Path) -> None:
+    """One takes the place of another on the device, and is dropped and read again."""
+    model = shape(tmp_path / "llama", "llama")
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    folders = {
+        name: write_adapter(tmp_path / name, checkpoint.config, seed)
+        for seed, name in enumerate("xy", 1)
+    }
+    wanted = [replace(one, adapter=name) for one, name in zip(asked(GREEDY), "xyx", strict=True)]
+    lora, settings = AdapterConfig(enable_lora=True), SETTINGS | {"max_loras": 1}
+
+    def adapted(scheduler: Scheduler, runner: Any, depth: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for _ in range(2):
+            for name, folder in folders.items():
+                runner.host_adapters.keep(name, runner.host_adapters.read(str(folder)))
+            found.append(drive(scheduler, runner, wanted, depth))
+            for name in folders:
+                runner.host_adapters.drop(name)
+        return found
+
+    one = cpu.assemble(settings, OWN, checkpoint, adapters=lora)
+    scheduler, runner = on_ranks(ranks, model, settings, adapters=lora)
+    due = adapted(*one, depth=1)
+    assert adapted(scheduler, runner, depth=2) == due
+    assert due[0] != drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(GREEDY))
+    (folders["x"] / "adapter_model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(RequestError, match="cannot be read"):
+        runner.host_adapters.read(str(folders["x"]))  # pyright: ignore[reportOptionalMemberAccess]
 
 
 # -- processes that are gone ------------------------------------------------
@@ -220,7 +257,6 @@ def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(
     [
         ({"tensor_parallel_size": 3}, "sizes that fit this model are 1, 2, 4"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
-        ({"enable_lora": True}, "remove enable_lora"),
         ({"kv_connector": "host"}, "remove kv_connector"),
         (
             {"speculative_config": {"model": "MODEL", "num_speculative_tokens": 2}},

@@ -69,9 +69,7 @@ def assemble(
     draft: DraftWeights | None = None,
     adapters: AdapterConfig = NO_ADAPTERS,
 ) -> tuple[Scheduler, TorchRunner]:
-    loaded = load(settings, own, checkpoint, masks, draft)
-    if adapters.enable_lora:
-        add_adapters(loaded, adapters)
+    loaded = load(settings, own, checkpoint, masks, draft, adapters)
     return started(loaded, own, scheduler_of), loaded.runner
 
 
@@ -81,6 +79,7 @@ def load(
     checkpoint: Checkpoint,
     masks: TokenMasks | None = None,
     draft: DraftWeights | None = None,
+    adapters: AdapterConfig = NO_ADAPTERS,
     group: RankGroup | None = None,
 ) -> LoadedRunner:
     """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
@@ -113,17 +112,18 @@ def load(
     )
     if model.images is not None:
         runner.use_items(items_of(model.images, config))
+    if adapters.enable_lora:
+        runner.use_adapters(adapters_of(model, adapters, step))
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, model)
+        return LoadedRunner(config, runner)
     runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, model, Rates(*runner.measure()))
+    return LoadedRunner(config, runner, Rates(*runner.measure()))
 
 
-def add_adapters(loaded: LoadedRunner, adapters: AdapterConfig) -> None:
-    step, model = loaded.config.step, loaded.model
+def adapters_of(model: Model, adapters: AdapterConfig, step: StepConfig) -> ResidentAdapters:
+    """Room for adapters."""
     host = HostAdapters(model.targets, adapters.max_lora_rank)
-    places = step.max_loras, step.max_num_seqs
-    loaded.runner.use_adapters(ResidentAdapters(host, model.adapters, *places))
+    return ResidentAdapters(host, model.adapters, step.max_loras, step.max_num_seqs)
 
 
 def started(

@@ -132,9 +132,9 @@ def load(
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, model)
+        return LoadedRunner(config, runner)
     runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, model, Rates(rate, runner.blocks_per_s()))
+    return LoadedRunner(config, runner, Rates(rate, runner.blocks_per_s()))
 
 
 def started(

@@ -16,7 +16,6 @@ class LoadedRunner:
 
     config: Config
     runner: Any
-    model: Any
     rates: Rates | None = None  # None: blocks are not swapped
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import LoadConfig
 from paceline.core.errors import PacelineError
 from paceline.core.garbage import keep_heap
@@ -19,7 +20,15 @@ from paceline.hub.progress import silent
 from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from paceline.runner.parallel.shard import Shard
 from paceline.wiring.model import find_checkpoint
-from paceline.wiring.rank_wire import BuildRank, ToRank, to_rank
+from paceline.wiring.rank_tasks import RankTasks
+from paceline.wiring.rank_wire import (
+    BuildRank,
+    DropAdapter,
+    KeepAdapter,
+    NumberedTask,
+    ToRank,
+    to_rank,
+)
 
 PATIENCE_S = 2.0  # for the parent to notice that another rank is gone, after an exchange failed
 IN_FLIGHT = 2  # steps, so that a GPU has the next one before it has ended one
@@ -53,22 +62,35 @@ def run(commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         message: ToRank = to_rank.decode(commands.recv())
         match message:
             case BuildRank():
-                loop = RankLoop(built(message, outbox))
-            case EncodedPlan():
-                assert loop is not None, "a plan before the model"
-                loop.run(message)
+                loop = RankLoop(built(message, outbox), outbox)
             case Close():
                 return
+            case _:
+                assert loop is not None, "a message before the model"
+                loop.follow(message)
 
 
 class RankLoop:
-    """Runs the plans of a scheduler in another process. The tokens come from rank 0."""
+    """Follows rank 0: runs the plans of its scheduler, and does other tasks in step with them. The
+    tokens come from rank 0."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, outbox: Outbox) -> None:
         self._runner, self._reader = runner, PlanReader()
+        self._tasks = RankTasks(runner, outbox)
         self._flight = 0
 
-    def run(self, message: EncodedPlan) -> None:
+    def follow(self, message: EncodedPlan | NumberedTask | KeepAdapter | DropAdapter) -> None:
+        match message:
+            case EncodedPlan():
+                self._run(message)
+            case NumberedTask():
+                self._tasks.begin(message)
+            case KeepAdapter():
+                self._tasks.keep(message)
+            case DropAdapter():
+                self._tasks.drop(message)
+
+    def _run(self, message: EncodedPlan) -> None:
         plan = self._reader.plan(message)
         self._runner.launch(plan)
         self._flight += not plan.empty
@@ -86,7 +108,9 @@ def built(message: BuildRank, outbox: Outbox) -> Runner:
     checkpoint, _ = find_checkpoint(message.model, own.load_format, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, message.backend)
-    loaded = on.load(message.settings, own, checkpoint, group=group)
+    most = message.max_lora_rank
+    adapters = AdapterConfig(enable_lora=True, max_lora_rank=most) if most else NO_ADAPTERS
+    loaded = on.load(message.settings, own, checkpoint, adapters=adapters, group=group)
     keep_heap()
     return loaded.runner
 

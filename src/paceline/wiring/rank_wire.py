@@ -18,7 +18,39 @@ class BuildRank(msgspec.Struct, tag=True, array_like=True, frozen=True):
     model: str
     settings: dict[str, Any]  # of the scheduler, as rank 0 has them
     load: dict[str, Any]  # `LoadConfig`
+    max_lora_rank: int  # of adapters; 0: the model has none
 
 
-ToRank = BuildRank | EncodedPlan | Close
+class ReadAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Read the files of an adapter. The answer is its version."""
+
+    adapter: int  # the number under which it is kept
+    path: str
+    held: tuple[int, ...]  # earlier ones that may still be kept; others are forgotten
+
+
+RankTask = ReadAdapter
+
+
+class NumberedTask(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Work beside the steps. The answer has the same number."""
+
+    number: int
+    task: RankTask
+
+
+class KeepAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Plans after this one may use an adapter that was read."""
+
+    identity: str
+    adapter: int
+
+
+class DropAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """No further plan uses an adapter."""
+
+    identity: str
+
+
+ToRank = BuildRank | EncodedPlan | NumberedTask | KeepAdapter | DropAdapter | Close
 to_rank = msgspec.msgpack.Decoder(ToRank)

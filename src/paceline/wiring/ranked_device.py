@@ -19,8 +19,15 @@ from paceline.wiring.ranks import RankProcesses
 class RankedDevice:
     """Stands for the module of a device, such as `wiring.cpu`, if there are several ranks."""
 
-    def __init__(self, on: Any, device: str, model: str) -> None:
-        self._on, self._device, self._model = on, device, model
+    def __init__(
+        self,
+        on: Any,
+        device: str,
+        model: str,
+        start: Callable[[int], RankProcesses] = RankProcesses,
+    ) -> None:
+        """`start` gives so many ranks."""
+        self._on, self._device, self._model, self._start = on, device, model, start
         self.USUAL_TOKENS: int = on.USUAL_TOKENS
         self.DEPTH: int = on.DEPTH
 
@@ -35,40 +42,25 @@ class RankedDevice:
         adapters: AdapterConfig = NO_ADAPTERS,
     ) -> tuple[Scheduler, RankedRunner]:
         own = replace(own, device=self._device)
-        check_ranks(own, checkpoint, draft, adapters)
-        ranks = RankProcesses(own.tensor_parallel_size)
+        check_ranks(own, checkpoint, draft)
+        size = own.tensor_parallel_size
+        self._on.choose_device(Shard(0, size))
+        ranks, rank = self._start(size), adapters.max_lora_rank if adapters.enable_lora else 0
         try:
-            return self.assemble_on(ranks, settings, own, checkpoint, scheduler_of, masks)
+            group = ranks.build(self._model, settings, own, self._on.backend_of(size), rank)
+            given = settings, own, checkpoint, masks, draft, adapters
+            loaded = ranks.guarded(partial(self._on.load, *given, group=group))
+            runner = RankedRunner(loaded.runner, ranks)
+            return self._on.started(replace(loaded, runner=runner), own, scheduler_of), runner
         except BaseException:
             ranks.close()
             raise
 
-    def assemble_on(
-        self,
-        ranks: RankProcesses,
-        settings: dict[str, Any],
-        own: LoadConfig,
-        checkpoint: Checkpoint,
-        scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-        masks: TokenMasks | None = None,
-    ) -> tuple[Scheduler, RankedRunner]:
-        """The same on ranks that have started."""
-        size = own.tensor_parallel_size
-        self._on.choose_device(Shard(0, size))
-        group = ranks.build(self._model, settings, own, self._on.backend_of(size))
-        load = partial(self._on.load, settings, own, checkpoint, masks, group=group)
-        loaded = ranks.guarded(load)
-        runner = RankedRunner(loaded.runner, ranks)
-        return self._on.started(replace(loaded, runner=runner), own, scheduler_of), runner
 
-
-def check_ranks(
-    own: LoadConfig, checkpoint: Checkpoint, draft: DraftWeights | None, adapters: AdapterConfig
-) -> None:
+def check_ranks(own: LoadConfig, checkpoint: Checkpoint, draft: DraftWeights | None) -> None:
     """ConfigError if the settings, or the model, do not go with several ranks."""
     size = own.tensor_parallel_size
     alone = f"tensor_parallel_size is {size}, and"
-    require(not adapters.enable_lora, f"{alone} adapters run on one rank: remove enable_lora")
     require(not own.kv_connector, f"{alone} connectors see one rank: remove kv_connector")
     require(draft is None, f"{alone} draft weights run on one rank: use proposer 'ngram'")
     check_size(checkpoint.config, size)

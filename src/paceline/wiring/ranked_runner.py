@@ -6,16 +6,17 @@ from typing import Any
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
+from paceline.wiring.ranked_adapters import RankedAdapters
 from paceline.wiring.ranks import RankProcesses
 
 
 class RankedRunner:
     """See `ports.Runner`. After any error the ranks are out of step, so the runner is lost."""
 
-    host_adapters = None  # adapters are not divided among ranks
-
     def __init__(self, runner: Any, ranks: RankProcesses) -> None:
         self._runner, self.ranks = runner, ranks
+        own = runner.host_adapters
+        self.host_adapters = None if own is None else RankedAdapters(own, ranks)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -23,7 +24,7 @@ class RankedRunner:
 
     def launch(self, plan: Plan) -> None:
         self.ranks.check()
-        self.ranks.send(plan)
+        self.ranks.run(plan)
         self.ranks.guarded(partial(self._runner.launch, plan))
 
     def wait(self) -> StepResult:

@@ -1,9 +1,9 @@
 """The other ranks of a model: processes that are started, watched and ended here."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import count
@@ -18,10 +18,11 @@ from paceline.core.errors import DeviceLost, PacelineError
 from paceline.core.plan import Plan
 from paceline.engine.core import wire
 from paceline.engine.core.child_process import ChildProcess
+from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.plan_wire import PlanWriter
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.parallel.shard import Shard
-from paceline.wiring.rank_wire import BuildRank, ToRank
+from paceline.wiring.rank_wire import BuildRank, NumberedTask, RankTask, ToRank
 
 CLOSE_S = 5.0  # for a rank to exit by itself; then it is killed
 NEWS_S = 2.0  # for the news that a rank is gone to arrive after an exchange with it failed
@@ -38,7 +39,8 @@ class RankProcesses:
         """The processes start at once, and import meanwhile what they need."""
         self._size, self._writer = size, PlanWriter()
         self._changed = Condition()
-        self._builds, self._connecting, self._closing = count(), 0, False
+        self._numbers, self._connecting, self._closing = count(), 0, False
+        self._answers: dict[int, list[wire.NumberedAnswer]] = {}  # to tasks
         self._fault: PacelineError | None = None
         self._report: Callable[[str], None] | None = None
         self._group: RankGroup | None = None
@@ -57,13 +59,18 @@ class RankProcesses:
         return [child.pid for child in self._ranks]
 
     def build(
-        self, model: str, settings: dict[str, Any], own: LoadConfig, backend: str
+        self,
+        model: str,
+        settings: dict[str, Any],
+        own: LoadConfig,
+        backend: str,
+        max_lora_rank: int = 0,
     ) -> RankGroup:
         """Let every rank load its part, and connect to all of them."""
-        store = str(Path(self._folder.name) / f"store{next(self._builds)}")
+        store = str(Path(self._folder.name) / f"store{next(self._numbers)}")
         for rank in range(1, self._size):
             place = rank, self._size, backend, store
-            self._send(rank, BuildRank(*place, model, settings, asdict(own)))
+            self._send(rank, BuildRank(*place, model, settings, asdict(own), max_lora_rank))
         with self._changed:
             self._changed.wait_for(lambda: self._fault or self._connecting == self._size - 1)
             self._connecting = 0
@@ -92,12 +99,44 @@ class RankProcesses:
         self.check()
         return found.result()
 
-    def send(self, plan: Plan) -> None:
+    def run(self, plan: Plan) -> None:
         """Let every rank run a plan."""
-        message = self._writer.encoded(plan)
+        self.send(self._writer.encoded(plan))
+
+    def send(self, message: ToRank) -> None:
+        """Send a message to every rank."""
         frame = wire.encoder.encode(message)
         for child in self._ranks:
             child.send(frame)
+
+    @contextmanager
+    def together(self, task: RankTask) -> Generator[list[Any]]:
+        """Let every rank do a task while this one does its own part of it. The list has the answers
+        of all ranks afterwards. Raises the error of a rank that could not do it. For any thread but
+        the engine's, which should not wait."""
+        number, values = next(self._numbers), list[Any]()
+        with self._changed:
+            self._answers[number] = []
+        self.send(NumberedTask(number, task))
+        try:
+            yield values
+        finally:
+            answers = self._answers_to(number)
+        for answer in answers:
+            if answer.fault is not None:
+                raise answer.fault.error()
+            values.append(answer.value)
+
+    def _answers_to(self, number: int) -> list[wire.NumberedAnswer]:
+        with self._changed:
+            found = self._answers[number]
+            self._changed.wait_for(
+                lambda: self._fault or self._closing or len(found) == self._size - 1
+            )
+            del self._answers[number]
+            if len(found) < self._size - 1:
+                raise self._fault or EngineFailed("the engine is shut down")
+        return found
 
     def check(self) -> None:
         """Raise the error if a rank is gone."""
@@ -134,6 +173,7 @@ class RankProcesses:
         self._end.detach()
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         for rank in range(1, self._size):
             self._send(rank, wire.Close())
         for child, thread in zip(self._ranks, self._threads, strict=True):
@@ -161,6 +201,11 @@ class RankProcesses:
                     self._changed.notify_all()
             case wire.Ready(_, fault) if fault is not None:
                 self._lose(fault.error())
+            case wire.NumberedAnswer(number):
+                with self._changed:
+                    if number in self._answers:
+                        self._answers[number].append(message)
+                        self._changed.notify_all()
             case wire.Died(reason):
                 self._lose(DeviceLost(f"rank {rank} failed: {reason}"))
             case _:

@@ -14,9 +14,11 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native import NativeLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, architectures, traits_of
 from tests.runner.adapters.support import Merged, write_adapter
+from tests.runner.parallel.ranks import on_ranks
 from tests.runner.support import Piece, batch_of, tiny
 
 TOKENS = [[5, 9, 2, 7, 1], [3, 8, 8], [40, 41, 42, 43], [7, 8, 9]]
@@ -83,3 +85,18 @@ def test_packed_weights(attention: str, tmp_path: Path) -> None:
     for row in (0, 2, 3):
         torch.testing.assert_close(found[row], merged[row], rtol=0.05, atol=0.15)
         assert (found[row] - plain[row]).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("case", [Case("llama"), Case("phi3", "parts of heads")], ids=str)
+def test_ranks_have_parts_of_an_adapter(case: Case, tmp_path: Path) -> None:
+    """Of some inputs or some outputs of each module; fused files have several runs of outputs."""
+    config = replace(case.config(), vocab=102)
+    base = Dummy(config, seed=3)
+    folder = write_adapter(tmp_path, config, 1, r=5, target_modules="all-linear")
+
+    def adapted(group: RankGroup | None) -> list[Tensor]:
+        model = Model.load(base, group=group)
+        return logits(model, placed(model, [folder], [0, -1, 0, 0]))
+
+    due, (found, _) = adapted(None), on_ranks(2, adapted)
+    torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-4)

@@ -42,7 +42,7 @@ def test_one_file(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(found.read(name), tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("cut", [Cut(0, ((4, 8), (16, 24))), Cut(1, ((2, 7),))])
+@pytest.mark.parametrize("cut", [Cut(0, ((4, 8), (16, 24)), 24), Cut(1, ((2, 7),), 8)])
 def test_parts_of_a_tensor(folder: Path, tensors: dict[str, torch.Tensor], cut: Cut) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     found = SafetensorsFolder(folder).read_part(name, cut)

@@ -5,7 +5,7 @@ from copy import copy
 
 from torch import Tensor
 
-from paceline.runner.adapters.rows import AdaptedLinear, AdaptedRows
+from paceline.runner.adapters.rows import AdaptedRows, adapted
 from paceline.runner.adapters.targets import Site
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.backend import Prepared
@@ -28,13 +28,13 @@ class AdaptedStack:
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
         found, rows = copy(layer), self._rows
         found.attention, found.mlp = copy(layer.attention), copy(layer.mlp)
-        found.attention.qkv = AdaptedLinear(layer.attention.qkv, rows, Site(number, "qkv"))
-        found.attention.output = AdaptedLinear(layer.attention.output, rows, Site(number, "output"))
+        found.attention.qkv = adapted(layer.attention.qkv, rows, Site(number, "qkv"))
+        found.attention.output = adapted(layer.attention.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
             own = found.mlp.products = copy(layer.mlp.products)
-            own.gate_up = AdaptedLinear(own.gate_up, rows, Site(number, "gate_up"))
-            own.down = AdaptedLinear(own.down, rows, Site(number, "down"))
+            own.gate_up = adapted(own.gate_up, rows, Site(number, "gate_up"))
+            own.down = adapted(own.down, rows, Site(number, "down"))
         return found
 
     def __call__(

@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.runner.adapters.targets import Site
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.layers.linear import Linear
+from paceline.runner.parallel.products import SummedLinear
 
 
 class AdaptedRows:
@@ -39,6 +40,13 @@ class AdaptedRows:
             for part in parts:
                 found = torch.mm(torch.mm(own, part.a), part.b)
                 out[:, part.first : part.end].index_add_(0, index, found)
+
+
+def adapted(product: Linear, rows: AdaptedRows, site: Site) -> Linear:
+    """A product with adapters. Ranks that sum their products sum those of adapters with them."""
+    if isinstance(product, SummedLinear):
+        return product.around(AdaptedLinear(product.part, rows, site))
+    return AdaptedLinear(product, rows, site)
 
 
 class AdaptedLinear:

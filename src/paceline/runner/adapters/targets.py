@@ -13,6 +13,8 @@ from paceline.runner.models.architecture import (
     MLPSpec,
     ProductSpec,
 )
+from paceline.runner.models.tensor_spec import Cut, Shape
+from paceline.runner.weights.checkpoint import part_of
 
 Product = Literal["qkv", "output", "gate_up", "down"]
 WEIGHT = ".weight"
@@ -31,15 +33,24 @@ class ModuleTarget:
     """A module: some outputs of a product.
 
     A model may keep the factor of the norm before a product in its weights, and the outputs of
-    attention in another order. The weights of an adapter follow it.
+    attention in another order. A rank may have some inputs or some outputs of the module. The
+    weights of an adapter follow all that.
     """
 
     site: Site
     first: int  # of the outputs of the product
-    outputs: int
-    inputs: int
+    outputs: int  # of this rank
+    shape: Shape  # of the whole module, [outputs, inputs]
+    cut: Cut | None  # the part of this rank; None: all of it
     factor: Tensor | None  # [inputs], of the norm before the product
-    order: Tensor | None  # [outputs], where they come from
+    order: Tensor | None  # [outputs] of this rank, where they come from
+
+    def own_part(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of this rank of the factors [rank, inputs] and [outputs, rank]. The products of
+        ranks that have some inputs each are summed."""
+        if self.cut is None:
+            return a, b
+        return (a, part_of(b, self.cut)) if self.cut.dim == 0 else (part_of(a, self.cut), b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +87,10 @@ class AdapterTargets:
     ) -> None:
         first = 0
         for weight in product.weights:
-            outputs, inputs = weight.shape
+            outputs, _ = weight.shape
             own = None if order is None else order[first : first + outputs] - first
-            target = ModuleTarget(site, first, outputs, inputs, factor, own)
+            shape = weight.whole_shape, weight.cut
+            target = ModuleTarget(site, first, outputs, *shape, factor, own)
             self.modules[weight.name.removesuffix(WEIGHT)] = target
             first += outputs
         parts = tuple(weight.shape[0] for weight in product.weights)

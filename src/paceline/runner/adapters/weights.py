@@ -123,8 +123,10 @@ class AdapterReader:
             raise RequestError(
                 f"{self._path}: the rank of {module} is {rank}; max_lora_rank is {self._most_rank}"
             )
-        a = self._tensor(module, names.get("A"), (rank, target.inputs))
-        b = self._tensor(module, names.get("B"), (target.outputs, rank))
+        outputs, inputs = target.shape
+        a = self._tensor(module, names.get("A"), (rank, inputs))
+        b = self._tensor(module, names.get("B"), (outputs, rank))
+        a, b = target.own_part(a, b)
         if target.factor is not None:
             a = a * target.factor
         if target.order is not None:

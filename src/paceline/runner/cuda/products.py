@@ -119,13 +119,24 @@ class ResidualLinear:
 class SummedResidual:
     """The same over the inputs of all ranks."""
 
-    def __init__(self, factory: LayerFactory, spec: ProductSpec, norm: NormSpec | None) -> None:
-        self._product, self._summed = factory.linear(spec), factory.sum_over_ranks()
+    def __init__(
+        self,
+        factory: LayerFactory,
+        spec: ProductSpec,
+        norm: NormSpec | None,
+        widen: Widen = not_adapted,
+    ) -> None:
+        product = factory.linear(spec)
+        assert isinstance(product, DenseLinear)
+        self._adapted = widen(product)
+        self._product, self._summed = product, factory.sum_over_ranks()
         self._norm = None if norm is None else (factory.factor(norm), norm.floor)
 
     def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
-        assert places is None, "adapters are not divided among ranks"
-        total = self._summed(self._product(x))
+        if places is None:
+            total = self._summed(self._product(x))
+        else:
+            total = self._summed(with_room(self._adapted)(x, places))
         if self._norm is None:
             hidden.add_(total)
         else:
@@ -140,7 +151,7 @@ def residual_product(
 ) -> ResidualLinear | SummedResidual:
     """What adds a product of this rank, or of all ranks, to the residual stream."""
     if factory.group is not None:
-        return SummedResidual(factory, spec, norm)
+        return SummedResidual(factory, spec, norm, widen)
     return ResidualLinear(factory, spec, norm, widen)
 
 

@@ -48,6 +48,7 @@ class Cut:
 
     dim: int
     runs: tuple[Run, ...]
+    whole: int  # the size of the whole tensor along the dimension
 
     @property
     def size(self) -> int:
@@ -77,6 +78,15 @@ class TensorSpec:
 
     def part(self, dim: int, *runs: Run) -> "TensorSpec":
         """The same tensor cut to runs along a dimension."""
-        cut = Cut(dim, runs)
-        shape = (*self.shape[:dim], cut.size, *self.shape[dim + 1 :])
-        return replace(self, shape=shape, cut=cut)
+        cut = Cut(dim, runs, self.shape[dim])
+        return replace(self, shape=resized(self.shape, dim, cut.size), cut=cut)
+
+    @property
+    def whole_shape(self) -> Shape:
+        """The shape in the checkpoint."""
+        return self.shape if self.cut is None else resized(self.shape, self.cut.dim, self.cut.whole)
+
+
+def resized(shape: Shape, dim: int, size: int) -> Shape:
+    """A shape with another size along a dimension."""
+    return (*shape[:dim], size, *shape[dim + 1 :])

@@ -11,10 +11,14 @@ class SummedLinear:
     """A product over the inputs of all ranks."""
 
     def __init__(self, part: Linear, group: RankGroup) -> None:
-        self._part, self._group = part, group
+        self.part, self._group = part, group
+
+    def around(self, part: Linear) -> "SummedLinear":
+        """The sum of other parts."""
+        return SummedLinear(part, self._group)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.sum(self._part(x))
+        return self._group.sum(self.part(x))
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.add_(self(x))
