@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.simulate.charts import Axis, line_chart, point_chart
+from paceline.simulate.charts import Axis, line_chart, point_chart, point_labels
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,25 @@ def test_charts_are_well_formed() -> None:
         ElementTree.fromstring(chart)
     assert lines.count("<polyline") == 2
     assert dots.count("<circle") == 2
+
+
+def test_an_axis_ends_at_a_round_value() -> None:
+    assert Axis(0.0, 852.0, 0, 100).rounded.most == 1000
+    assert Axis(0.0, 1000.0, 0, 100).rounded.most == 1000
+
+
+def test_the_names_of_close_points_do_not_overlap() -> None:
+    labels = point_labels({"a": (400.0, 50.0), "b": (401.0, 50.0), "c": (60.0, 50.0)})
+    places = [ElementTree.fromstring(label) for label in labels]
+    assert [(one.text, one.get("text-anchor"), one.get("y")) for one in places] == [
+        ("a", "end", "54"),
+        ("b", "end", "68"),
+        ("c", "start", "54"),
+    ]
+
+
+def test_a_caption_names_the_unit_once() -> None:
+    assert "<figcaption>Output<span>tokens/s</span></figcaption>" in line_chart(
+        "Output", "s", "tokens/s", {"all": []}
+    )
+    assert "<figcaption>Blocks</figcaption>" in line_chart("Blocks", "s", "blocks", {"used": []})

@@ -173,7 +173,10 @@ def comparison_page(title: str, results: Sequence[VariantResult]) -> str:
     finite = {name: pair for name, pair in points.items() if pair[1] != float("inf")}
     chart = point_chart("Throughput and latency", "output tokens/s", "TTFT p99, ms", finite)
     said = "".join(f"<p>{escape(sentence(results[0], one))}</p>" for one in results[1:])
-    note = "<p>* no other variant has both more throughput and a lower TTFT p99.</p>"
+    note = (
+        "<p>Times are in milliseconds. "
+        "* no other variant has both more throughput and a lower TTFT p99.</p>"
+    )
     return page(title, [html_table(COLUMNS, rows_of(results)), note, chart, said])
 
 

@@ -14,17 +14,22 @@ STYLE = """
   :root { --ink: #e6e9ed; --dim: #98a2ad; --grid: #343a42; --paper: #15181c;
     --c0: #6aa9ff; --c1: #ff9d66; --c2: #5fd08a; --c3: #c99bff; --c4: #f2c14e; --c5: #ff8ab5; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1360px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .5rem 0; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 1rem; }
-figure { margin: 0; } figure p { margin: 0; } svg { width: 100%; height: auto; }
-text { fill: var(--ink); font: 12px system-ui, sans-serif; } .title { font-weight: 600; }
+  max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } p { max-width: 80ch; }
+.table { overflow-x: auto; } table { border-collapse: collapse; margin: .5rem 0; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--grid);
+  white-space: nowrap; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child, .facts td { text-align: left; }
+.facts td { white-space: normal; } .facts th { font-weight: 400; color: var(--dim); }
+.charts { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
+figure { margin: 0; max-width: 560px; } figcaption { font-weight: 600; }
+figcaption span { display: inline-block; margin-left: .8rem; font-weight: 400;
+  color: var(--dim); }
+svg { display: block; width: 100%; height: auto; }
+text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 .tick { fill: var(--dim); font-size: 11px; } .grid { stroke: var(--grid); fill: none; }
 .line { fill: none; stroke-width: 1.6; }
-.key { margin-right: 1rem; color: var(--dim); }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; }
 """
 COLOUR_RULES = "".join(
@@ -48,7 +53,16 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="table">{table}</div>'
+
+
+def fact_table(found: Mapping[str, str]) -> str:
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
+        for name, text in found.items()
+    )
+    return f'<table class="facts">{lines}</table>'
 
 
 def simulation_page(
@@ -58,7 +72,7 @@ def simulation_page(
     spreads = [[name, *spread_cells(one)] for name, one in report.total.latencies.items()]
     sections = [
         *(f"<p>{escape(line)}</p>" for line in about),
-        html_table(("", ""), [list(pair) for pair in facts(report, targets_ms).items()]),
+        fact_table(facts(report, targets_ms)),
         "<h2>Latencies, milliseconds</h2>",
         html_table(("", *COLUMNS), spreads),
         f'<h2>Over time</h2><div class="charts">{"".join(time_charts(report))}</div>',
