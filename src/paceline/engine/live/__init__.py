@@ -1,0 +1,1 @@
+"""What an engine does right now, in frames that a page can draw."""
