@@ -12,7 +12,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
 from paceline.core.item import Item
-from paceline.core.request import Finish, Request, Sequence, child_label, token_array
+from paceline.core.request import Finish, Request, Sequence, child_label
 
 LARGEST = 2**31 - 1
 
@@ -100,10 +100,6 @@ def test_a_prompt_is_a_copy_that_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="read-only"):
         prompt[0] = 9
     assert mine.flags.writeable
-
-
-def test_token_arrays_may_be_empty() -> None:
-    assert token_array([], "nothing").tolist() == []
 
 
 def test_an_empty_prompt_is_refused() -> None:

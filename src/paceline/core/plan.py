@@ -10,7 +10,8 @@ from paceline.core.arrays import F32, I32, I64, NO_I32, NO_INDEX, Bool, Index, N
 from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.errors import RequestError, StepError
 from paceline.core.pooling import PooledSpan
-from paceline.core.request import Finish, Request, child_label, token_array
+from paceline.core.request import Finish, Request, child_label
+from paceline.core.token_ids import token_array
 
 Kind = Literal["mixed", "prefill", "decode"]
 Stage = Literal["queue", "prefill", "decode"]

@@ -1,16 +1,11 @@
 """What a client asked for, and how far it has got."""
 
-from array import array
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, isfinite
 from operator import attrgetter
 from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
@@ -20,6 +15,7 @@ from paceline.core.item import Item, wrong_items
 from paceline.core.kv_transfer import unsendable
 from paceline.core.pooling import LAST, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
+from paceline.core.token_ids import TokenIds, plain, token_array
 
 
 class Finish(Enum):
@@ -42,53 +38,6 @@ FINISHED_STATE = {
 MOST_PRIORITY = 2.0**53  # either way, exact in every form that carries it
 MOST_PENALTY = 10.0  # either way: what a length is raised to
 PARKED_STATE = {"grammar": "WAITING_FOR_GRAMMAR", "remote_kv": "WAITING_FOR_REMOTE_KV"}
-
-
-def plain(value: Any) -> Any:
-    """A scalar of numpy's as one of Python's; anything else as it is."""
-    scalar: Any = value
-    return scalar.item() if isinstance(value, np.generic) else value
-
-
-INT32 = np.dtype(np.int32)
-Integers = npt.NDArray[np.integer[Any]]
-
-
-def token_array(ids: Iterable[int], what: str) -> I32:
-    """Token ids as a read-only array, or a RequestError that says what is wrong."""
-    known: Any = ids
-    if getattr(ids, "dtype", None) == np.int32 and not known.flags.writeable:
-        return known  # it has been through here before
-    given: list[int] | tuple[int, ...] = ()
-    try:
-        given = ids if isinstance(ids, (list, tuple)) else list(ids)
-        found = np.array(array("I", given), INT32)  # several times faster than from the list
-    except (TypeError, OverflowError) as error:
-        raise RequestError(f"{what} {_wrong_ids(given, error)}") from None
-    if len(found) and found[found.argmin()] < 0:  # only unsigned numbers go as far
-        raise RequestError(f"{what} {_wrong_ids(given, 'one is too large')}")
-    found.setflags(write=False)
-    return found
-
-
-def _wrong_ids(given: Iterable[Any], why: object) -> str:
-    """What is wrong with token ids that make no array."""
-    least = min((one for one in map(plain, given) if isinstance(one, int)), default=0)
-    if least < 0:
-        return f"has a negative token id: {least}"
-    return f"must be a list of token ids: {why}"
-
-
-class TokenIds:
-    """For type checkers: a field that takes token ids in any sequence and keeps an array.
-
-    A checker reads the parameter of `__init__` from `__set__`, and the attribute from `__get__`.
-    No object of this class exists.
-    """
-
-    def __get__(self, instance: object, owner: object) -> I32: ...
-
-    def __set__(self, instance: object, ids: SequenceOf[int] | Integers) -> None: ...
 
 
 def child_label(request_id: str, child: int) -> str:
