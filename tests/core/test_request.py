@@ -473,3 +473,25 @@ def test_a_field_of_the_wrong_type_in_disguise_is_refused() -> None:
         ("priority", float("nan")),
     ]
     assert accepted(wrong) == []
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    for problem, fields in {
+        "generated has 1 entries for 2 sequences": {"n": 2, "generated": ((1,),)},
+        "every sequence has ended": {"n": 2, "generated": (None, None)},
+        "only the best sequences are returned": {"best_of": 2, "generated": ((1,), ())},
+        "2 tokens are generated already, and max_tokens is 2": {
+            "max_tokens": 2,
+            "generated": ((1, 2),),
+        },
+    }.items():
+        with pytest.raises(RequestError, match=problem):
+            ask(**fields)
+
+
+def test_a_sequence_has_the_prompt_and_what_it_has_generated() -> None:
+    assert ask(generated=((8, 9),)).known(0).tolist() == [1, 2, 3, 8, 9]
+    family = ask(n=3, generated=((8,), None, ()))
+    assert family.open_children == [0, 2]
+    assert family.known(2) is family.prompt
+    assert ask(n=2).open_children == [0, 1]

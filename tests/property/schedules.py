@@ -83,6 +83,7 @@ class Drive:
     pictured: bool = False  # with multimodal items, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
     grouped: bool = False  # with several attention groups, or windows
+    moved: bool = False  # with requests that other engines began
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
     latest: Random = field(init=False)  # for rows that fail and children that end, likewise
@@ -96,6 +97,7 @@ class Drive:
     picturing: Random = field(init=False)  # for items
     connector: ErraticConnector | None = None
     grouping: Random = field(init=False)  # for attention groups
+    moving: Random = field(init=False)  # for `moved`, likewise
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -132,6 +134,7 @@ class Drive:
         self.embedding = Random(f"pooling {self.seed}")
         self.picturing = Random(f"items {self.seed}")
         self.grouping = Random(f"groups {self.seed}")
+        self.moving = Random(f"moved {self.seed}")
         self.settings = self._settings()
         if self.pictured:
             self.settings |= self._encoder_settings()
@@ -445,7 +448,29 @@ class Drive:
     def most_in_flight(self) -> int:
         return min(self.depth, MASKED_DEPTH) if self.grammars.any_open else self.depth
 
+    def _continued(self, request: Request) -> Request:
+        """Maybe with what another engine generated, and with sequences that have ended there."""
+        if not self.moved or self.moving.random() < 0.4:
+            return request
+        if request.silent or request.pooling:
+            return replace(request, generated=((),) * request.width)
+        wholes = [self._reference(request, child)[0] for child in range(request.width)]
+        ended = self.moving.sample(range(request.width), self.moving.randint(0, request.width - 1))
+        lengths = [self.moving.randrange(len(whole)) for whole in wholes]
+        generated = [tuple(one[:most]) for one, most in zip(wholes, lengths, strict=True)]
+        self.seen["continued"] += any(generated)
+        self.seen["ended elsewhere"] += len(ended)
+        kept = (None if child in ended else one for child, one in enumerate(generated))
+        return replace(request, generated=tuple(kept))
+
+    def _reference(self, request: Request, child: int) -> tuple[list[int], str]:
+        seed = None if request.seed is None else request.seed + child
+        length = self.settings["max_model_len"]
+        own = replace(request, seed=seed, generated=())
+        return reference(own, self.vocab, length, mask_of(own, self.vocab))
+
     def submit(self, request: Request) -> None:
+        request = self._continued(request)
         parked = "grammar" if self.chaos and self.random.random() < 0.1 else ""
         try:
             self.scheduler.submit(request, self.now, parked)
@@ -459,6 +484,11 @@ class Drive:
             self.seen["constrained"] += 1
         for label in self._labels(request):
             self.got[label] = []
+        for child, label in enumerate(self._labels(request)[-request.width :]):
+            if child in request.open_children:
+                self.got[label] += (request.generated or ((),) * request.width)[child] or ()
+            else:
+                self.got[label], self.ends[label] = self._reference(request, child)
 
     @staticmethod
     def _labels(request: Request) -> list[str]:
@@ -796,7 +826,7 @@ class Drive:
             if request.width > 1:
                 self._judge_family(request, length)
             else:
-                self._judge_one(request, request.id, length)
+                self._judge_one(request, 0, request.id)
         stats = self.scheduler.stats
         on_device = stats.prefix_hits + stats.resumed_hits
         assert on_device + stats.external_hits == self.found, "miscounted"
@@ -806,9 +836,8 @@ class Drive:
         self.seen["remote hits" if self.remote else "host hits"] = stats.external_hits
         self.seen["encoder hits"] = stats.encoder_hits
 
-    def _judge_one(self, request: Request, label: str, length: int) -> None:
-        mask = mask_of(request, self.vocab)
-        tokens, finish = reference(request, self.vocab, length, mask)
+    def _judge_one(self, request: Request, child: int, label: str) -> None:
+        tokens, finish = self._reference(request, child)
         got, end = self.got[label], self.ends[label]
         if end in ("abort", "error", "timeout"):
             assert got == tokens[: len(got)], f"{label}: {got} is not {tokens}"
@@ -832,8 +861,7 @@ class Drive:
             for child, label in enumerate(labels):
                 if end == "abort":
                     self.ends.setdefault(label, "abort")
-                seed = None if request.seed is None else request.seed + child
-                self._judge_one(replace(request, seed=seed), label, length)
+                self._judge_one(request, child, label)
             return
         assert not any(self.got[label] for label in labels), "told before the end"
         if end in ("abort", "error", "timeout"):

@@ -81,10 +81,19 @@ def test_random_schedules_with_constraints_keep_the_promises() -> None:
 
 
 def test_random_schedules_with_adapters_keep_the_promises() -> None:
-    """Among all others; no step has more adapters than there are slots for."""
+    """Among all others; no step has more adapters than there are slots for. Some requests continue
+    what other engines began."""
     seen: Counter[str] = Counter()
     for seed in SEEDS_ADAPTED:
-        seen += drive(seed, loading=seed % 4 == 0, constrained=seed % 3 == 0, adapted=True)
+        seen += drive(
+            seed,
+            loading=seed % 4 == 0,
+            constrained=seed % 3 == 0,
+            adapted=True,
+            moved=seed % 2 == 1,
+        )
+    assert seen["continued"]
+    assert seen["ended elsewhere"]
     asked = ("several adapters", "passed over", "preempted", "swap_in", "drafts", "best_of")
     for trouble in (*asked, "cached", "host hits", "constrained", "stale", "retried", "beams"):
         assert seen[trouble], f"no schedule had {trouble}"
@@ -158,6 +167,7 @@ def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
             constrained=seed % 6 == 0,
             adapted=seed % 7 == 0,
             pictured=seed % 8 == 0,
+            moved=seed % 2 == 1,
         )
     for trouble in ("cached", "preempted", "drafts", "stale", "retried", "failed", "failed rows"):
         assert seen[trouble], f"no schedule had {trouble}"

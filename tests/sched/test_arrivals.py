@@ -1,5 +1,9 @@
 """How requests enter the queue, are parked and woken, and get a slot."""
 
+import pytest
+
+from paceline import RequestError
+from tests.sched.families.support import run
 from tests.sched.support import PROMPT, ask, finish_all, preempt, small, state, step
 
 
@@ -102,3 +106,48 @@ def test_the_swapped_count_among_those_who_wait_when_one_comes() -> None:
     preempt(scheduler, "a")
     scheduler.submit(ask("b", 5), 0.0)
     assert "submitted, with 1 request waiting" in scheduler.explain("b")
+
+
+def test_a_request_continues_after_the_tokens_of_another_engine() -> None:
+    scheduler = small()
+    scheduler.submit(ask("a", PROMPT, max_tokens=6, generated=((5, 6, 7),)), 0.0)
+    scheduler.submit(ask("new", 5), 0.0)
+    assert step(scheduler)["tokens"] == {"a": 16, "new": 5}
+    assert finish_all(scheduler)["a"] == [9, 9], "and one token of the first step"
+    assert "continues after 3 tokens that another engine generated" in scheduler.explain("a")
+    assert "continues" not in scheduler.explain("new")
+
+
+def test_a_request_that_continues_counts_only_its_prompt_as_cached() -> None:
+    scheduler = small()
+    prompt = ask("a", 5).prompt.tolist()
+    scheduler.submit(ask("a", prompt, max_tokens=9), 0.0)
+    finish_all(scheduler)
+    scheduler.submit(ask("b", prompt, max_tokens=9, generated=((9,) * 7,)), 0.0)
+    step(scheduler)
+    assert "8 tokens came from the prefix cache" in scheduler.explain("b")
+    assert state(scheduler, "b")["cached"] == 5
+
+
+def test_the_open_sequences_of_a_family_continue() -> None:
+    asked = ask("a", 6, n=3, max_tokens=4, generated=((5,), None, (5, 6)))
+    ended = run(small(), asked)
+    assert set(ended.ends) == {"0_a", "2_a", "a"}
+    assert {name: len(tokens) for name, tokens in ended.got.items() if tokens} == {
+        "0_a": 3,
+        "2_a": 2,
+    }
+
+
+def test_a_request_that_continues_was_accepted_and_is_not_refused() -> None:
+    scheduler = small(max_num_queued_reqs=1, max_queued_tokens=8)
+    scheduler.submit(ask("a", 5), 0.0)
+    scheduler.drain()
+    scheduler.submit(ask("b", 5, generated=((),)), 0.0)
+    scheduler.submit(ask("c", 5, generated=((7,),)), 0.0)
+    assert {*finish_all(scheduler)} == {"a", "b", "c"}
+
+
+def test_a_request_that_has_ended_elsewhere_cannot_continue() -> None:
+    with pytest.raises(RequestError, match=r"it has 64 tokens from another engine, .* at 64"):
+        small().submit(ask("a", 60, max_tokens=None, generated=((1, 2, 3, 4),)), 0.0)

@@ -72,6 +72,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "pooling": (str,),
     "reads_cache": (bool,),
     "kv_transfer_params": (dict, NONE),
+    "generated": (tuple,),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
@@ -121,6 +122,8 @@ class Request:
             token has no meaning then. "": none.
         reads_cache: Whether cached prefixes may be used instead of computing them.
         kv_transfer_params: Where its KV comes from or goes to, for the connector.
+        generated: What its sequences generated in an engine that is gone: the tokens of each, and
+            None for one that has ended. It continues after them. (): it is new.
     """
 
     id: str
@@ -151,6 +154,7 @@ class Request:
     pooling: str = ""
     reads_cache: bool = True
     kv_transfer_params: Mapping[str, Any] | None = None
+    generated: tuple[tuple[int, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -163,6 +167,8 @@ class Request:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
         problem = self._wrong_type() or self._wrong_number() or self._wrong_text()
         problem = problem or self._wrong_family() or unsendable(self.kv_transfer_params)
+        if self.generated:
+            problem = problem or self._wrong_continuation()
         if problem:
             raise RequestError(f"request {self.id!r}: {problem}")
 
@@ -243,7 +249,32 @@ class Request:
             return f"pooling {self.pooling!r} needs the first position: set reads_cache to False"
         return ""
 
+    def _wrong_continuation(self) -> str:
+        found = [one for one in self.generated if one is not None]
+        if len(self.generated) != self.width:
+            return f"generated has {len(self.generated)} entries for {self.width} sequences"
+        if not found:
+            return "every sequence has ended; there is nothing to continue"
+        if any(found) and self.silent:
+            return "only the best sequences are returned, so none can be continued"
+        longest = max(map(len, found))
+        if self.max_tokens is not None and longest >= self.max_tokens:
+            return f"{longest} tokens are generated already, and max_tokens is {self.max_tokens}"
+        return ""
+
     # -- families -----------------------------------------------------------
+
+    @property
+    def open_children(self) -> list[int]:
+        """Which of its sequences have not ended."""
+        ended = [child for child, one in enumerate(self.generated) if one is None]
+        return [child for child in range(self.width) if child not in ended]
+
+    def known(self, child: int) -> I32:
+        """The tokens that one of its sequences has from the start."""
+        if not (self.generated and (more := self.generated[child])):
+            return self.prompt
+        return token_array([*self.prompt.tolist(), *more], f"the output of {self.id!r}")
 
     @property
     def width(self) -> int:

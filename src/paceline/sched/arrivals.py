@@ -57,6 +57,9 @@ class Arrivals:
         blocks = state.cache.attach(slot, sequence, hit, tokens)
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
         note(sequence, happened, state.now, state.step, hit.tokens)
+        more = len(sequence.tokens) - len(sequence.request.prompt)
+        if more and not resumed:
+            note(sequence, Happened.CONTINUED, state.now, state.step, more)
         if hit.host:
             self._load(sequence, hit)
         state.stats.admissions += 1

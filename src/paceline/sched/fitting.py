@@ -17,6 +17,12 @@ def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
     longest = step.max_model_len
     if request.max_tokens is not None:
         longest = min(longest, prompt + request.max_tokens)
+    known = prompt + max((len(one or ()) for one in request.generated), default=0)
+    if known >= longest:
+        raise RequestError(
+            f"request {request.id!r}: it has {known} tokens from another engine, and this one ends "
+            f"it at {longest}"
+        )
     width, span = request.width, longest - 1 + config.speculation.lookahead_slots
     if width > step.max_num_seqs:
         raise RequestError(

@@ -21,7 +21,7 @@ def count(
     else:
         stats.prefix_queries += known
         stats.prefix_hits += found
-        sequence.cached = hit.tokens
+        sequence.cached = min(hit.tokens, len(sequence.request.prompt))
     if cache.host.size or loaded is not None:
         stats.external_queries += known - found
         stats.external_hits += hit.tokens - found

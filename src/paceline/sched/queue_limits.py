@@ -25,6 +25,7 @@ class QueueLimits:
 
     def __init__(self, config: QueueConfig, view: SchedulerView) -> None:
         self.tokens = 0
+        self.draining = False  # are new requests refused?
         self.timeout_s = config.queue_timeout_s  # 0: none
         self._config, self._view = config, view
         self._unstarted: dict[str, Unstarted] = {}  # by request id, in order of submission
@@ -35,10 +36,13 @@ class QueueLimits:
         return self._config.max_num_queued_reqs - self._view.queued
 
     def refuse_excess(self, request: Request) -> None:
-        """QueueFull if the request is one too many, or brings too many tokens.
+        """QueueFull if the request is one too many, or brings too many tokens, or if the scheduler
+        drains.
 
         A prompt that waits alone may have any length.
         """
+        if self.draining:
+            raise QueueFull("the scheduler is draining and takes no new requests")
         if self.room < 1:
             most = self._config.max_num_queued_reqs
             raise QueueFull(f"{most} requests are already waiting (max_num_queued_reqs)")

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.core.attention_group import FULL_ATTENTION
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError, PluginError, QueueFull, RequestError, StepError
+from paceline.core.errors import ConfigError, PluginError, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
@@ -50,7 +50,7 @@ class Scheduler:
         self._child_aborts = ChildAborts(components)
         self._flight: deque[int] = deque()  # steps planned and not committed
         self._void_until = 0  # steps up to here were given up
-        self._draining, self._serials = False, 0
+        self._serials = 0
         self._unreported: list[Ended] = []  # ends that no commit has reported
 
     @classmethod
@@ -65,7 +65,7 @@ class Scheduler:
         self._tick(now)
         limit = self._admissible(request)
         arrival = self.state.now if request.arrival is None else request.arrival
-        sequence = Sequence(request, self._serials, limit, arrival, request.prompt)
+        sequence = Sequence(request, self._serials, limit, arrival, request.known(0))
         width = request.width
         if width > 1:
             self.state.families[request.id] = Family.of(sequence)
@@ -89,9 +89,8 @@ class Scheduler:
                 f"request ids {request.id!r} and {twin!r} would name the same sequence; "
                 "give another one"
             )
-        if self._draining:
-            raise QueueFull("the scheduler is draining and takes no new requests")
-        self._limits.refuse_excess(request)
+        if not request.generated:  # otherwise another engine has accepted it
+            self._limits.refuse_excess(request)
         return fitting_limit(request, self.config, state.cache)
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
@@ -289,7 +288,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Refuse new requests; open ones run to their end."""
-        self._draining = True
+        self._limits.draining = True
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
         """Forget all cached content. False while running requests hold blocks of it."""

@@ -37,6 +37,15 @@ def lived(*life: tuple[Happened, float]) -> Sequence:
             [(Happened.SUBMITTED, 2.0), (Happened.FINISHED, 7.0)],
             Timings(6.0, 0.0, 0.0, 6.0, 2, "queue"),
         ),
+        (
+            [
+                (Happened.SUBMITTED, 2.0),
+                (Happened.ADMITTED, 4.0),
+                (Happened.CONTINUED, 4.0),
+                (Happened.FINISHED, 7.0),
+            ],
+            Timings(3.0, 0.0, 3.0, 6.0, 2),
+        ),
     ],
 )
 def test_time_is_shared_out(life: list[tuple[Happened, float]], expected: Timings) -> None:

@@ -31,6 +31,7 @@ def sent(message: Any) -> Any:
     "request_",
     [
         Request(id="a", prompt=[1, 2, 3]),  # pyright: ignore[reportArgumentType]
+        Request(id="a", prompt=[1], n=2, generated=((5, 6), None)),  # pyright: ignore[reportArgumentType]
         Request(id="a", prompt=[1], priority=0.5, max_tokens=np.int64(4)),  # type: ignore[arg-type]
         Request(id="a", prompt=[1], arrival=3, deadline=2, length_penalty=1),  # pyright: ignore[reportArgumentType]
         Request(

@@ -70,7 +70,8 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [1, 2]},
     )
     pooled = Request(id="e", prompt=[1, 2], max_tokens=1, pooling="mean", reads_cache=False)
-    for request in (full, pooled, ask()):
+    moved = Request(id="m", prompt=[1, 2], n=2, generated=((7, 8), None))
+    for request in (full, pooled, moved, ask()):
         made = Submission(request, 1e-9, "grammar")
         again = Submission.decoded(payload(tmp_path, made.encoded()))
         assert (again.now, again.parked) == (1e-9, "grammar")
@@ -79,7 +80,8 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
             assert np.array_equal(one, other) if field.name == "prompt" else one == other
     recorded = [field for field in fields(Request)[2:] if field.name != "handle"]
     for field in recorded:
-        assert any(getattr(one, field.name) != field.default for one in (full, pooled)), field.name
+        given = [getattr(one, field.name) for one in (full, pooled, moved)]
+        assert any(one != field.default for one in given), field.name
 
 
 def test_every_field_of_a_result_that_decides_something_is_recorded() -> None:

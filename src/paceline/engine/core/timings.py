@@ -19,15 +19,19 @@ def timed(scheduler: Scheduler, ended: Ended) -> Ended:
         return ended
     # Sequences of a family share one life; `cached` of a sequence counts only its own hits.
     cached = next((one.amount for one in sequence.life if one.happened is Happened.ADMITTED), 0)
+    cached = min(cached, len(sequence.request.prompt))  # one that continued may find outputs too
     return replace(ended, timings=timings(sequence), cached=cached)
 
 
 def timings(sequence: Sequence) -> Timings:
-    """Stages run from arrival to the end; the last stage that was reached takes the rest."""
+    """Stages run from arrival to the end; the last stage that was reached takes the rest.
+
+    One that continued the work of another engine had its first token there.
+    """
     life = sequence.life
     end = life[-1].time
     admitted = first(life, Happened.ADMITTED, end)
-    token = first(life, Happened.FIRST_TOKEN, end)
+    token = first(life, Happened.CONTINUED, first(life, Happened.FIRST_TOKEN, end))
     return Timings(
         queue_s=admitted - sequence.arrival,
         prefill_s=token - admitted,
@@ -40,7 +44,7 @@ def timings(sequence: Sequence) -> Timings:
 
 def last_stage(life: Row[Moment]) -> Stage:
     happened = {moment.happened for moment in life}
-    if Happened.FIRST_TOKEN in happened:
+    if happened & {Happened.FIRST_TOKEN, Happened.CONTINUED}:
         return "decode"
     return "prefill" if Happened.ADMITTED in happened else "queue"
 

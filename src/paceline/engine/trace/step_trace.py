@@ -24,6 +24,7 @@ PHASES = {
     Happened.WOKEN: "waiting",
     Happened.ADMITTED: "prefill",
     Happened.RESUMED: "computing again",
+    Happened.CONTINUED: "computing again",
     Happened.FIRST_TOKEN: "decode",
     Happened.PREEMPTED: "preempted",
     Happened.SWAPPED: "swapped out",

@@ -97,6 +97,7 @@ SENTENCES = {
     Happened.WOKEN: "woken: {cause} is ready.",
     Happened.ADMITTED: "admitted in step {step}; {tokens} came from the prefix cache.",
     Happened.RESUMED: "resumed in step {step}; {tokens} were still in the cache.",
+    Happened.CONTINUED: "continues after {tokens} that another engine generated.",
     Happened.FORKED: "forked into {amount} sequences that share the prompt.",
     Happened.FIRST_TOKEN: "first token, from step {step}.",
     Happened.PREEMPTED: "preempted in step {step} with {tokens} known, for {cause}.",

@@ -34,19 +34,20 @@ class Family:
     @staticmethod
     def of(leader: Sequence) -> "Family":
         """The family of a new sequence, which becomes its first child."""
-        request = leader.request
-        leader.child = 0
+        request, serial = leader.request, leader.serial
+        leader.child, *rest = request.open_children
+        leader.serial, leader.tokens = serial + leader.child, request.known(leader.child)
         others = [
             Sequence(
                 request,
-                leader.serial + child,
+                serial + child,
                 leader.limit,
                 leader.arrival,
-                leader.tokens,
+                request.known(child),
                 child=child,
                 life=leader.life,  # what happens to one happens to all
             )
-            for child in range(1, request.width)
+            for child in rest
         ]
         most = leader.limit - len(request.prompt)
         search = BeamSearch(request, most) if request.beam_width else None

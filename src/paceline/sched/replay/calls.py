@@ -66,6 +66,8 @@ class Submission:
         kept["sampling"] = sampling_of(kept.get("sampling", {}))
         if "constraint" in kept:
             kept["constraint"] = Constraint(*kept["constraint"])
+        generated = kept.get("generated", ())
+        kept["generated"] = tuple(None if one is None else tuple(one) for one in generated)
         prompt = np.frombuffer(tail_of(payload), TOKEN)
         return Submission(Request(prompt=prompt, **kept), now, parked)
 
