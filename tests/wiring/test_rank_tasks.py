@@ -11,6 +11,7 @@ from paceline.core.errors import RequestError
 from paceline.engine.core.wire import NumberedAnswer
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.shard import Shard
 from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.rank_tasks import RankTasks
 from paceline.wiring.rank_wire import KeepAdapter, NumberedTask, ReadAdapter
@@ -33,7 +34,7 @@ def test_adapters_are_forgotten_that_rank_0_no_longer_holds(
 ) -> None:
     folder, answers = str(write_adapter(tmp_path, tiny())), Answers()
     outbox: Any = answers
-    tasks = RankTasks(SimpleNamespace(host_adapters=host), outbox)
+    tasks = RankTasks(SimpleNamespace(host_adapters=host), Shard(1, 2), outbox)
     for number, held in ((0, ()), (1, (0,)), (2, (1,))):
         tasks.begin(NumberedTask(7 + number, ReadAdapter(number, folder, held)))
         assert answers.get(timeout=60) == NumberedAnswer(7 + number, host.read(folder).version)
@@ -45,7 +46,7 @@ def test_adapters_are_forgotten_that_rank_0_no_longer_holds(
 
 def test_a_task_that_fails_is_answered_with_the_reason(host: HostAdapters, tmp_path: Path) -> None:
     answers: Any = Answers()
-    tasks = RankTasks(SimpleNamespace(host_adapters=host), answers)
+    tasks = RankTasks(SimpleNamespace(host_adapters=host), Shard(1, 2), answers)
     tasks.begin(NumberedTask(5, ReadAdapter(0, str(tmp_path), ())))
     answer = answers.get(timeout=60)
     assert answer.number == 5

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,9 +22,10 @@ from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.settings import CoreSettings
 from paceline.runner.parallel.group import RankGroup
-from paceline.wiring import cpu
+from paceline.wiring import assembly, cpu, ranked_blocks
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.model import find_checkpoint
+from paceline.wiring.rank_wire import CopyBlocks
 from paceline.wiring.ranked_device import RankedDevice
 from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.ranks import RankProcesses
@@ -156,6 +158,90 @@ def test_every_rank_has_its_part_of_adapters(ranks: RankProcesses, tmp_path: Pat
         runner.host_adapters.read(str(folders["x"]))  # pyright: ignore[reportOptionalMemberAccess]
 
 
+# -- blocks that come back --------------------------------------------------
+
+PROMPTS = [[token + 3 * number for token in range(20, 60)] for number in range(3)]
+ONE_AT_A_TIME: dict[str, Any] = {
+    "load_format": "dummy",
+    "device": "cpu",
+    "threads": 1,
+    "num_gpu_blocks_override": 16,
+    **SETTINGS,
+}
+
+
+class LentRanks:
+    """Ranks that outlive the engine that uses them."""
+
+    def __init__(self, ranks: RankProcesses) -> None:
+        self._ranks = ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ranks, name)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def lent(ranks: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Let engines with two ranks use those of this module, with these settings."""
+    start: Any = lambda _: LentRanks(ranks)
+    monkeypatch.setattr(assembly, "RankedDevice", partial(RankedDevice, start=start))
+    return ONE_AT_A_TIME | {"tensor_parallel_size": 2, "depth": 2}
+
+
+def returning(model: LLM) -> list[list[int]]:
+    """Every prompt twice: the device has room for one, so that the second time it is loaded."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    found: list[list[int]] = []
+    for prompt in (*PROMPTS, *PROMPTS):
+        (output,) = model.generate([prompt], params, progress=False, raise_on_error=True)
+        found.append(list(output.outputs[0].token_ids))
+    return found
+
+
+def loaded(model: LLM) -> float:
+    """Tokens that came from the connector."""
+    return model.get_metrics().counters["external_prefix_cache_hits"]
+
+
+@pytest.fixture(scope="module")
+def returned(model: Path) -> list[list[int]]:
+    with LLM(str(model), **ONE_AT_A_TIME) as llm:
+        return returning(llm)
+
+
+def test_every_rank_loads_its_part_of_a_block(
+    model: Path, tmp_path: Path, lent: dict[str, Any], returned: list[list[int]]
+) -> None:
+    """From host memory, and from files that an earlier engine has written."""
+    files = tmp_path / "kv"
+    extra = {"kv_connector_extra_config": {"path": str(files)}}
+    with LLM(str(model), **lent, kv_connector="host") as llm:
+        assert returning(llm) == returned
+        assert loaded(llm) == 3 * 36
+    for least in (0, 6 * 36):
+        with LLM(str(model), **lent, kv_connector="disk", kv_transfer_config=extra) as llm:
+            assert returning(llm) == returned
+            assert loaded(llm) >= least
+            until(lambda: len(list(files.rglob("*"))) > 3 * 9)  # they are written meanwhile
+
+
+def test_a_load_that_fails_on_one_rank_is_computed_by_all(
+    model: Path,
+    lent: dict[str, Any],
+    returned: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def elsewhere(blocks: tuple[int, ...], to_host: bool) -> CopyBlocks:
+        return CopyBlocks(blocks if to_host else (10**6,), to_host)
+
+    monkeypatch.setattr(ranked_blocks, "CopyBlocks", elsewhere)
+    with LLM(str(model), **lent, kv_connector="host") as llm:
+        assert returning(llm) == returned
+        assert loaded(llm) == 0
+
+
 # -- processes that are gone ------------------------------------------------
 
 
@@ -257,7 +343,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(
     [
         ({"tensor_parallel_size": 3}, "sizes that fit this model are 1, 2, 4"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
-        ({"kv_connector": "host"}, "remove kv_connector"),
+        ({"kv_connector": "nixl"}, "use 'host', 'disk' or 'valkey'"),
         (
             {"speculative_config": {"model": "MODEL", "num_speculative_tokens": 2}},
             "use proposer 'ngram'",

@@ -126,6 +126,7 @@ class Connector(ABC):
     """
 
     hands_over = False  # `finished` is called
+    needs_memory = False  # it moves blocks without a copy, and needs `BlockStore.memory`
     takes_groups = False  # keys of several attention groups may come, in any order
     medium: Medium | None = None  # where it keeps content, if it says what comes and goes
 
@@ -219,6 +220,11 @@ def named(name: str) -> Callable[..., Connector]:
 def takes_groups(name: str) -> bool:
     """Whether the connector of a name transfers blocks of several attention groups."""
     return bool(getattr(named(name), "takes_groups", False))
+
+
+def needs_memory(name: str) -> bool:
+    """Whether the connector of a name needs to know where blocks lie."""
+    return bool(getattr(named(name), "needs_memory", False))
 
 
 def options(

@@ -33,6 +33,12 @@ class BlockBytes:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
         return lazy_zeros(shape, torch.uint8).numpy()
 
+    def follow_steps(self) -> None:
+        """Let later copies wait for the steps that this thread has launched. On a CPU they have
+        ended."""
+        if self._on_gpu:
+            self._stream.wait_stream(torch.cuda.current_stream(self.content.device))
+
     def read(self, blocks: Sequence[int]) -> np.ndarray:
         """The content of blocks, [blocks, block_bytes]."""
         rows = np.empty((len(blocks), self.block_bytes), np.uint8)

@@ -10,27 +10,32 @@ from paceline.kv.connector import BlockMemory, Bytes, Connector
 from paceline.runner.block_bytes import BlockBytes
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.kv_transfer_config import connector_config
+from paceline.wiring.ranked_blocks import RankedBlocks
 
 
 class BlockOwner(Protocol):
     """A runner whose blocks other threads may copy."""
 
-    def block_bytes(self) -> BlockBytes: ...
+    def block_bytes(self) -> BlockBytes | RankedBlocks: ...
 
 
 class DeviceBlocks:
     """The blocks of a device as a connector sees them."""
 
-    def __init__(self, blocks: BlockBytes, config: CacheConfig) -> None:
+    def __init__(self, blocks: BlockBytes | RankedBlocks, config: CacheConfig) -> None:
         self._blocks, self.block_bytes = blocks, blocks.block_bytes
         name = config.model_fingerprint or "unnamed"
         self.layout = f"{name}-{config.block_size}x{self.block_bytes}"
+        if isinstance(blocks, RankedBlocks):  # the heads of a block lie in another order
+            self.layout += f"-{blocks.ranks}ranks"
         if config.attention_groups != FULL_ATTENTION:  # which layers a block is of follows from it
             kinds = (f"{one.count}{one.kind[0]}{one.window}" for one in config.attention_groups)
             self.layout = "-".join((self.layout, *kinds))
 
     @property
-    def memory(self) -> BlockMemory:
+    def memory(self) -> BlockMemory | None:
+        if isinstance(self._blocks, RankedBlocks):
+            return None  # each rank has memory of its own
         content = self._blocks.content
         device: Any = content.device.type
         index = content.device.index or 0

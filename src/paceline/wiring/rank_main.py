@@ -62,7 +62,8 @@ def run(commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         message: ToRank = to_rank.decode(commands.recv())
         match message:
             case BuildRank():
-                loop = RankLoop(built(message, outbox), outbox)
+                shard = Shard(message.rank, message.size)
+                loop = RankLoop(built(message, shard, outbox), shard, outbox)
             case Close():
                 return
             case _:
@@ -74,9 +75,9 @@ class RankLoop:
     """Follows rank 0: runs the plans of its scheduler, and does other tasks in step with them. The
     tokens come from rank 0."""
 
-    def __init__(self, runner: Runner, outbox: Outbox) -> None:
+    def __init__(self, runner: Runner, shard: Shard, outbox: Outbox) -> None:
         self._runner, self._reader = runner, PlanReader()
-        self._tasks = RankTasks(runner, outbox)
+        self._tasks = RankTasks(runner, shard, outbox)
         self._flight = 0
 
     def follow(self, message: EncodedPlan | NumberedTask | KeepAdapter | DropAdapter) -> None:
@@ -99,11 +100,10 @@ class RankLoop:
             self._flight -= 1
 
 
-def built(message: BuildRank, outbox: Outbox) -> Runner:
+def built(message: BuildRank, shard: Shard, outbox: Outbox) -> Runner:
     """Load the model's part of a rank, beside the other ranks."""
     own = LoadConfig(**message.load)
     on: Any = import_module(f"paceline.wiring.{own.device}")
-    shard = Shard(message.rank, message.size)
     on.choose_device(shard)
     checkpoint, _ = find_checkpoint(message.model, own.load_format, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do

@@ -29,7 +29,21 @@ class ReadAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
     held: tuple[int, ...]  # earlier ones that may still be kept; others are forgotten
 
 
-RankTask = ReadAdapter
+class ShareRows(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Copy blocks from now on through rows of a file: [ranks - 1, rows, bytes of a block]."""
+
+    path: str
+    rows: int
+
+
+class CopyBlocks(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Copy blocks to the first rows, or these to blocks."""
+
+    blocks: tuple[int, ...]
+    to_host: bool
+
+
+RankTask = ReadAdapter | ShareRows | CopyBlocks
 
 
 class NumberedTask(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import Config, LoadConfig, require
 from paceline.core.masks import TokenMasks
+from paceline.kv.connector import needs_memory
 from paceline.runner.parallel.shard import Shard, check_size
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
@@ -61,6 +62,10 @@ def check_ranks(own: LoadConfig, checkpoint: Checkpoint, draft: DraftWeights | N
     """ConfigError if the settings, or the model, do not go with several ranks."""
     size = own.tensor_parallel_size
     alone = f"tensor_parallel_size is {size}, and"
-    require(not own.kv_connector, f"{alone} connectors see one rank: remove kv_connector")
+    require(
+        not (own.kv_connector and needs_memory(own.kv_connector)),
+        f"{alone} kv_connector {own.kv_connector!r} moves the blocks of one rank: use 'host', "
+        "'disk' or 'valkey'",
+    )
     require(draft is None, f"{alone} draft weights run on one rank: use proposer 'ngram'")
     check_size(checkpoint.config, size)

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
 from paceline.wiring.ranked_adapters import RankedAdapters
+from paceline.wiring.ranked_blocks import RankedBlocks
 from paceline.wiring.ranks import RankProcesses
 
 
@@ -21,6 +22,10 @@ class RankedRunner:
     @property
     def capabilities(self) -> Capabilities:
         return self._runner.capabilities
+
+    def block_bytes(self) -> RankedBlocks:
+        """The blocks of all ranks as bytes, for other threads."""
+        return RankedBlocks(self._runner.block_bytes(), self.ranks)
 
     def launch(self, plan: Plan) -> None:
         self.ranks.check()

@@ -37,7 +37,7 @@ class RankProcesses:
 
     def __init__(self, size: int) -> None:
         """The processes start at once, and import meanwhile what they need."""
-        self._size, self._writer = size, PlanWriter()
+        self.size, self._writer = size, PlanWriter()
         self._changed = Condition()
         self._numbers, self._connecting, self._closing = count(), 0, False
         self._answers: dict[int, list[wire.NumberedAnswer]] = {}  # to tasks
@@ -67,18 +67,22 @@ class RankProcesses:
         max_lora_rank: int = 0,
     ) -> RankGroup:
         """Let every rank load its part, and connect to all of them."""
-        store = str(Path(self._folder.name) / f"store{next(self._numbers)}")
-        for rank in range(1, self._size):
-            place = rank, self._size, backend, store
+        store = str(self.new_path("store"))
+        for rank in range(1, self.size):
+            place = rank, self.size, backend, store
             self._send(rank, BuildRank(*place, model, settings, asdict(own), max_lora_rank))
         with self._changed:
-            self._changed.wait_for(lambda: self._fault or self._connecting == self._size - 1)
+            self._changed.wait_for(lambda: self._fault or self._connecting == self.size - 1)
             self._connecting = 0
         self.check()
-        connect = partial(RankGroup.through_file, Shard(0, self._size), store, backend)
+        connect = partial(RankGroup.through_file, Shard(0, self.size), store, backend)
         group: RankGroup = self.guarded(partial(self._unless_lost, connect))
         self._group = group
         return group
+
+    def new_path(self, name: str) -> Path:
+        """A path for a file that ranks share, in a folder that is deleted with this object."""
+        return Path(self._folder.name) / f"{name}{next(self._numbers)}"
 
     def _unless_lost(self, work: Callable[[], Any]) -> Any:
         """What the work returns. If a rank is gone, and the work may wait for it, raise the
@@ -131,10 +135,10 @@ class RankProcesses:
         with self._changed:
             found = self._answers[number]
             self._changed.wait_for(
-                lambda: self._fault or self._closing or len(found) == self._size - 1
+                lambda: self._fault or self._closing or len(found) == self.size - 1
             )
             del self._answers[number]
-            if len(found) < self._size - 1:
+            if len(found) < self.size - 1:
                 raise self._fault or EngineFailed("the engine is shut down")
         return found
 
@@ -174,7 +178,7 @@ class RankProcesses:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for rank in range(1, self._size):
+        for rank in range(1, self.size):
             self._send(rank, wire.Close())
         for child, thread in zip(self._ranks, self._threads, strict=True):
             if self._fault is not None:
@@ -215,7 +219,7 @@ class RankProcesses:
         """The process of a rank is gone."""
         self._lose(
             DeviceLost(
-                f"rank {rank} of {self._size} (process {child.pid}) has died with code "
+                f"rank {rank} of {self.size} (process {child.pid}) has died with code "
                 f"{child.returncode}"
             )
         )

@@ -190,9 +190,9 @@ class Engine:
 
     def close(self) -> None:
         self._pipeline.abandon()
+        self.scheduler.close()  # its connector copies blocks of the runner
         self._runner.close()
         self._preparations.close()
-        self.scheduler.close()
         self._observer.close()
 
     # -- commands, on its own thread ----------------------------------------

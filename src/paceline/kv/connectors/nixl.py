@@ -29,6 +29,7 @@ class Nixl(Connector):
     """
 
     hands_over = True
+    needs_memory = True
 
     def __init__(self, config: ConnectorConfig) -> None:
         super().__init__(config)
