@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from paceline.cli.main import main
-from paceline.cli.setting_flags import HIDDEN, ServingSettings, Settings
+from paceline.cli.setting_flags import HIDDEN, OF_EACH_ENGINE, ServingSettings, Settings
 from paceline.cli.setting_help import (
     NAMES,
     OF_ENGINES,
@@ -31,7 +31,7 @@ def test_every_setting_has_a_flag() -> None:
     names = {one.name for one in Settings.all()}
     kinds = (LoadConfig, AdapterConfig, *COMPONENTS.values(), RecordConfig)
     known = {one.name for kind in kinds for one in fields(kind)}
-    assert names == known - (set(HIDDEN) - {"swap_space"})
+    assert names == known - (set(HIDDEN) - {"swap_space"}) - {*OF_EACH_ENGINE}
 
 
 def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:

@@ -13,6 +13,7 @@ from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.wiring.kv_transfer_config import connector_config
 from paceline.wiring.tokenizer import load_tokenizer
+from tests.engine.trace.timeline import Timeline
 from tests.wiring.support import dummy_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -53,9 +54,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 def test_prompts_come_back_from_host_memory(tmp_path: Path, expected: list[list[int]]) -> None:
-    with llm(tmp_path, kv_connector="host") as model:
+    trace = tmp_path / "trace.json"
+    with llm(tmp_path, kv_connector="host", trace=str(trace)) as model:
         assert answers(model) == expected
         assert loaded(model) >= 3 * 80
+    transfers = [begin for ((begin, _),) in Timeline(trace).spans("transfer").values()]
+    assert {one["name"] for one in transfers} == {"load", "store"}
+    block_bytes = 8 * 2 * 2 * 2 * 8 * 4  # positions, layers, keys and values, heads, numbers, bytes
+    assert all(one["args"]["bytes"] == one["args"]["blocks"] * block_bytes for one in transfers)
 
 
 def test_prompts_come_back_from_disk_after_a_restart(

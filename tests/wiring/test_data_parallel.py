@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import zmq
 
 from paceline.core.cores import usable_cores
 from paceline.runner.models.config import ModelConfig
+from tests.engine.trace.timeline import Timeline
 from tests.runner.adapters.support import write_adapter
 from tests.wiring.support import until
 from tests.wiring.test_front_end_main import PATH, SeveralProcesses, figure, said, stream
@@ -132,13 +134,26 @@ def events_name_their_engine(server: SeveralProcesses, endpoint: str) -> None:
             assert msgspec.msgpack.decode(until(heard)[2])[2] == engine
 
 
+def all_processes_write_one_timeline(path: Path) -> None:
+    """Also an engine that took the place of a dead one."""
+    found = Timeline(path)
+    names = Counter(found.processes.values())
+    assert {*names} == {"engine 0", "engine 1", "front end 0", "front end 1"}
+    assert sorted(names.values()) == [1, 1, 1, 2]
+    delivered = [one for one in found.tracks()["front end"] if one["name"] == "deliver"]
+    assert {one["args"]["engine"] for one in delivered} == {0, 1}
+    steps = {one["pid"] for one in found.tracks()["device"]}
+    assert {found.processes[pid] for pid in steps} == {"engine 0", "engine 1"}
+
+
 def test_two_engines_are_one_server(model: Path, tmp_path: Path) -> None:
     config = ModelConfig.of_hf(json.loads((model / "config.json").read_text()))
     adapter = write_adapter(tmp_path / "adapter", config)
     endpoint = f"ipc://{tmp_path}/e"
     events = json.dumps({"enable_kv_cache_events": True, "endpoint": endpoint})
+    trace = tmp_path / "trace.json"
     flags = ("--data-parallel-size", "2", "--kv-events-config", events)
-    server = SeveralProcesses(model, tmp_path, *flags)
+    server = SeveralProcesses(model, tmp_path, *flags, "--trace", str(trace))
     try:
         groups_of_prompts_stay_together(server)
         engines_have_cores_of_their_own(server)
@@ -151,5 +166,6 @@ def test_two_engines_are_one_server(model: Path, tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             assert [*lines][-1] == "data: [DONE]"
         assert server.end()[0] == 0
+        all_processes_write_one_timeline(trace)
     finally:
         server.close()

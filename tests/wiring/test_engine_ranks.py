@@ -59,6 +59,7 @@ def test_ports_and_files_are_numbered() -> None:
         "kv_events_config": json.dumps(events),
         "kv_transfer_config": transfer,
         "record": "/tmp/run.jsonl",
+        "trace": "/tmp/trace.json",
         "max_num_seqs": 4,
     }
     found = settings_of(given, 2)
@@ -72,7 +73,12 @@ def test_ports_and_files_are_numbered() -> None:
         "engine_id": "a_dp2",
         "kv_connector_extra_config": {"side_channel_port": 7002},
     }
-    assert found == {"record": "/tmp/run-engine2.jsonl", "max_num_seqs": 4}
+    assert found == {
+        "record": "/tmp/run-engine2.jsonl",
+        "trace": "/tmp/trace.json",
+        "trace_name": "engine 2",
+        "max_num_seqs": 4,
+    }
     named = settings_of({"kv_events_config": '{"endpoint": "ipc:///tmp/a"}'}, 1)
     assert json.loads(named["kv_events_config"])["endpoint"] == "ipc:///tmp/a_dp1"
     assert settings_of({"kv_transfer_config": transfer | {"engine_id": ""}}, 0)

@@ -1,6 +1,7 @@
 """Engines are recorded if the settings say so; a recording never stops one."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.simulate.profile import Profile
 from paceline.simulate.recorded import RecordedLoad
 from paceline.simulate.server import ServerModel, SimulatedServer
-from paceline.wiring.recording import check_record, scheduler_of
+from paceline.wiring.recording import begin_files, scheduler_of
 from tests.golden.small_model import small_model
 
 # A pool of 64 tokens for requests of up to 40: some are preempted.
@@ -171,15 +172,38 @@ def test_a_server_refuses_a_path_that_cannot_be_written(
     assert f"paceline serve: record: cannot write to {wrong}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/trace.json", "cannot write to {}: No such file or directory"),
+        (".", "{} is not a plain file; choose another name"),
+    ],
+)
+def test_a_timeline_that_cannot_be_written_is_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    path = str(tmp_path / name)
+    with pytest.raises(ConfigError, match="trace: " + message.format(path)):
+        LLM("no-such-model", trace=path)
+
+
+def test_a_timeline_begins_anew_and_keeps_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("of an earlier run")
+    begin_files({"trace": str(path)})
+    assert json.loads(path.read_text()) == []
+    assert (tmp_path / "trace-before.json").read_text() == "of an earlier run"
+
+
 def test_a_check_leaves_no_file_and_harms_none(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    check_record({"record": str(path), "max_num_seqs": 4})
+    begin_files({"record": str(path), "max_num_seqs": 4})
     assert not path.exists()
     RecordedScheduler(CONFIG, RecordConfig(str(path))).close()
     before = path.read_bytes()
-    check_record({"record": str(path)})
+    begin_files({"record": str(path)})
     assert path.read_bytes() == before
-    check_record({})
+    begin_files({})
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -16,6 +16,7 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.ports import StepObserver
+from paceline.engine.trace import trace_file
 from paceline.engine.trace.step_trace import StepTrace
 from paceline.engine.trace.trace_file import TraceFile
 from paceline.sched.explain.sentences import plural
@@ -101,7 +102,8 @@ def timeline(replay: Replay, path: Path | None) -> Generator[StepObserver]:
     if path is None:
         yield NOT_OBSERVED
         return
-    file = TraceFile(path, f"paceline, recorded in {replay.reader.path.name}")
+    trace_file.begin(path)
+    file = TraceFile(path, f"recorded in {replay.reader.path.name}")
     trace = StepTrace(file, replay.scheduler, lambda: replay.now)
 
     def committed(plan: Plan, outputs: Outputs) -> None:

@@ -26,6 +26,7 @@ from paceline.server.settings import ServerSettings
 from paceline.wiring.settings import SCHEDULER_ONLY
 
 HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
+OF_EACH_ENGINE = ("trace_name",)  # a server with several engines sets it
 
 # Metavars of units that a number alone would not show.
 MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "FRACTION"}
@@ -100,7 +101,7 @@ class Settings(dict[str, Any]):
         for name, component in cls.components.items():
             hints = get_type_hints(component)
             for one in fields(component):
-                hidden = component is not LoadConfig and one.name in HIDDEN
+                hidden = component is not LoadConfig and one.name in (*HIDDEN, *OF_EACH_ENGINE)
                 default = one.default
                 if one.default_factory is not MISSING:
                     default = dict(one.default_factory())  # the only kind in use

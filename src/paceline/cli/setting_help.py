@@ -312,7 +312,8 @@ SENTENCES = {
     "record_max_bytes": "Maximum size of one recording file; then recording continues in a new "
     "file.",
     "record_files": "Recording files to keep; 1: recording stops when the file is full.",
-    "trace": "Write a timeline of steps and requests to this file, which Perfetto opens; "
+    "trace": "Write a timeline of steps, transfers, requests and front ends to this file, which "
+    "Perfetto opens; "
     "empty: none.",
 }
 

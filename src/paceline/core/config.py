@@ -287,6 +287,7 @@ class RecordConfig:
     record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
     record_files: int = 4  # files that are kept; 1: the recording stops when its file is full
     trace: str = ""  # a file for a timeline of steps and requests, which Perfetto opens
+    trace_name: str = "engine"  # of the engine in the timeline
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 IDLE_S = 0.5  # without work, until freed memory is returned: results are in use for a moment
 THREADS = 2  # more would only compete with the event loop for the interpreter lock
+THREAD_NAME = "long-work"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +19,7 @@ class LongWork:
     """Work waits for a free thread. Freed memory returns to the system after the last work."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "long-work")
+        self._threads = ThreadPoolExecutor(THREADS, THREAD_NAME)
         self._returning: TimerHandle | None = None
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -11,7 +11,6 @@ from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.long_work import LongWork
 from paceline.engine.prompts import is_short
-from paceline.text.tokenizer import Tokenizer
 
 SHORT_TEXT = 256  # characters; to read one takes about as long as to pass it to a thread
 BATCH_TEXTS = 64  # their results are made under the interpreter lock, in about 2 ms
@@ -165,17 +164,19 @@ def ids_of_all(frontend: Frontend, texts: Sequence[PromptText]) -> list[Ids]:
         except RequestError as error:
             found[place] = error
     for special, places in framed.items():
-        ids = encoded(frontend.tokenizer, [texts[place].text for place in places], special)
+        if not places:
+            continue
+        ids = encoded(frontend, [texts[place].text for place in places], special)
         found.update(zip(places, ids, strict=True))
     return [found[place] for place in range(len(texts))]
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[Ids]:
+def encoded(frontend: Frontend, texts: Sequence[str], special: bool) -> list[Ids]:
     try:
-        return [*tokenizer.encode_all(texts, special)]
+        return [*frontend.ids_of_all(texts, special)]
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - a panic of the tokenizer is no Exception
         if len(texts) == 1:
             return [error if isinstance(error, Exception) else RuntimeError(str(error))]
-        return [ids for text in texts for ids in encoded(tokenizer, [text], special)]
+        return [ids for text in texts for ids in encoded(frontend, [text], special)]

@@ -46,6 +46,22 @@ class TransferEnd:
     reason: str = ""  # why not all of them have it
 
 
+TransferKind = Literal["load", "store", "hand over"]
+
+
+class TransferObserver(ABC):
+    """Sees the transfers of a scheduler, on the engine's thread. It is no part of the scheduler's
+    state."""
+
+    @abstractmethod
+    def begun(self, kind: TransferKind, transfer: Transfer) -> None:
+        """The connector has this transfer."""
+
+    @abstractmethod
+    def ended(self, end: TransferEnd) -> None:
+        """The connector reported an end."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockMemory:
     """Blocks that lie one after another in memory."""

@@ -77,6 +77,11 @@ class TorchRunner:
         self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
 
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self._kv.block_bytes
+
     def block_bytes(self) -> BlockBytes:
         """The blocks as bytes, for other threads."""
         return BlockBytes(self._kv)

@@ -8,7 +8,13 @@ from paceline.core.connector_config import ConnectorRole
 from paceline.core.errors import PluginError, RequestError
 from paceline.core.request import Finish, Request
 from paceline.kv.cache import KVCache
-from paceline.kv.connector import Connector, Transfer, TransferEnd
+from paceline.kv.connector import (
+    Connector,
+    Transfer,
+    TransferEnd,
+    TransferKind,
+    TransferObserver,
+)
 from paceline.kv.fence import Fence, TransferTicket
 from paceline.sched.tier_events import TierEvents
 
@@ -25,6 +31,7 @@ class ConnectorLink:
         self.role: ConnectorRole = "kv_both"
         self.hands_over = False  # it wants to know of requests that end
         self.tier_events: TierEvents | None = None  # None: none are published
+        self.observer: TransferObserver | None = None
         self._cache = cache
         self._tickets = 0
         self._open: set[TransferTicket] = set()
@@ -85,6 +92,8 @@ class ConnectorLink:
             if end.ticket not in self._open:
                 raise self._wrong(f"ends {end.ticket}, which is not under way")
             self._open.remove(end.ticket)
+            if self.observer is not None:
+                self.observer.ended(end)
         return ended
 
     def forget(self, keys: Iterable[bytes]) -> None:
@@ -116,10 +125,13 @@ class ConnectorLink:
     def begin_loads(self, flight: Sequence[int]) -> None:
         """Begin the loads that wait for none of the steps in flight."""
         while self._loads and (not flight or self._loads[0][0] < flight[0]):
-            self._there.fetch(self._loads.popleft()[1])
+            transfer = self._loads.popleft()[1]
+            self._begun("load", transfer)
+            self._there.fetch(transfer)
 
     def store(self, transfer: Transfer) -> None:
         self._fence(transfer, brief=True)
+        self._begun("store", transfer)
         self._there.store(transfer)
 
     def finished(self, transfer: Transfer, finish: Finish) -> Mapping[str, Any] | None:
@@ -128,6 +140,7 @@ class ConnectorLink:
         answer = self._there.finished(transfer, finish)
         if answer is not None:
             self._fence(transfer)
+            self._begun("hand over", transfer)
         return answer
 
     def ticket(self) -> TransferTicket:
@@ -139,6 +152,10 @@ class ConnectorLink:
         self._open.add(transfer.ticket)
         blocks = (*held, *transfer.blocks)
         self._cache.fences.add(Fence(transfer.ticket, blocks, brief=brief))
+
+    def _begun(self, kind: TransferKind, transfer: Transfer) -> None:
+        if self.observer is not None:
+            self.observer.begun(kind, transfer)
 
     def _wrong(self, what: str) -> PluginError:
         return PluginError(f"kv_connector {self.name!r} {what}")

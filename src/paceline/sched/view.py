@@ -9,6 +9,7 @@ from paceline.core.arrays import I32, Bool
 from paceline.core.events import Moment
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
+from paceline.kv.connector import TransferObserver
 from paceline.sched.explain.journal import Spell
 from paceline.sched.state import SchedulerState
 
@@ -96,6 +97,10 @@ class SchedulerView:
         """
         state = self._state
         return state.changes.finished.get(request_id) or state.journal.recall(request_id)
+
+    def watch_transfers(self, observer: TransferObserver) -> None:
+        """Show the transfers of a connector to an observer, from now on."""
+        self._state.link.observer = observer
 
     # -- families -----------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """Builds the components of an engine from the name of a model."""
 
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -8,13 +7,14 @@ from typing import Any
 
 import torch
 
-from paceline.core.config import Config, LoadConfig, RecordConfig, require
+from paceline.core.config import LoadConfig, RecordConfig, require
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
 from paceline.engine.core.components import EngineComponents
+from paceline.engine.core.ports import Runner
+from paceline.engine.trace.trace_file import TraceTarget
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
-from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.adapters import pop_adapters, served_adapters
 from paceline.wiring.connector import connect, named_connector
@@ -49,7 +49,7 @@ def build(
         require(
             own.tensor_parallel_size == 1, "an encoder has one rank; remove tensor_parallel_size"
         )
-        return build_encoder(model, folder, rest, own, partial(scheduler_of, record=record))
+        return build_encoder(model, folder, rest, own, record)
     if events is not None:
         record_events(rest)
     with collection_paused():
@@ -91,7 +91,7 @@ def build(
         kv_events=events,
         connector=connector,
         blocks=connect(connector, scheduler, runner),
-        trace=record.trace,
+        trace=trace_of(record, runner),
     )
 
 
@@ -107,16 +107,28 @@ def build_encoder(
     folder: Path,
     settings: dict[str, Any],
     own: LoadConfig,
-    scheduler_of: Callable[[Config], Scheduler],
+    record: RecordConfig,
 ) -> EngineComponents:
     """The same for a model that only embeds or scores texts."""
     tokenizer = load_tokenizer(str(folder), own.load_format, own.chat_template)
     with collection_paused():
         scheduler, runner = assemble_encoder(
-            folder, settings, own, device_of(own.device), tokenizer, scheduler_of
+            folder,
+            settings,
+            own,
+            device_of(own.device),
+            tokenizer,
+            partial(scheduler_of, record=record),
         )
     template, rules = ChatTemplate.of(tokenizer), sampling_rules(tokenizer, own)
-    return EngineComponents(model, scheduler, runner, tokenizer, template, rules=rules)
+    trace = trace_of(record, runner)
+    return EngineComponents(model, scheduler, runner, tokenizer, template, rules=rules, trace=trace)
+
+
+def trace_of(record: RecordConfig, runner: Runner) -> TraceTarget:
+    """Where the engine writes its timeline. Some runners have no blocks, or not all of them."""
+    size = getattr(runner, "kv_block_bytes", 0)
+    return TraceTarget(record.trace, record.trace_name, size)
 
 
 def device_of(setting: str) -> str:

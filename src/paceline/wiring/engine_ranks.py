@@ -59,17 +59,17 @@ def shares(cpus: Sequence[int], engines: int) -> list[tuple[int, ...]]:
 
 
 def settings_of(settings: Mapping[str, Any], engine: int) -> dict[str, Any]:
-    """The settings of one engine: no two bind the same port or write the same file."""
+    """The settings of one engine: no two bind the same port or write the same recording, and each
+    has a name in the timeline."""
     found = dict(settings)
     if found.get(EVENTS):
         found[EVENTS] = events_of(mapping_in(EVENTS, found[EVENTS], EXAMPLE), engine)
     if found.get(SETTING):
         found[SETTING] = transfer_of(content_of(found[SETTING]), engine)
-    for name in ("record", "trace"):
-        if found.get(name):
-            path = Path(found[name])
-            found[name] = str(path.with_stem(f"{path.stem}-engine{engine}"))
-    return found
+    if found.get("record"):
+        path = Path(found["record"])
+        found["record"] = str(path.with_stem(f"{path.stem}-engine{engine}"))
+    return found | {"trace_name": f"engine {engine}"}
 
 
 def events_of(config: dict[str, Any], engine: int) -> str:

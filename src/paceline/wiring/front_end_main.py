@@ -20,8 +20,9 @@ from paceline.core.garbage import keep_heap
 from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.engine.core.process_main import die_with_parent
 from paceline.engine.core.remote import RemoteCore
-from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.shared import SharedEngine
+from paceline.engine.trace.frontend_trace import front_end
+from paceline.engine.trace.trace_file import TraceTarget
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext
 from paceline.server.listen import unusable
@@ -63,7 +64,8 @@ async def serve(core: RemoteCore, settings: FrontEndSettings) -> None:
         log_rules(rules)
         log_template(tokenizer)
     board = shared_board(settings.board, settings.row, core.ready().engines)
-    frontend = Frontend(
+    make = front_end(TraceTarget(settings.given.get("trace", ""), f"front end {settings.row}"))
+    frontend = make(
         tokenizer,
         ChatTemplate.of(tokenizer),
         monotonic,

@@ -22,7 +22,7 @@ from paceline.engine.embeddings import (
 from paceline.engine.prompts import Prompt, as_generation, several
 from paceline.engine.streamed_batch import outputs_of
 from paceline.hub.catalogue import DEFAULT
-from paceline.wiring.recording import check_record
+from paceline.wiring.recording import begin_files
 from paceline.wiring.settings import for_batches
 
 # By name: importing it takes seconds and memory that a front end does not need.
@@ -64,7 +64,7 @@ class LLM(offline.OfflineEngine):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        check_record(settings)
+        begin_files(settings)
         with status(model, for_batches(settings)) as chosen:
             super().__init__(model, factory_named(FACTORY), **chosen)
 
@@ -84,7 +84,7 @@ class AsyncLLM(streaming.StreamingEngine):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        check_record(settings)
+        begin_files(settings)
         with status(model, settings) as chosen:
             components = factory_named(FACTORY)(model, **chosen)
         engine = components.engine()

@@ -1,4 +1,4 @@
-"""A scheduler that is recorded if the settings say so."""
+"""The files that the settings name for a recording and for a timeline."""
 
 import logging
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.core.config import Config, RecordConfig
 from paceline.core.errors import ConfigError
+from paceline.engine.trace import trace_file
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS, RecordedScheduler
 from paceline.sched.replay.recording_files import check_writable
 from paceline.sched.replay.records import RecordingError
@@ -15,11 +16,12 @@ from paceline.sched.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
-def check_record(settings: Mapping[str, Any]) -> None:
-    """ConfigError if the settings name a recording that cannot be written.
+def begin_files(settings: Mapping[str, Any]) -> None:
+    """Begin the timeline that the settings name, and keep that of an earlier run. ConfigError if it
+    or the recording cannot be written.
 
     It is called once, before a model is loaded. A core that is restarted later runs unrecorded
-    rather than not at all if its file cannot be written any more.
+    rather than not at all if its file cannot be written any more, and continues the timeline.
     """
     given = {name: settings[name] for name in RECORD_SETTINGS if name in settings}
     config = RecordConfig(**given)
@@ -28,6 +30,18 @@ def check_record(settings: Mapping[str, Any]) -> None:
             check_writable(Path(config.record))
         except RecordingError as error:
             raise ConfigError(f"record: {error}") from None
+    if config.trace:
+        begin_trace(Path(config.trace))
+
+
+def begin_trace(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"trace: {path} is not a plain file; choose another name")
+    try:
+        trace_file.keep_earlier(path)
+        trace_file.begin(path)
+    except OSError as error:
+        raise ConfigError(f"trace: cannot write to {path}: {error.strerror}") from None
 
 
 def scheduler_of(config: Config, record: RecordConfig) -> Scheduler:

@@ -27,11 +27,12 @@ from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.several_cores import SeveralCores
 from paceline.engine.core.thread import ThreadCore
-from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.engine.streaming import StreamingEngine
+from paceline.engine.trace.frontend_trace import front_end
+from paceline.engine.trace.trace_file import TraceTarget
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.progress import Progress, silent
 from paceline.server import serve as http
@@ -49,7 +50,7 @@ from paceline.wiring.front_end_settings import FrontEndSettings
 from paceline.wiring.images import load_images
 from paceline.wiring.json_settings import as_json
 from paceline.wiring.llm import FACTORY
-from paceline.wiring.recording import check_record
+from paceline.wiring.recording import begin_files
 from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
 from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
@@ -84,7 +85,7 @@ def serve(
     else:
         check_port(host, port)
     log_keys(chosen, LOOPBACK[0] if uds else host)
-    check_record(settings)
+    begin_files(settings)
     chosen = replace(chosen, api_server_count=front_ends(chosen, part_of(CoreSettings, settings)))
     if chosen.api_server_count > 1:
         serve_by_several(model, (host, port, uds), chosen, progress, settings)
@@ -204,7 +205,8 @@ class ServedModel:
         """An engine for the event loop that runs; the caller shuts it down."""
         metrics = [Metrics() for _ in range(self.core.ready().engines)]
         template = ChatTemplate.of(self.tokenizer)
-        frontend = Frontend(self.tokenizer, template, monotonic, self.rules, metrics)
+        make = front_end(TraceTarget(self.given.get("trace", ""), "front end"))
+        frontend = make(self.tokenizer, template, monotonic, self.rules, metrics)
         frontend.images = self.images
         return StreamingEngine(self.core, frontend)
 

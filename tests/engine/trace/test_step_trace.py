@@ -1,9 +1,5 @@
-"""The timeline of an engine."""
+"""The timeline of an engine: its steps, swaps and requests."""
 
-import json
-import logging
-from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +8,13 @@ import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
 from paceline.engine.core.engine import Engine
-from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.trace.step_trace import StepTrace
 from paceline.engine.trace.trace_file import TraceFile
 from paceline.sim.clock import VirtualClock
 from paceline.sim.runner import SimulatedDevice, SimulatedRunner
+from tests.engine.trace.timeline import Timeline
+
+BLOCK_BYTES = 1000
 
 
 class Ticks(VirtualClock):
@@ -31,13 +29,18 @@ def sampled(plan: Plan) -> StepResult:
     return StepResult(np.full((len(plan.rows), 1), 7, np.int32), plan.rows.samples.astype(np.int32))
 
 
-def traced(path: Path, depth: int) -> list[dict[str, Any]]:
+def traced(path: Path, depth: int, **settings: Any) -> Timeline:
     """The events of a run in which requests give way."""
     scheduler = Scheduler.create(
-        num_blocks=12, block_size=4, max_num_seqs=4, max_model_len=40, max_num_batched_tokens=32
+        num_blocks=12,
+        block_size=4,
+        max_num_seqs=4,
+        max_model_len=40,
+        max_num_batched_tokens=32,
+        **settings,
     )
     clock = Ticks()
-    observer = StepTrace(TraceFile(path, "paceline"), scheduler, clock)
+    observer = StepTrace(TraceFile(path, "engine"), scheduler, clock, BLOCK_BYTES)
     runner = SimulatedRunner(SimulatedDevice(sampled, lambda plan: 0.05), clock)
     engine = Engine(scheduler, runner, clock, depth, observer=observer)
     for number in range(6):
@@ -46,73 +49,39 @@ def traced(path: Path, depth: int) -> list[dict[str, Any]]:
         engine.turn()
     engine.turn(while_idle=True)
     engine.close()
-    return json.loads(path.read_text())
+    return Timeline(path)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_slices_of_a_track_do_not_overlap(tmp_path: Path, depth: int) -> None:
-    events = traced(tmp_path / "trace.json", depth)
-    tracks = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
-    slices: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in events:
-        if one["ph"] == "X":
-            slices[tracks[one["tid"]]].append(one)
-    assert set(slices) == {"host", "device"}
-    for track in slices.values():
-        ordered = sorted(track, key=lambda one: one["ts"])
-        for one, next_ in pairwise(ordered):
-            assert one["ts"] + one["dur"] <= next_["ts"] + 0.01
-    assert {one["name"] for one in slices["host"]} == {"plan", "launch", "wait", "commit", "report"}
-    steps = [int(one["name"].removeprefix("step ")) for one in slices["device"]]
+def test_tracks_of_the_host_and_the_device(tmp_path: Path, depth: int) -> None:
+    tracks = traced(tmp_path / "trace.json", depth).tracks()
+    assert set(tracks) == {"host", "device"}
+    assert {one["name"] for one in tracks["host"]} == {"plan", "launch", "wait", "commit", "report"}
+    steps = [int(one["name"].removeprefix("step ")) for one in tracks["device"]]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
-    assert any(one["args"].get("preempted") for one in slices["device"])
+    assert any(one["args"].get("preempted") for one in tracks["device"])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_swaps_are_slices_of_their_steps(tmp_path: Path, depth: int) -> None:
+    settings = {"preemption_mode": "swap", "swap_space": 30, "enable_prefix_caching": False}
+    tracks = traced(tmp_path / "trace.json", depth, **settings).tracks()
+    steps = {one["name"]: one for one in tracks["device"]}
+    for track, counted in (("swap out", "swapped out"), ("swap in", "swapped in")):
+        assert tracks[track]
+        for one in tracks[track]:
+            step, blocks = steps[one["name"]], one["args"]["blocks"]
+            assert (one["ts"], one["dur"]) == (step["ts"], step["dur"])
+            assert blocks == step["args"][counted] > 0
+            assert one["args"]["bytes"] == blocks * BLOCK_BYTES
 
 
 def test_lives_have_phases_without_gaps(tmp_path: Path) -> None:
-    events = traced(tmp_path / "trace.json", 1)
-    lives: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in events:
-        if one["ph"] in "be":
-            lives[one["id"]].append(one)
+    lives = traced(tmp_path / "trace.json", 1).spans("request")
     assert sorted(lives) == [f"r{number}" for number in range(6)]
     for life in lives.values():
-        begins, ends = life[::2], life[1::2]
-        assert [one["name"] for one in begins] == [one["name"] for one in ends]
+        begins, ends = zip(*life, strict=True)
         assert [one["ts"] for one in ends[:-1]] == [one["ts"] for one in begins[1:]]
         assert begins[0]["name"] == "waiting"
         assert begins[-1]["name"] in ("decode", "computing again")
-    assert any(one["name"] == "preempted" for life in lives.values() for one in life)
-
-
-def test_a_trace_that_was_cut_can_be_read(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace.json", "paceline")
-    file.slice("host", "plan", 1.0, 1.5)
-    file.flush()
-    text = (tmp_path / "trace.json").read_text()
-    assert json.loads(text.rstrip().rstrip(",") + "]")[-1]["dur"] == 5e5
-    file.close()
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = str(tmp_path / "missing" / "trace.json")
-    assert StepTrace.writing(path, Scheduler.create()) is NOT_OBSERVED
-    assert "cannot write a trace" in caplog.text
-
-
-def test_a_full_disk_ends_the_trace_alone(caplog: pytest.LogCaptureFixture) -> None:
-    file = TraceFile("/dev/full", "paceline")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            file.counter("requests", 0.0, {"running": 1})
-            file.flush()
-        file.close()
-    assert len(caplog.records) == 1
-    assert "No space left" in caplog.text
-
-
-def test_the_trace_of_an_engine_that_died_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text("of the engine that died")
-    StepTrace.writing(str(path), Scheduler.create()).close()
-    assert json.loads(path.read_text())
-    assert (tmp_path / "trace-before.json").read_text() == "of the engine that died"
+    assert any(begin["name"] == "preempted" for life in lives.values() for begin, _ in life)

@@ -15,11 +15,15 @@ from paceline.engine.core.ports import PromptImages, Runner, StepObserver, Watch
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
+from paceline.engine.trace.frontend_trace import front_end
 from paceline.engine.trace.step_trace import StepTrace
+from paceline.engine.trace.trace_file import TraceTarget
 from paceline.kv.connector import BlockStore, Connector
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+
+NOT_TRACED = TraceTarget()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +44,7 @@ class EngineComponents:
     kv_events: KVEventsConfig | None = None  # None: none are published
     connector: Connector | None = None  # the scheduler has it too
     blocks: BlockStore | None = None  # that it reads and writes
-    trace: str = ""  # a file for a timeline; an empty name: none
+    trace: TraceTarget = NOT_TRACED
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -67,15 +71,17 @@ class EngineComponents:
 
     def _observer(self) -> StepObserver:
         found: list[StepObserver] = []
-        if self.trace:
-            found.append(StepTrace.writing(self.trace, self.scheduler))
+        if (file := self.trace.opened()) is not None:
+            size = self.trace.block_bytes
+            found.append(StepTrace(file, self.scheduler, block_bytes=size))
         if self.kv_events is not None:
             events = import_module("paceline.engine.kv_events.observer")  # it needs pyzmq
             found.append(events.CacheObserver.publishing(self.scheduler, self.kv_events))
         return all_of(found)
 
     def frontend(self, engine: Engine) -> Frontend:
-        found = Frontend(self.tokenizer, self.template, engine.clock, self.rules)
+        make = front_end(self.trace)
+        found = make(self.tokenizer, self.template, engine.clock, self.rules)
         found.images = self.images
         return found
 

@@ -1,22 +1,19 @@
 """Writes what an engine does as a timeline: its steps, what the host does, and each request."""
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from paceline.core.events import Happened, Moment
 from paceline.core.plan import Outputs, Plan
-from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.ports import StepObserver
-from paceline.engine.trace.trace_file import TraceFile, keep_earlier
+from paceline.engine.trace.trace_file import TraceFile
+from paceline.engine.trace.transfer_trace import TransferTrace, amount
 from paceline.sched.scheduler import Scheduler
 
-log = logging.getLogger(__name__)
-
-HOST, DEVICE = "host", "device"  # tracks
+HOST, DEVICE, SWAP_OUT, SWAP_IN = "host", "device", "swap out", "swap in"  # tracks
+REQUEST = "request"  # a kind of spans
 # What a request does after a turn of its life, until the next one; the others change nothing.
 PHASES = {
     Happened.SUBMITTED: "waiting",
@@ -30,7 +27,6 @@ PHASES = {
     Happened.SWAPPED: "swapped out",
     Happened.RETURNED: "decode",
 }
-FLUSHED_S = 1.0  # between two writes to the disk
 
 
 class StepTrace(StepObserver):
@@ -38,30 +34,29 @@ class StepTrace(StepObserver):
 
         host      | plan | launch | wait       | commit | report |
         device           | step 7                       |
+        swap out         | 12 blocks                    |
         request a | waiting | prefill | decode ...
+        load      |   a   |
 
     With steps launched ahead, the slice of a step on the device begins when its launch begins or
-    when the step before it has ended, whichever is later. The life of a request is written when it
-    has ended.
+    when the step before it has ended, whichever is later. Blocks are swapped within a step, so the
+    slices of swaps are those of their steps. The life of a request is written when it has ended.
     """
 
     def __init__(
-        self, file: TraceFile, scheduler: Scheduler, clock: Callable[[], float] = monotonic
+        self,
+        file: TraceFile,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = monotonic,
+        block_bytes: int = 0,
     ) -> None:
+        """`block_bytes` is the size of a block; 0: unknown."""
         self._file, self._scheduler, self._clock = file, scheduler, clock
+        self._block_bytes = block_bytes
         self._last: float | None = None  # when the latest slice of the host ended
         self._begun: dict[int, float] = {}  # when each step in flight was launched
-        self._landed = self._flushed = clock()
-
-    @classmethod
-    def writing(cls, path: str, scheduler: Scheduler) -> StepObserver:
-        """An observer that writes a file. If that fails, a warning says so, and none is written."""
-        try:
-            keep_earlier(Path(path))
-            return cls(TraceFile(path, "paceline"), scheduler)
-        except OSError as error:
-            log.warning("cannot write a trace to %s: %s; the engine runs without", path, error)
-            return NOT_OBSERVED
+        self._landed = clock()
+        scheduler.view.watch_transfers(TransferTrace(file, clock, block_bytes))
 
     # -- the borders --------------------------------------------------------
 
@@ -85,6 +80,10 @@ class StepTrace(StepObserver):
         begin = max(self._begun.pop(plan.step, now), self._landed)
         self._landed = now
         self._file.slice(DEVICE, f"step {plan.step}", begin, now, step_values(plan))
+        for track, moved in ((SWAP_OUT, plan.swap_out), (SWAP_IN, plan.swap_in)):
+            if moved:
+                values = amount(len(moved), self._block_bytes)
+                self._file.slice(track, f"step {plan.step}", begin, now, values)
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
         now = self._border("commit")
@@ -95,14 +94,11 @@ class StepTrace(StepObserver):
     def changed(self) -> None:
         if self._last is None:
             return
-        now = self._border("report")
+        self._border("report")
         self._last = None  # what follows is not a part of a turn
-        if now - self._flushed > FLUSHED_S:
-            self._flushed = now
-            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        self._file.flush()
 
     def _border(self, name: str) -> float:
         """End a slice of the host, and begin another."""
@@ -124,7 +120,7 @@ def write_life(file: TraceFile, request_id: str, life: Sequence[Moment]) -> None
     turns = [one for one in life if one.happened in PHASES or one.happened is Happened.FINISHED]
     for one, next_ in pairwise(turns):
         values = {"step": one.step, one.happened.value: one.amount, "cause": one.cause}
-        file.life(request_id, PHASES[one.happened], one.time, next_.time, values)
+        file.span(REQUEST, request_id, PHASES[one.happened], one.time, next_.time, values)
 
 
 def step_values(plan: Plan) -> dict[str, Any]:

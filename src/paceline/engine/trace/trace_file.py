@@ -2,32 +2,53 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
+from io import FileIO
+from itertools import count
 from pathlib import Path
+from threading import Lock
+from time import monotonic
 from typing import Any
 
 log = logging.getLogger(__name__)
 
-BUFFER = 1 << 16  # bytes
+BEGIN, BETWEEN, END = b"[\n", b",\n", b"\n]\n"
+BUFFER = 1 << 16  # bytes that wait at most
+FLUSHED_S = 1.0  # between two writes to the disk, while events come
 NO_VALUES: Mapping[str, Any] = {}
 
 
 class TraceFile:
-    """Events are written as they come, so that what a process wrote before it died can be opened:
-    readers accept a list without its end. Times are in seconds, on any clock.
+    """Events of one process in a file that several processes may write to, each with a `TraceFile`
+    of its own. Any thread may call it. Times are in seconds, on a clock that the processes share.
 
-    If the disk is full, a warning says so, and nothing more is written.
+    Events wait in a buffer. Whenever they are written, the file is a complete list of JSON again:
 
-    Tracks are named lines of the timeline. Slices of one track must not overlap; those of a life
-    have a line of their own, which is named by an id.
+        [            <- `begin`
+        event,       <- of one process
+        event        <- of another one; the next event goes here, over the end of the list
+        ]
+
+    So a process that dies leaves a file that can be opened, and its successor continues it. If the
+    disk is full, a warning says so, and this process writes nothing more.
+
+    Tracks are named lines of the timeline. Slices of one track must not overlap, and come from
+    one thread; spans may overlap. If two writers are in the same process, the tracks of the second
+    one have numbers from `first_track` on.
     """
 
-    def __init__(self, path: str | Path, process: str) -> None:
+    def __init__(self, path: str | Path, process: str, first_track: int = 1) -> None:
         """OSError if the file cannot be written."""
-        self._path, self._tracks, self._is_open = path, dict[str, int](), True
-        self._file = Path(path).open("w", encoding="utf-8", buffering=BUFFER)  # noqa: SIM115  closed by `close`
-        self._put("[\n")
+        self._path, self._pid = Path(path).absolute(), os.getpid()
+        self._path.open("ab").close()
+        self._tracks, self._numbers = dict[str, int](), count(first_track)
+        self._lock = Lock()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes, self._flushed, self._is_full = 0, monotonic(), False
         self._write({"ph": "M", "name": "process_name", "args": {"name": process}})
 
     def slice(
@@ -49,51 +70,97 @@ class TraceFile:
         """Amounts at a time, which are drawn as areas."""
         self._write({"ph": "C", "name": name, "tid": 0, "ts": micros(time), "args": values})
 
-    def life(
-        self, id_: str, name: str, begin: float, end: float, values: Mapping[str, Any]
+    def span(
+        self, kind: str, id_: str, name: str, begin: float, end: float, values: Mapping[str, Any]
     ) -> None:
-        """A phase in the life of something."""
-        common = {"cat": "request", "id": id_, "name": name, "tid": 0}
+        """A phase of something that has a line of its own, by its kind and its id."""
+        common = {"cat": kind, "id": id_, "name": name, "tid": 0}
         self._write({"ph": "b", "ts": micros(begin), "args": values, **common})
         self._write({"ph": "e", "ts": micros(end), **common})
 
     def flush(self) -> None:
-        """Pass on what is buffered to the system."""
-        self._put("", flushes=True)
-
-    def close(self) -> None:
-        self._put('{"ph": "M", "pid": 0, "name": "end"}\n]\n', flushes=True)
-        self._is_open = False
-        with suppress(OSError):
-            self._file.close()
+        """Write the events that wait."""
+        with self._lock:
+            self._flush()
 
     def _track(self, name: str) -> int:
         found = self._tracks.get(name)
         if found is None:
-            found = self._tracks[name] = len(self._tracks) + 1
+            found = self._tracks[name] = next(self._numbers)
             self._write({"ph": "M", "name": "thread_name", "tid": found, "args": {"name": name}})
         return found
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._put(json.dumps({"pid": 0, **event}) + ",\n")
+        line = json.dumps({"pid": self._pid, **event}).encode()
+        with self._lock:
+            self._waiting.append(line)
+            self._waiting_bytes += len(line)
+            if self._waiting_bytes > BUFFER or monotonic() - self._flushed > FLUSHED_S:
+                self._flush()
 
-    def _put(self, text: str, flushes: bool = False) -> None:
-        if not self._is_open:
+    def _flush(self) -> None:
+        events, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._flushed = monotonic()
+        if not events or self._is_full:
             return
         try:
-            self._file.write(text)
-            if flushes:
-                self._file.flush()
+            with self._path.open("r+b", buffering=0) as file:
+                append(file, BETWEEN.join(events))
         except OSError as error:
-            self._is_open = False
-            log.warning("the trace in %s ends here: %s", self._path, error)
+            self._is_full = True
+            log.warning("the trace in %s ends here: %s", self._path, error.strerror)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTarget:
+    """Where an engine, or its front end, writes a timeline."""
+
+    path: str = ""  # empty: nowhere
+    process: str = "engine"  # its name in the timeline
+    block_bytes: int = 0  # of a block of KV; 0: unknown
+
+    def opened(self, first_track: int = 1) -> TraceFile | None:
+        """The file, if there is one. If it cannot be written, a warning says so."""
+        try:
+            return TraceFile(self.path, self.process, first_track) if self.path else None
+        except OSError as error:
+            log.warning("cannot write a trace to %s: %s", self.path, error.strerror)
+            return None
+
+
+def begin(path: str | Path) -> None:
+    """Write an empty list, in place of what is there. OSError if that fails."""
+    Path(path).write_bytes(BEGIN + END)
 
 
 def keep_earlier(path: Path) -> None:
-    """Rename a file that is in the way, so that an engine that is restarted keeps the trace of the
-    one that died. A device or a pipe stays."""
-    if path.is_file() and path.stat().st_size:
+    """Rename the trace of an earlier run that is in the way."""
+    if path.is_file() and path.stat().st_size > len(BEGIN + END):
         path.replace(path.with_stem(f"{path.stem}-before"))
+
+
+def append(file: FileIO, events: bytes) -> None:
+    """Write events at the end of the list, while no other process does. If there is no room for
+    them, leave the list as it is, and raise OSError."""
+    flock(file, LOCK_EX)  # until the file is closed
+    size = file.seek(0, os.SEEK_END)
+    is_new = size <= len(BEGIN + END)
+    place = file.seek(0 if is_new else size - len(END))
+    try:
+        write_all(file, (BEGIN if is_new else BETWEEN) + events + END)
+    except OSError:
+        with suppress(OSError):
+            file.truncate(place)
+            file.seek(place)
+            write_all(file, BEGIN + END if is_new else END)
+        raise
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """One call may write a part alone."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def micros(seconds: float) -> float:

@@ -24,7 +24,7 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.download import download
 from paceline.wiring.json_settings import EVENTS, as_json
 from paceline.wiring.kv_events_config import kv_events_in
-from paceline.wiring.recording import check_record
+from paceline.wiring.recording import begin_files
 from paceline.wiring.serving import ServedModel, exit_on_sigterm, loaded
 from paceline.wiring.settings import part_of
 from paceline.wiring.tokenizer import sampling_rules
@@ -50,7 +50,7 @@ def serve_dynamo(
     """
     chosen = dynamo or DynamoSettings()
     configure_dynamo_logging()
-    check_record(settings)
+    begin_files(settings)
     with TemporaryDirectory(prefix="paceline-") as folder:
         settings = with_events(as_json(settings), Path(folder))
         load = part_of(LoadConfig, settings)

@@ -143,6 +143,11 @@ class CudaRunner:
         self._moves = BlockCopies(self._kv, blocks)
         self._drafted.drafter.reserve_host(blocks)
 
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self._kv.block_bytes
+
     def block_bytes(self) -> BlockBytes:
         """The blocks as bytes, for other threads."""
         return BlockBytes(self._kv)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.item import ItemContent
-from paceline.kv.connector import Connector
+from paceline.kv.connector import Connector, TransferObserver
 from paceline.sched.replay.records import LENGTH, to_json
 from paceline.sched.replay.state.layout import (
     BUILT_IN,
@@ -65,7 +65,7 @@ class Encoder:
     def _value(self, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
-        if isinstance(value, ItemContent | Connector):
+        if isinstance(value, ItemContent | Connector | TransferObserver):
             return None  # it is no part of the state
         number = self._numbers.get(id(value))
         if number is None:
