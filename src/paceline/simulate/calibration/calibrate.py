@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 HELD_BACK = 5  # every so many points, one is left out of the fit
 FEWEST = 4  # points that a fit needs
+BEFORE_LAST = 4  # points that are timed before the largest one
+LARGEST = 1 / 6  # of the time, for one point at most
 # Where curves may bend. Few contexts may be hidden behind other work, or fit into a cache.
 DECODE: Knees = {
     "positions": (1.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0),
@@ -55,6 +57,10 @@ class Timed:
     kept: list[Observation] = field(default_factory=list[Observation])  # for the fit
     held_back: list[Observation] = field(default_factory=list[Observation])
     left_out: int = 0  # points, for lack of time
+
+    @property
+    def count(self) -> int:
+        return len(self.kept) + len(self.held_back)
 
 
 def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
@@ -82,16 +88,22 @@ def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
 
 
 def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
-    """Time points until the time is up; those that are left out are spread over the grid."""
+    """Time points until the time is up; those that are left out are spread over the grid, and are
+    the largest ones where a single one would take much of the time."""
     found, begin = Timed(), perf_counter()
-    ordered = spread(sorted(points, key=cost))
-    for number, point in enumerate(ordered):
-        if perf_counter() - begin > limit_s and len(found.kept) >= FEWEST:
-            found.left_out = len(ordered) - number
-            break
+    unit_s = 0.0  # seconds for each unit of cost, at least
+    for number, point in enumerate(spread(sorted(points, key=cost))):
+        began = perf_counter()
+        is_late, is_large = began - begin > limit_s, cost(point) * unit_s > limit_s * LARGEST
+        if (is_late or is_large) and len(found.kept) >= FEWEST:
+            found.left_out += 1
+            continue
         one = meter.measure(point.parts, most=point.most)
-        log.info("%s of %s: %s took %.3f ms", number + 1, len(ordered), point, 1e3 * one.step_s)
-        (found.held_back if number % HELD_BACK == HELD_BACK - 1 else found.kept).append(one)
+        log.info("%s: %s took %.3f ms", number + 1, point, 1e3 * one.step_s)
+        took = (perf_counter() - began) / cost(point)
+        unit_s = min(unit_s or took, took)
+        is_held_back = found.count % HELD_BACK == HELD_BACK - 1
+        (found.held_back if is_held_back else found.kept).append(one)
     if len(found.kept) < FEWEST:
         raise ConfigError(
             f"only {len(found.kept)} kinds of steps fit into max_model_len "
@@ -102,10 +114,11 @@ def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
 
 
 def spread(points: Sequence[Point]) -> list[Point]:
-    """The first and the last, then the one in the middle, then those in the middle of each half:
+    """The first, the one in the middle, those in the middle of each half, the last, and so on:
     wherever the list is cut, its begin covers all of them."""
     bits = max(len(points) - 1, 1).bit_length()
-    order = [len(points) - 1, *(int(f"{at:0{bits}b}"[::-1], 2) for at in range(2**bits))]
+    order = [int(f"{at:0{bits}b}"[::-1], 2) for at in range(2**bits)]
+    order.insert(BEFORE_LAST, len(points) - 1)
     return [points[at] for at in dict.fromkeys(order) if 0 <= at < len(points)]
 
 

@@ -19,6 +19,7 @@ from paceline.simulate.batch_summary import BatchSummary
 TOKENS = 1000  # different ones in prompts
 REPEATS = 3  # the median counts
 ENOUGH_S = 0.1  # a run need not take longer
+LONG_S = 0.5  # a run that takes longer need not be repeated
 FEWEST, MOST = 2, 24  # steps of a run that are timed
 
 
@@ -77,6 +78,8 @@ class StepMeter:
     def measure(self, steps: Steps, moves: Moves = NO_MOVES, most: int = MOST) -> Observation:
         """Time a run of at most `most` steps. Step 0 comes before them and is not timed."""
         once = self._run(steps, FEWEST, moves)
+        if once.seconds > LONG_S:
+            return once
         count = int(min(max(ENOUGH_S / max(once.step_s, 1e-6), FEWEST), most))
         runs = [self._run(steps, count, moves) for _ in range(REPEATS)]
         taken, launching = (median(getattr(run, of) for run in runs) for of in TIMES)
