@@ -16,7 +16,7 @@ from paceline.core.arrays import I32
 from paceline.core.capabilities import Capabilities
 from paceline.core.config import Config
 from paceline.core.plan import Plan, StepResult
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.hub.progress import Progress, silent
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate

@@ -34,7 +34,7 @@ from benchmarks.simulation_errors import Check, checked, tables
 from benchmarks.watched_steps import FACTORY, STEP_LOG, StepLog
 from paceline.core.config import LoadConfig
 from paceline.core.garbage import keep_heap
-from paceline.engine.core.components import factory_named
+from paceline.engine.components import factory_named
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend

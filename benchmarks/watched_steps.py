@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core.arrays import F64, Bool
 from paceline.core.plan import Plan, StepResult
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.wiring import assembly
 

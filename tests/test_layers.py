@@ -102,6 +102,7 @@ def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
         {"sim": "import torch"},
         {"sim": "import paceline.engine", "engine": "import msgspec"},
         {"engine": "import torch"},
+        {"engine/frontend": "", "engine/core": "import paceline.engine.frontend"},
         {"server": "import paceline.runner"},
         {"unheard_of": ""},
     ],

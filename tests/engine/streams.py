@@ -10,7 +10,7 @@ from paceline.engine.api import (
     AsyncEngine,
     TextDelta,
 )
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.streaming import StreamingEngine
 from tests.engine.support import (
     OraclePort,

@@ -16,7 +16,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
 from paceline.core.request import Request
 from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.sampling_rules import NO_RULES
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler

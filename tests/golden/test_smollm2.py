@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams, Scheduler
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.offline import OfflineEngine
 from paceline.hub.progress import silent
 from paceline.runner.attention.backend import load

@@ -10,8 +10,8 @@ from paceline.core.item import Item
 from paceline.core.plan import Timings
 from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.core.messages import EngineFailed
-from paceline.engine.frontend.metrics import Report
 from paceline.engine.params import SamplingParams
+from paceline.engine.report import Report
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.engine.text_delta import (
     Alternative,

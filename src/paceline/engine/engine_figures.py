@@ -4,8 +4,8 @@ from asyncio import timeout
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from paceline.engine.core.figures import NO_REQUESTS, first_figures
 from paceline.engine.core.messages import Capacity, EngineFailed, Verb
-from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 
 STATS_S = 2.0  # to wait for figures; then the previous ones count
 

@@ -20,7 +20,7 @@ from paceline.engine.api import (
     SamplingParams,
 )
 from paceline.engine.arguments import ChatFields, GenerateFields, split
-from paceline.engine.core.components import Factory
+from paceline.engine.components import Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.embeddings import Embedding, PoolingOutput, Score

@@ -29,7 +29,7 @@ from paceline.engine.api import (
     TokenizedPrompt,
 )
 from paceline.engine.arguments import TemplateFields, split
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
 from paceline.engine.core.thread import ThreadCore

@@ -10,7 +10,7 @@ import torch
 from paceline.core.config import LoadConfig, RecordConfig, require
 from paceline.core.errors import ConfigError
 from paceline.core.garbage import collection_paused
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.core.ports import Runner
 from paceline.engine.trace.trace_file import TraceTarget
 from paceline.hub.catalogue import DEFAULT

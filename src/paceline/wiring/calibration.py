@@ -9,7 +9,7 @@ import torch
 from paceline import __version__
 from paceline.core.config import require
 from paceline.core.cores import processor_name
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.hub.progress import Progress, silent
 from paceline.simulate.calibration.calibrate import calibrate
 from paceline.simulate.calibration.step_meter import StepMeter

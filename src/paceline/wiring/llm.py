@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.engine import offline, streaming
 from paceline.engine.api import GenerationRequest, RequestOutput
-from paceline.engine.core.components import factory_named
+from paceline.engine.components import factory_named
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.embeddings import (
     Comparison,

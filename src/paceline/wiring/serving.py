@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from paceline.core.config import LoadConfig
 from paceline.core.cores import usable_cores
 from paceline.core.garbage import keep_heap
-from paceline.engine.core.components import factory_named
+from paceline.engine.components import factory_named
 from paceline.engine.core.ports import Core, PromptImages
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore

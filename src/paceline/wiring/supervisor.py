@@ -16,11 +16,11 @@ import msgspec
 from paceline.engine.core.child_process import ChildProcess
 from paceline.engine.core.front_end_link import FrontEndLink
 from paceline.engine.core.front_end_wire import DrainFrontEnd, FrontEndBuild
+from paceline.engine.core.handles import MOST_FRONT_ENDS
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.ports import Core
 from paceline.engine.core.restart import RestartBudget
 from paceline.engine.core.shared_core import SharedCore
-from paceline.engine.frontend.choice_rows import MOST_FRONT_ENDS
 from paceline.engine.settings import CoreSettings
 from paceline.server.scoreboard import shared_board
 from paceline.wiring.front_end_settings import FrontEndSettings

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.item import Item
 from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.core.engine import ARRIVALS, Engine
 from paceline.engine.core.messages import Delivery, EngineFailed, PendingQuestion, Question
 from paceline.engine.core.ports import StepObserver

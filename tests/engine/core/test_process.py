@@ -17,7 +17,7 @@ from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.item import Item
 from paceline.core.openmp import CHOSEN
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
-from paceline.engine.core.components import factory_named
+from paceline.engine.components import factory_named
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend

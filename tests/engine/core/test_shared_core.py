@@ -7,12 +7,12 @@ import numpy as np
 
 from paceline.core.request import Finish, Request
 from paceline.engine.core import wire
+from paceline.engine.core.figures import NO_REQUESTS
 from paceline.engine.core.front_end_wire import CoreDeath, CoreHealth, PeerAnswer, PeerQuestion
+from paceline.engine.core.handles import FRONT_END_SHIFT
 from paceline.engine.core.messages import Abort, Delivery, Park, Question, Wake
 from paceline.engine.core.shared_core import SharedCore
 from paceline.engine.core.thread import ThreadCore
-from paceline.engine.frontend.choice_rows import FRONT_END_SHIFT
-from paceline.engine.frontend.metrics import NO_REQUESTS
 from tests.engine.core.test_peer_questions import SentMessages
 from tests.engine.support import components
 

@@ -10,9 +10,9 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish
+from paceline.engine.core.handles import FRONT_END_SHIFT
 from paceline.engine.core.messages import Delivery, Refused
 from paceline.engine.core.split import split
-from paceline.engine.frontend.choice_rows import FRONT_END_SHIFT
 
 WIDTH, TOP = 3, 2
 

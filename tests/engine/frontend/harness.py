@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.engine.api import GenerationRequest, SamplingParams
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from tests.engine.support import (
     Ear,

@@ -11,9 +11,9 @@ from paceline.core.errors import PromptTooLong, RequestError
 from paceline.core.plan import Candidates, Ended
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest, Report, SamplingParams
+from paceline.engine.core.figures import first_figures
 from paceline.engine.core.messages import Abort, Capacity, Delivery, Question
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.frontend.metrics import first_figures
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.harness import (
     PROMPTS,

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.core.kv_events_config import KVEventsConfig
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from tests.engine.kv_events.consumer import Consumer
 from tests.engine.support import components
 

@@ -1,15 +1,13 @@
-"""The protocols of the engine: runner, clock, sink, receiver and core."""
+"""The protocols of the engine: runner, clock, observer, receiver and core."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.core.capabilities import Capabilities
-from paceline.core.errors import PacelineError
 from paceline.core.image_prompt import ImagePrompt
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.engine.api import RequestOutput, TextDelta
 from paceline.engine.core.messages import Capacity, Delivery, Question
 
 Clock = Callable[[], float]  # seconds, monotonic
@@ -74,16 +72,6 @@ class StepObserver(Protocol):
 
     def close(self) -> None:
         """The engine is closed."""
-
-
-class Sink(Protocol):
-    """Receives the output of one request: deltas and one `close`, or one `refuse`."""
-
-    def put(self, delta: TextDelta) -> None: ...
-
-    def close(self, output: RequestOutput) -> None: ...
-
-    def refuse(self, error: PacelineError) -> None: ...
 
 
 class Receiver(Protocol):

@@ -14,10 +14,10 @@ import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.garbage import keep_heap
+from paceline.engine.components import factory_named
 from paceline.engine.core import wire
 from paceline.engine.core.alarm import Alarm
 from paceline.engine.core.answers import when_done
-from paceline.engine.core.components import factory_named
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import Question, Submit

@@ -12,6 +12,7 @@ from paceline.core.errors import PacelineError, QueueFull, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
 from paceline.engine.core.answers import settle, when_all_done
+from paceline.engine.core.figures import NO_REQUESTS, first_figures
 from paceline.engine.core.messages import (
     Capacity,
     Delivery,
@@ -23,7 +24,6 @@ from paceline.engine.core.messages import (
 from paceline.engine.core.placements import Placement, Placements
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.restart import RestartingCore
-from paceline.engine.frontend.metrics import NO_REQUESTS, first_figures
 
 log = logging.getLogger(__name__)
 

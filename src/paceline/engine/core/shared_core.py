@@ -11,6 +11,7 @@ from paceline.core.arrays import F64
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_OUTPUTS
 from paceline.engine.core import wire
+from paceline.engine.core.figures import NO_REQUESTS
 from paceline.engine.core.front_end_link import FrontEndLink
 from paceline.engine.core.front_end_wire import (
     CoreDeath,
@@ -24,7 +25,6 @@ from paceline.engine.core.messages import Abort, Delivery, Park, Question, Refus
 from paceline.engine.core.peer_questions import PeerQuestions
 from paceline.engine.core.ports import Core
 from paceline.engine.core.split import split
-from paceline.engine.frontend.metrics import NO_REQUESTS
 
 NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
 

@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from paceline.core.plan import Candidates
+from paceline.engine.core.handles import FRONT_END_SHIFT
 from paceline.engine.core.messages import Delivery
-from paceline.engine.frontend.choice_rows import FRONT_END_SHIFT
 
 
 class RequestRecord(Protocol):

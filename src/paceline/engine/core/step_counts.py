@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.plan import Plan, Rows, StepResult
-from paceline.engine.frontend.histogram import Histogram
+from paceline.engine.histogram import Histogram
 
 TOKENS_PER_STEP = (1.0, 8.0, *(float(2**power) for power in range(4, 15)))
 

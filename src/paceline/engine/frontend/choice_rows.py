@@ -8,15 +8,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from paceline.core.arrays import F64, I32, I64, Bool, Index
+from paceline.engine.core.handles import FRONT_END_SHIFT, ROW, ROW_BITS, USE_BITS
 from paceline.engine.core.messages import Delivery
 from paceline.engine.frontend.token_pages import TokenPages, extended
 
-# A handle is the number of a front end, the number of a use of its rows, and a row. Late tokens of
-# a request that has ended have the handle of an earlier use, which no row has any more.
-ROW_BITS = USE_BITS = 24
-FRONT_END_SHIFT = ROW_BITS + USE_BITS
-MOST_FRONT_ENDS = 2 ** (63 - FRONT_END_SHIFT)
-ROW = 2**ROW_BITS - 1
 FIRST_ROWS = 64
 CLOSED = -2  # the handle of a row that takes no tokens; requests of no front end have -1
 

@@ -19,10 +19,10 @@ from paceline.engine.api import (
     TokenLogprob,
 )
 from paceline.engine.core.messages import Abort, Delivery
-from paceline.engine.core.ports import Clock, PromptImages, Sink
+from paceline.engine.core.ports import Clock, PromptImages
 from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
-from paceline.engine.frontend.open_request import OpenChoice, OpenRequest
+from paceline.engine.frontend.open_request import OpenChoice, OpenRequest, Sink
 from paceline.engine.frontend.prompt_images import read_images
 from paceline.engine.frontend.token_entries import token_entries
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules

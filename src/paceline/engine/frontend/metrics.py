@@ -9,9 +9,10 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.core.plan import Timings
 from paceline.core.request import Finish
-from paceline.engine.core.messages import Capacity
-from paceline.engine.core.step_counts import TOKENS_PER_STEP, StepCounts
-from paceline.engine.frontend.histogram import Histogram
+from paceline.engine.core.figures import WAITING_FOR_GRAMMAR
+from paceline.engine.core.step_counts import TOKENS_PER_STEP
+from paceline.engine.histogram import Histogram
+from paceline.engine.report import Report
 
 LATENCY_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -57,46 +58,6 @@ GRAMMARS = {
     "grammar_cache_hits": "grammar_cache_hits",
     "grammar_compile_seconds": "grammar_compile_s",
 }
-WAITING_FOR_GRAMMAR = "waiting_for_grammar"
-NO_REQUESTS: dict[str, Any] = dict.fromkeys(
-    (
-        *("running", "waiting", "parked", "swapped", "kv_usage", "drafting_paused", "pid"),
-        WAITING_FOR_GRAMMAR,
-    ),
-    0,
-)
-
-
-def first_figures(capacity: Capacity) -> dict[str, Any]:
-    """The answer to "gauges" of an engine without any request so far."""
-    size = {
-        "total_blocks": capacity.num_blocks,
-        "block_size": capacity.block_size,
-        "enable_prefix_caching": capacity.enable_prefix_caching,
-    }
-    totals = dict.fromkeys((*TOTALS.values(), *GRAMMARS.values(), "failed_rows"), 0)
-    return NO_REQUESTS | totals | StepCounts().to_dict() | size
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Every metric by the name that vLLM gives it, without prefix and without `_total`."""
-
-    gauges: Mapping[str, float]
-    counters: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
-    request_success: Mapping[str, int]  # by finish reason
-    waiting_by_reason: Mapping[str, int]  # capacity, deferred
-    prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
-    accepted_at: Sequence[int]  # drafts that were right, by place
-    cache_config: Mapping[str, int | bool]  # num_gpu_blocks, block_size, enable_prefix_caching
-    step_tokens: Histogram  # tokens that each step computed
-    core_pid: int  # the process of the step loop; 0: there is none
-    crashes: int  # of the step loop
-    failed_rows: int  # results that ended their request with an error, and no other
-    drafting_paused: bool  # does speculation not draft, because it does not pay?
-    grammars: Mapping[str, float]  # totals of the compiler of grammars, and who waits for it
-    lora: Mapping[str, str]  # adapters in use, as labels; empty: no adapters are served
 
 
 @dataclass(frozen=True, slots=True)

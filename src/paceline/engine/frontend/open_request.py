@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
+from paceline.core.errors import PacelineError
 from paceline.core.plan import Choice, Ended
 from paceline.core.pooling import PooledMean
 from paceline.core.request import Request
@@ -17,12 +19,22 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
-from paceline.engine.core.ports import Sink
-from paceline.engine.frontend.choice_rows import ROW, ChoiceRows
+from paceline.engine.core.handles import ROW
+from paceline.engine.frontend.choice_rows import ChoiceRows
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.prompt_entries import PromptEntries
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.tokenizer import Tokenizer
+
+
+class Sink(Protocol):
+    """Receives the output of one request: deltas and one `close`, or one `refuse`."""
+
+    def put(self, delta: TextDelta) -> None: ...
+
+    def close(self, output: RequestOutput) -> None: ...
+
+    def refuse(self, error: PacelineError) -> None: ...
 
 
 class OpenChoice:

@@ -11,8 +11,8 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.arrays import F64
-from paceline.engine.frontend.histogram import Histogram
 from paceline.engine.frontend.metrics import LATENCY_S
+from paceline.engine.histogram import Histogram
 from paceline.server.errors import BROKEN
 from paceline.server.telemetry.metric_help import METRIC_HELP
 from paceline.server.telemetry.prometheus import buckets

@@ -16,8 +16,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from paceline.core.request import Finish
-from paceline.engine.frontend.histogram import Histogram
-from paceline.engine.frontend.metrics import GRAMMARS, WAITING_FOR_GRAMMAR, Report
+from paceline.engine.core.figures import WAITING_FOR_GRAMMAR
+from paceline.engine.frontend.metrics import GRAMMARS
+from paceline.engine.histogram import Histogram
+from paceline.engine.report import Report
 from paceline.server.telemetry.metric_help import METRIC_HELP
 
 LABELS = ("model_name", "engine")
