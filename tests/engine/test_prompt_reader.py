@@ -59,7 +59,9 @@ def frontend(max_model_len: int = 4096) -> Frontend:
 def with_reader(use: Callable[[PromptReader, Batches], Awaitable[None]]) -> None:
     async def run() -> None:
         batches = Batches()
-        with patch.object(Tokenizer, "encode_all", lambda _, *given: batches.encode_all(*given)):
+        with patch.object(
+            Tokenizer, "encode_all", lambda _, *texts, **kinds: batches.encode_all(*texts, **kinds)
+        ):
             await use(PromptReader(frontend()), batches)
 
     asyncio.run(asyncio.wait_for(run(), 50))
@@ -214,7 +216,9 @@ def test_prompts_of_a_script_are_read_together() -> None:
     asked = [text(f"thing {number}") for number in range(many)]
     asked[1], asked[2] = text(BROKEN), GenerationRequest(prompt_token_ids=[5])
     asked[3] = GenerationRequest(messages=SAID, request_id="mine", priority=4)
-    with patch.object(Tokenizer, "encode_all", lambda _, *given: batches.encode_all(*given)):
+    with patch.object(
+        Tokenizer, "encode_all", lambda _, *texts, **kinds: batches.encode_all(*texts, **kinds)
+    ):
         found = list(tokenized(frontend(), asked))
     assert batches.sizes == [OFFLINE_TEXTS - 3, 1, 3]
     assert (found[1], found[2]) == (asked[1], asked[2])  # `begin` refuses the first
