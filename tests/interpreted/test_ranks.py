@@ -1,5 +1,6 @@
 """The runner for GPUs on two ranks: the tokens are those of the runner for a CPU."""
 
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from unittest import mock
@@ -9,18 +10,23 @@ import torch
 from triton.runtime import interpreter
 
 from paceline import Request, Scheduler
+from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
+from paceline.runner.cuda.draft_model import CudaDraftModel
+from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.parallel.drafts import AwaitedDrafts
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host
+from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 from tests.runner.support import tiny
@@ -86,3 +92,48 @@ def test_tokens_are_those_of_the_cpu(architecture: str, monkeypatch: pytest.Monk
 
     with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
         assert tokens_of_two_ranks(rank, asked(samplings), settings, 2)[0] == due
+
+
+def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some steps are verified in a graph, and some under masks."""
+    held = {"constraint": Constraint.regex("[0-4]{2}"), "eos_token_ids": (END,)}
+    first, second = asked([Sampling(temperature=0.0), SAMPLINGS[1]])
+    both = [
+        replace(first, max_tokens=12, ignore_eos=True),
+        replace(second, max_tokens=4, **held),
+    ]
+    config = tiny(architectures=["Qwen3ForCausalLM"], **SIZES)
+    checkpoint, smaller = Dummy(config, seed=3), Dummy(config, seed=3)
+    scheduler, masks = Scheduler.create(**SETTINGS), constrained_requests(config.vocab)
+    whole = runner_for(Model.load(checkpoint), scheduler, masks=masks)
+    due = drive(scheduler, whole, both, constrained=masks)
+    use_host(monkeypatch)
+    masks, drafted = constrained_requests(config.vocab), list[int]()
+    captured = DraftGraphs.verify
+
+    def noted(graphs: DraftGraphs, samples: int) -> torch.Tensor:
+        drafted.append(samples)
+        return captured(graphs, samples)
+
+    monkeypatch.setattr(DraftGraphs, "verify", noted)
+
+    def rank(group: RankGroup, scheduler: Scheduler) -> CudaRunner:
+        cache, speculation = scheduler.config.cache, scheduler.config.speculation
+        model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", group=group)
+        kv = KVStore(model.config, cache.num_blocks + 1, cache.block_size)
+        attention: Any = load("triton")
+        sizes = RunnerSizes(3, 64, 8)
+        if not group.is_first:
+            awaited = AwaitedDrafts(speculation, CudaDraftModel)
+            return CudaRunner(model, kv, attention, awaited, sizes)
+        draft = CudaModel.load(smaller, 64, torch.float32, "cpu")
+        drafter = CudaDraftModel(speculation, draft, torch.float32)
+        return CudaRunner(model, kv, attention, drafter, sizes, masks)
+
+    drafting = {"num_speculative_tokens": 2, "speculation": "fixed"}
+    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
+        settings = {**SETTINGS, **SMALL_STEPS, **drafting}
+        got, scheduler = tokens_of_two_ranks(rank, both, settings, 2, masks)
+    assert got == due
+    assert 0 < scheduler.stats.accepted < scheduler.stats.drafted
+    assert drafted

@@ -23,6 +23,7 @@ from paceline.engine.core.restart import RestartingCore
 from paceline.engine.settings import CoreSettings
 from paceline.runner.parallel.group import RankGroup
 from paceline.wiring import assembly, cpu, ranked_blocks
+from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.model import find_checkpoint
 from paceline.wiring.rank_wire import CopyBlocks
@@ -32,6 +33,7 @@ from paceline.wiring.ranks import RankProcesses
 from tests.conformance.architectures import Case, architectures
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive
+from tests.runner.eagle3 import head_folder
 from tests.wiring.support import until
 
 OWN = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01, threads=1)
@@ -114,6 +116,32 @@ def test_every_way_of_scheduling_at_once(
     assert stats.swapped_in_blocks
     assert stats.prefix_hits
     assert stats.drafted or sampling is DRAWN
+
+
+@pytest.mark.parametrize(
+    ("proposer", "sampling"), [("suffix", GREEDY), ("draft_model", DRAWN), ("eagle3", GREEDY)]
+)
+def test_rank_0_drafts_for_all(
+    ranks: RankProcesses, tmp_path: Path, proposer: str, sampling: Sampling
+) -> None:
+    """It alone has draft weights. All ranks leave room for KV of a drafter beside their own."""
+    model = shape(tmp_path / "llama", "llama")
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    weights = {
+        "suffix": "",
+        "draft_model": shape(tmp_path / "smaller", "qwen3"),
+        "eagle3": str(head_folder(tmp_path / "head", checkpoint.config)),
+    }
+    named = {"proposer": proposer, "speculative_model": weights[proposer]}
+    own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
+    settings = SETTINGS | TIGHT | {"max_model_len": 32} | named
+    draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
+    one = cpu.assemble(settings, own, checkpoint, draft=draft)
+    due = drive(*one, asked(sampling), depth=2)
+    scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
+    assert drive(scheduler, runner, asked(sampling), depth=2) == due
+    assert scheduler.stats.swapped_in_blocks
+    assert proposer == "suffix" or scheduler.stats.drafted
 
 
 def test_ranks_have_the_blocks_of_the_one_with_least_memory(
@@ -344,17 +372,11 @@ def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(
         ({"tensor_parallel_size": 3}, "sizes that fit this model are 1, 2, 4"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
         ({"kv_connector": "nixl"}, "use 'host', 'disk' or 'valkey'"),
-        (
-            {"speculative_config": {"model": "MODEL", "num_speculative_tokens": 2}},
-            "use proposer 'ngram'",
-        ),
     ],
 )
 def test_settings_that_several_ranks_do_not_have(
     model: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    if "speculative_config" in changes:
-        changes = {"speculative_config": {**changes["speculative_config"], "model": str(model)}}
     with pytest.raises(ConfigError, match=reason):
         LLM(str(model), **{"load_format": "dummy", "tensor_parallel_size": 2, **changes})
 

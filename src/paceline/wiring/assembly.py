@@ -56,7 +56,7 @@ def build(
         source: ModelSource = find_model(
             model, own.load_format, device, progress, own.chat_template
         )
-        draft = find_draft_weights(rest, own, source, device, progress)
+        draft = find_draft_weights(rest, own, device, progress, source)
         on = device_module(device, own, model)
     template = ChatTemplate.of(source.tokenizer)
     constrained = constrained_requests(

@@ -6,6 +6,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
@@ -24,7 +25,8 @@ from paceline.runner.layers.native import NativeLinear
 from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.models.eagle3_head import Eagle3Head
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.drafts import AwaitedDrafts
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.shard import Shard
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
@@ -35,10 +37,10 @@ from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.vision.image_encoder import ImageEncoder
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
+from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
-from paceline.wiring.drafting import DraftWeights
+from paceline.wiring.drafting import DraftWeights, embedding_for
 from paceline.wiring.kv_groups import kv_groups
 from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
 from paceline.wiring.memory import free_bytes
@@ -91,8 +93,7 @@ def load(
         raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
     sizes, ranks = part_of_model(checkpoint.config, group), 1 if group is None else group.shard.size
     suited = check(settings, own, sizes, CPU_DEFAULTS)
-    drafter = load_proposer(part_of(SpeculationConfig, suited))
-    drafter_bytes = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
+    drafter, drafter_bytes = drafter_of(part_of(SpeculationConfig, suited), draft, group)
     check_memory(suited, own, sizes, free_bytes() // ranks, drafter_bytes)
     limit_early()
     if own.threads or ranks > 1:
@@ -100,7 +101,8 @@ def load(
     length = part_of(StepConfig, suited).max_model_len
     model = load_model(checkpoint, own, length, group)
     if draft is not None:
-        give_weights(drafter, draft, own, length, attention)
+        embedding = embedding_for(draft, checkpoint, group)
+        give_weights(drafter, draft, own, length, attention, embedding)
     # After the weights, which take memory too.
     room = least_room(Hardware.found(), group, ranks)
     config = resolve(settings, own, sizes, room, drafter_bytes)
@@ -172,13 +174,29 @@ def load_model(
     )
 
 
+def drafter_of(
+    config: SpeculationConfig, draft: DraftWeights | None, group: RankGroup | None
+) -> tuple[Drafter, int]:
+    """The drafter that the settings name, without its weights, and the bytes that it needs for each
+    position. Rank 0 has it for all ranks."""
+    drafter = load_proposer(config)
+    needed = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
+    return (drafter if decides(group) else AwaitedDrafts(config, type(drafter), needed)), needed
+
+
 def give_weights(
-    drafter: Drafter, draft: DraftWeights, own: LoadConfig, length: int, attention: Attention
+    drafter: Drafter,
+    draft: DraftWeights,
+    own: LoadConfig,
+    length: int,
+    attention: Attention,
+    embedding: Tensor | None,
 ) -> None:
-    """Load the weights of a drafter."""
+    """Load the weights of a drafter, if it is one that has some. A head without an embedding uses
+    that of the model."""
     if isinstance(drafter, DraftModel) and not isinstance(draft, Eagle3Folder):
         drafter.use(load_model(draft, own, length), attention)
     elif isinstance(drafter, Eagle3) and isinstance(draft, Eagle3Folder):
-        embedding = draft.read(EMBEDDING).float() if draft.has_embedding else None
+        embedding = None if embedding is None else embedding.float()
         head = Eagle3Head.load(draft, draft.head, max_model_len=length)
         drafter.use(head, draft.target_ids(), embedding, attention)

@@ -20,7 +20,7 @@ from paceline.runner.attention.backend import runs_on_gpu
 from paceline.runner.cuda.adapted_products import AdapterSizes
 from paceline.runner.cuda.block_copies import RING_BYTES
 from paceline.runner.cuda.draft_model import CudaDraftModel
-from paceline.runner.cuda.eagle3 import CudaEagle3
+from paceline.runner.cuda.eagle3 import CudaEagle3, check_embedding
 from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.graphs.mixed import MixedCapturable
@@ -29,16 +29,17 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.drafts import AwaitedDrafts
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.shard import Shard
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
+from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
 from paceline.wiring import memory
-from paceline.wiring.drafting import DraftWeights
+from paceline.wiring.drafting import DraftWeights, embedding_for
 from paceline.wiring.kv_groups import kv_groups
 from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
 from paceline.wiring.settings import (
@@ -101,10 +102,9 @@ def load(
     model_config = part_of_model(checkpoint.config, group)
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
-    check_ranks(chosen, checkpoint, group)
     step = part_of(StepConfig, chosen)
     log.info("loading weights")
-    drafter = drafter_of(part_of(SpeculationConfig, chosen), draft, step, (dtype, kv_dtype))
+    drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
     model = load_model(checkpoint, chosen, dtype, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
@@ -188,17 +188,6 @@ def checked(
     return own if is_captured else replace(own, enforce_eager=True)
 
 
-def check_ranks(settings: dict[str, Any], checkpoint: Checkpoint, group: RankGroup | None) -> None:
-    """ConfigError if several ranks on GPUs do not have what the settings or the model need."""
-    if group is None:
-        return
-    alone = f"tensor_parallel_size is {group.shard.size}, and on GPUs"
-    if part_of(SpeculationConfig, settings).num_speculative_tokens:
-        raise ConfigError(f"{alone} drafts need one rank: remove num_speculative_tokens")
-    if checkpoint.config.vision is not None:
-        raise ConfigError(f"{alone} a model that reads images needs one rank: remove it")
-
-
 def load_model(
     checkpoint: Checkpoint,
     settings: dict[str, Any],
@@ -230,20 +219,33 @@ def capturable(name: str) -> Capturable:
 
 
 def drafter_of(
-    config: SpeculationConfig,
+    settings: dict[str, Any],
     draft: DraftWeights | None,
-    step: StepConfig,
+    checkpoint: Checkpoint,
     dtypes: tuple[torch.dtype, torch.dtype],
+    group: RankGroup | None,
 ) -> Drafter:
-    """The drafter that the settings name; `dtypes` are those of weights and of KV."""
+    """The drafter that the settings name, which rank 0 has for all ranks; `dtypes` are those of
+    weights and of KV."""
+    config, length = (
+        part_of(SpeculationConfig, settings),
+        part_of(StepConfig, settings).max_model_len,
+    )
     if draft is None:
-        return load_proposer(config)
+        drafter = load_proposer(config)
+        awaited = AwaitedDrafts(config, type(drafter), drafter.cell_bytes)
+        return drafter if decides(group) else awaited
+    kind = CudaEagle3 if isinstance(draft, Eagle3Folder) else CudaDraftModel
+    if not decides(group):
+        return AwaitedDrafts(config, kind, kind.bytes_of(draft.config, *dtypes))
     dtype, kv_dtype = dtypes
-    if isinstance(draft, Eagle3Folder):
-        head = CudaEagle3Head.load(draft, draft.head, step.max_model_len, dtype)
-        embedding = draft.read(EMBEDDING) if draft.has_embedding else None
-        return CudaEagle3(config, head, draft.target_ids(), embedding, kv_dtype)
-    return CudaDraftModel(config, CudaModel.load(draft, step.max_model_len, dtype), kv_dtype)
+    if not isinstance(draft, Eagle3Folder):
+        return CudaDraftModel(config, CudaModel.load(draft, length, dtype), kv_dtype)
+    if not draft.has_embedding:
+        check_embedding(checkpoint.config)
+    embedding = embedding_for(draft, checkpoint, group)
+    head = CudaEagle3Head.load(draft, draft.head, length, dtype)
+    return CudaEagle3(config, head, draft.target_ids(), embedding, kv_dtype)
 
 
 def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
@@ -11,12 +13,15 @@ from paceline.core.speculation_config import SpeculationConfig
 from paceline.hub.progress import Progress
 from paceline.hub.pull import pull
 from paceline.runner.model_drafter import check_vocab
+from paceline.runner.models.describe import describe
 from paceline.runner.models.eagle3_config import Eagle3Config
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.model import ModelSource, find_model
+from paceline.wiring.model import ModelSource, find_checkpoint
 from paceline.wiring.settings import part_of
+from paceline.wiring.tokenizer import load_tokenizer
 
 DraftWeights = Checkpoint | Eagle3Folder
 DRAFT_MODEL, EAGLE3 = "draft_model", "eagle3"
@@ -24,9 +29,14 @@ COMPARED = 2048  # tokens of two vocabularies
 
 
 def find_draft_weights(
-    settings: Mapping[str, Any], own: LoadConfig, source: ModelSource, device: str, on: Progress
+    settings: Mapping[str, Any],
+    own: LoadConfig,
+    device: str,
+    on: Progress,
+    source: ModelSource | None = None,
 ) -> DraftWeights | None:
-    """The weights that the settings name, if the proposer has some. They must suit the model."""
+    """The weights that the settings name, if the proposer has some. They must suit the model, if
+    that is given."""
     chosen = part_of(SpeculationConfig, settings)
     name, proposer = chosen.speculative_model, chosen.proposer
     if proposer not in (DRAFT_MODEL, EAGLE3):
@@ -39,13 +49,27 @@ def find_draft_weights(
     if not name:
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
     if proposer == DRAFT_MODEL:
-        drafts = find_model(name, own.load_format, device, on)
-        check_vocab(drafts.checkpoint.config, source.checkpoint.config)
-        compare_tokens(drafts.tokenizer, source.tokenizer, source.checkpoint.config.vocab)
-        return drafts.checkpoint
+        drafts, path = find_checkpoint(name, own.load_format, device, on)
+        if source is not None:
+            model = source.checkpoint.config
+            check_vocab(drafts.config, model)
+            tokenizer = load_tokenizer(path, own.load_format)
+            compare_tokens(tokenizer, source.tokenizer, model.vocab)
+        return drafts
     head = find_head(name, on)
-    head.head.layers_of(source.checkpoint.config)  # refuses a head for another model
+    if source is not None:
+        head.head.layers_of(source.checkpoint.config)  # refuses a head for another model
     return head
+
+
+def embedding_for(draft: DraftWeights, model: Checkpoint, group: RankGroup | None) -> Tensor | None:
+    """The embedding of an EAGLE-3 head; None if it can use that of the model in memory, of which
+    each of several ranks has a part."""
+    if not isinstance(draft, Eagle3Folder) or not decides(group):
+        return None
+    if draft.has_embedding:
+        return draft.read(EMBEDDING)
+    return None if group is None else model.read(describe(model.config).embedding.name)
 
 
 def find_head(name: str, progress: Progress) -> Eagle3Folder:

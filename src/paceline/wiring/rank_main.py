@@ -19,6 +19,7 @@ from paceline.engine.core.wire import Close, Died, EncodedError, Ready
 from paceline.hub.progress import silent
 from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from paceline.runner.parallel.shard import Shard
+from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.model import find_checkpoint
 from paceline.wiring.rank_tasks import RankTasks
 from paceline.wiring.rank_wire import (
@@ -31,7 +32,7 @@ from paceline.wiring.rank_wire import (
 )
 
 PATIENCE_S = 2.0  # for the parent to notice that another rank is gone, after an exchange failed
-IN_FLIGHT = 2  # steps, so that a GPU has the next one before it has ended one
+IN_FLIGHT = 2  # steps at least, so that a GPU has the next one before it has ended one
 
 log = logging.getLogger("paceline.wiring.rank_main")  # its name is __main__ here
 
@@ -62,8 +63,7 @@ def run(commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         message: ToRank = to_rank.decode(commands.recv())
         match message:
             case BuildRank():
-                shard = Shard(message.rank, message.size)
-                loop = RankLoop(built(message, shard, outbox), shard, outbox)
+                loop = built(message, outbox)
             case Close():
                 return
             case _:
@@ -75,10 +75,12 @@ class RankLoop:
     """Follows rank 0: runs the plans of its scheduler, and does other tasks in step with them. The
     tokens come from rank 0."""
 
-    def __init__(self, runner: Runner, shard: Shard, outbox: Outbox) -> None:
-        self._runner, self._reader = runner, PlanReader()
-        self._tasks = RankTasks(runner, shard, outbox)
-        self._flight = 0
+    def __init__(self, runner: Runner, tasks: RankTasks, depth: int) -> None:
+        """Rank 0 has so many steps in flight. As many are here at least: the plan behind a step
+        with drafts may not know where its rows begin, and the runner knows by the steps in
+        flight."""
+        self._runner, self._reader, self._tasks = runner, PlanReader(), tasks
+        self._most, self._flight = max(depth, IN_FLIGHT), 0
 
     def follow(self, message: EncodedPlan | NumberedTask | KeepAdapter | DropAdapter) -> None:
         match message:
@@ -95,24 +97,27 @@ class RankLoop:
         plan = self._reader.plan(message)
         self._runner.launch(plan)
         self._flight += not plan.empty
-        if self._flight == IN_FLIGHT:
+        if self._flight == self._most:
             self._runner.wait()
             self._flight -= 1
 
 
-def built(message: BuildRank, shard: Shard, outbox: Outbox) -> Runner:
+def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     """Load the model's part of a rank, beside the other ranks."""
-    own = LoadConfig(**message.load)
+    own, shard = LoadConfig(**message.load), Shard(message.rank, message.size)
     on: Any = import_module(f"paceline.wiring.{own.device}")
     on.choose_device(shard)
     checkpoint, _ = find_checkpoint(message.model, own.load_format, own.device, silent)
+    draft = find_draft_weights(message.settings, own, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, message.backend)
     most = message.max_lora_rank
     adapters = AdapterConfig(enable_lora=True, max_lora_rank=most) if most else NO_ADAPTERS
-    loaded = on.load(message.settings, own, checkpoint, adapters=adapters, group=group)
+    loaded = on.load(message.settings, own, checkpoint, None, draft, adapters, group)
     keep_heap()
-    return loaded.runner
+    return RankLoop(
+        loaded.runner, RankTasks(loaded.runner, shard, outbox), own.steps_in_flight(on.DEPTH)
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class RankedDevice:
         adapters: AdapterConfig = NO_ADAPTERS,
     ) -> tuple[Scheduler, RankedRunner]:
         own = replace(own, device=self._device)
-        check_ranks(own, checkpoint, draft)
+        check_ranks(own, checkpoint)
         size = own.tensor_parallel_size
         self._on.choose_device(Shard(0, size))
         ranks, rank = self._start(size), adapters.max_lora_rank if adapters.enable_lora else 0
@@ -58,7 +58,7 @@ class RankedDevice:
             raise
 
 
-def check_ranks(own: LoadConfig, checkpoint: Checkpoint, draft: DraftWeights | None) -> None:
+def check_ranks(own: LoadConfig, checkpoint: Checkpoint) -> None:
     """ConfigError if the settings, or the model, do not go with several ranks."""
     size = own.tensor_parallel_size
     alone = f"tensor_parallel_size is {size}, and"
@@ -67,5 +67,4 @@ def check_ranks(own: LoadConfig, checkpoint: Checkpoint, draft: DraftWeights | N
         f"{alone} kv_connector {own.kv_connector!r} moves the blocks of one rank: use 'host', "
         "'disk' or 'valkey'",
     )
-    require(draft is None, f"{alone} draft weights run on one rank: use proposer 'ngram'")
     check_size(checkpoint.config, size)

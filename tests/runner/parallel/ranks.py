@@ -61,10 +61,13 @@ def tokens_of_two_ranks(
                 return drive(scheduler, Repeated(runner, plans), asked, depth, constrained)
             finally:
                 plans.put(None)
+        flight = 0
         while (plan := plans.get()) is not None:
             runner.launch(plan)
-            if not plan.empty:
+            flight += not plan.empty
+            if flight == depth:
                 runner.wait()
+                flight -= 1
         return {}
 
     got, _ = on_ranks(2, work)

@@ -23,8 +23,7 @@ class CudaDraftModel(CudaModelDrafter):
         """KV is of this type."""
         super().__init__(config, model.config.heads)
         self._model, self._dtype = model, dtype
-        shape = model.config
-        self.cell_bytes = shape.layers * 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
+        self.cell_bytes = self.bytes_of(model.config, model.dtype, dtype)
 
     def attach(self, runner: DraftingFor) -> None:
         check_vocab(self._model.config, runner.model.config)

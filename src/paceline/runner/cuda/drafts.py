@@ -15,7 +15,7 @@ from paceline.runner.cuda.flight import LaunchedStep, Silent, UnsampledStep
 from paceline.runner.cuda.graphs.capture import Capture
 from paceline.runner.cuda.graphs.drafts import DraftGraphs, choose_lines
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
-from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.kernels.drafts import put_drafts
 from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
@@ -66,7 +66,7 @@ class DraftedSteps:
         is_drawn = self.drafter.draws
         if self._ends is not None and not is_drawn and self._ends.has_room(len(wanted), most):
             size = self._size(plan, self._ends.width)
-            if size is not None and masks is None and self._choice.is_plain(plan, wanted):
+            if size is not None and self._choice.is_captured(plan, wanted):
                 return self._captured(plan, size, order, wanted)
         size = self._size(plan, 1 + most)
         if size is None:
@@ -108,8 +108,9 @@ class DraftedSteps:
         most = int(rows.drafts.max())
         found = self.drafter.draft(DraftInput(own, tokens, known, number, most))
         check_shape(self.drafter, found, len(wanted), most)
-        put_drafts(state.tokens, own, known, found.ids, number)
-        return DraftedRows(own, known, found.ids, found.probabilities)
+        drafts = state.shared(found.ids.long().contiguous())
+        put_drafts(state.tokens, own, known, drafts, number)
+        return DraftedRows(own, known, drafts, found.probabilities)
 
     def _hidden(
         self, plan: Plan, size: int | None, order: Index, lines: I32, is_moving: bool
@@ -146,8 +147,13 @@ class Verification:
     def forget(self) -> None:
         self._controls = None
 
-    def is_plain(self, plan: Plan, wanted: Index) -> bool:
-        """Do all rows that sample do so by temperature alone?"""
+    def is_captured(self, plan: Plan, wanted: Index) -> bool:
+        """Do all rows that sample do so by temperature alone, and without masks? Every rank has the
+        same answer, also those that have no masks."""
+        slots = plan.rows.slot[wanted]
+        return self._residents.are_plain(slots) and not self._residents.any_masked(slots)
+
+    def _are_plain(self, plan: Plan, wanted: Index) -> bool:
         return self._residents.are_plain(plan.rows.slot[wanted])
 
     def fetched(self, plan: Plan, wanted: Index, ids: Tensor) -> LaunchedStep:
@@ -185,12 +191,12 @@ class Verification:
         if masks is not None:
             masks.apply(logits)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
-        if rows.probabilities is None and self.is_plain(plan, wanted):
-            ids = self._choose(logits, rows)
-        else:
+        is_drawn = rows.probabilities is not None
+        if self._state.samples and (is_drawn or not self._are_plain(plan, wanted)):
             step, ids = self._sample(step, logits, rows)
-        columns = self._state.tokens, self._state.position
-        accept(columns, rows.slot, rows.known, ids, rows.drafts)
+        else:
+            ids = self._choose(logits, rows)
+        self._state.accept(rows.slot, rows.known, ids, rows.drafts)
         return replace(step, ticket=self._returns.fetch(ids.view(-1)))
 
     def _choose(self, logits: Tensor, rows: DraftedRows) -> Tensor:

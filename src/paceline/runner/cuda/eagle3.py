@@ -49,8 +49,11 @@ class CudaEagle3(CudaModelDrafter):
         super().__init__(config, decoder.heads)
         self._head, self._ids, self._dtype = head, ids.to(head.device), dtype
         self._given = None if embedding is None else embedding.to(head.device, head.dtype)
-        numbers = 2 * decoder.kv_heads * decoder.head_dim
-        self.cell_bytes = numbers * dtype.itemsize + decoder.width * head.dtype.itemsize
+        self.cell_bytes = self.bytes_of(decoder, head.dtype, dtype)
+
+    @classmethod
+    def bytes_of(cls, shape: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+        return super().bytes_of(shape, dtype, kv_dtype) + shape.width * dtype.itemsize
 
     def attach(self, runner: DraftingFor) -> None:
         self._read = self._head.config.layers_of(runner.model.config)
@@ -137,12 +140,17 @@ class ObservedModel(CudaModel):
 
 def shared_embedding(model: CudaModel) -> Tensor:
     """The embedding of the model, [vocab, width]."""
-    if describe(model.config).embedding_scale != 1.0:
+    check_embedding(model.config)
+    return model.plain_embedding()
+
+
+def check_embedding(model: ModelConfig) -> None:
+    """ConfigError if a head without an embedding cannot use that of the model."""
+    if describe(model).embedding_scale != 1.0:
         raise ConfigError(
             "the EAGLE-3 head has no embedding, and the model scales its own: use a head that has "
             "one, or device 'cpu'"
         )
-    return model.plain_embedding()
 
 
 def one_state(decoder: ModelConfig) -> ModelConfig:

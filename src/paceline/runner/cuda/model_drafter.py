@@ -22,6 +22,7 @@ from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 
 
@@ -75,6 +76,11 @@ class CudaModelDrafter(Drafter):
         self._stores = [self.kv, *others]
         self._held = {}
         self.reserve_host(0)
+
+    @classmethod
+    def bytes_of(cls, shape: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+        """What a position takes in its memory by blocks, with weights and KV of these types."""
+        return shape.layers * 2 * shape.kv_heads * shape.head_dim * kv_dtype.itemsize
 
     @abstractmethod
     def stores(self, device: torch.device) -> list[KVStore]:

@@ -10,6 +10,7 @@ from paceline.core.pool_spans import PoolSpan, pool_spans
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Staging
+from paceline.runner.parallel.group import decides
 from paceline.runner.pooling import places, pooled_spans, summed
 from paceline.runner.prompt_scores import PromptSpan, by_request, scored, slices_of, spans
 from paceline.runner.sampler import TokenScores
@@ -52,7 +53,7 @@ class PromptScorer:
         self, model: CudaModel, residents: Residents, slots: int, device: torch.device
     ) -> None:
         self._model, self._residents, self._most = model, residents, slots
-        self._samples = model.group is None or model.group.is_first  # or rank 0 does
+        self._samples = decides(model.group)
         self._staging = Staging(device)
 
     def wants(self, plan: Plan) -> bool:

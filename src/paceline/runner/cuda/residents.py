@@ -22,6 +22,7 @@ class Residents:
         self.items: CudaItems | None = None  # None: prompts have no items
         self._sampler = sampler
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
+        self._masked = np.zeros(slots, np.bool_)  # samples under a mask
         self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
 
     def apply(self, plan: Plan) -> None:
@@ -40,6 +41,7 @@ class Residents:
                 self.pooling[new.slot] = request
             is_free = not request.min_tokens and not request.silent
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
+            self._masked[new.slot] = request.constraint is not None
             self._first_block[new.slot] = new.blocks[0]
 
     def encoded(self, plan: Plan) -> AbstractContextManager[None]:
@@ -51,6 +53,9 @@ class Residents:
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())
+
+    def any_masked(self, slot: Index) -> bool:
+        return bool(self._masked[slot].any())
 
     def order(self, plan: Plan) -> Index:
         """Return the order of rows. Rows of one position come first, since they have a kernel of

@@ -12,11 +12,12 @@ from paceline.runner.cuda.adapters import CudaAdapters
 from paceline.runner.cuda.batch import BatchWithLengths
 from paceline.runner.cuda.coordinates import CudaCoordinates
 from paceline.runner.cuda.kernels.columns import place, settle
+from paceline.runner.cuda.kernels.drafts import accept
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, Staging
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import whole
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.sampler import seed_of
 from paceline.runner.token_choice import key_of
 
@@ -57,8 +58,8 @@ class CudaState:
         self._coordinates = None
         if square:
             self._coordinates = CudaCoordinates(slots, max_model_len + 1, square, device)
-        self.samples = group is None or group.is_first
-        self._shared = whole if group is None else group.share
+        self.samples = decides(group)
+        self.shared = whole if group is None else group.share  # gives all ranks what rank 0 has
 
     # -- tokens --------------------------------------------------------------
 
@@ -71,7 +72,12 @@ class CudaState:
     def settle(self, slot: Tensor, context: Tensor, ids: Tensor) -> None:
         """Let slots have tokens at positions `context`, all [n]. On every rank `ids` are those of
         rank 0 afterwards."""
-        settle(self.tokens, self.position, slot, context, self._shared(ids))
+        settle(self.tokens, self.position, slot, context, self.shared(ids))
+
+    def accept(self, slot: Tensor, known: Tensor, ids: Tensor, drafts: Tensor) -> None:
+        """The same for slots with `known` [n] tokens: of ids [n, 1 + most], those stay that drafts
+        [n, most] agree with, and one more."""
+        accept((self.tokens, self.position), slot, known, self.shared(ids), drafts)
 
     # -- changes that come with a plan --------------------------------------
 

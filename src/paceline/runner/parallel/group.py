@@ -38,7 +38,7 @@ class RankGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which samples."""
+        """Whether this is rank 0."""
         return self.shard.rank == 0
 
     def sum(self, part: Tensor) -> Tensor:
@@ -87,6 +87,11 @@ class RankGroup:
     @property
     def _device(self) -> torch.device:
         return torch.device("cuda" if self.backend == "nccl" else "cpu")
+
+
+def decides(group: RankGroup | None) -> bool:
+    """Whether this rank drafts, samples and encodes images. Rank 0 does so for all ranks."""
+    return group is None or group.is_first
 
 
 def _connected(shard: Shard, store: Any, backend: str) -> Any:

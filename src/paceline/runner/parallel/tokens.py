@@ -9,7 +9,7 @@ from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts
 from paceline.runner.sampler import Sampler
@@ -70,7 +70,8 @@ def token_source(
 ) -> TokenSource:
     """Where the runner of a model gets its tokens."""
     group = model.group
-    if group is not None and not group.is_first:
+    if group is None:
+        return StepTokens(model, drafter, sampler, masks)
+    if not decides(group):
         return ReceivedTokens(model, group)
-    own = StepTokens(model, drafter, sampler, masks)
-    return own if group is None else SharedTokens(own, group)
+    return SharedTokens(StepTokens(model, drafter, sampler, masks), group)

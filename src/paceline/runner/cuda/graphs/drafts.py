@@ -12,7 +12,7 @@ from paceline.core.arrays import Index
 from paceline.core.errors import PluginError
 from paceline.core.plan import Plan
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
-from paceline.runner.cuda.kernels.drafts import accept, put_drafts
+from paceline.runner.cuda.kernels.drafts import put_drafts
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
@@ -34,7 +34,10 @@ def spans(most: int) -> list[int]:
 
 def choose_lines(state: CudaState, logits: Tensor, own: Tensor, known: Tensor, ids: Tensor) -> None:
     """Sample by temperature after each line of rows with these slots and known tokens: from logits
-    [rows * lines, vocab] to `ids` [rows, lines]."""
+    [rows * lines, vocab] to `ids` [rows, lines]. Ranks other than 0 have no logits, and get these
+    ids later."""
+    if not state.samples:
+        return
     lines = ids.shape[1]
     places = torch.arange(lines, dtype=torch.int32, device=known.device)
     slot = own[:, None].expand(-1, lines).reshape(-1)
@@ -127,11 +130,11 @@ class DraftGraphs:
             who = f"proposer {self._drafter.config.proposer!r}"
             raise PluginError(f"{who} returns probabilities, so it must have draws = True")
         drafts.copy_(found.ids)
-        put_drafts(state.tokens, own, known, drafts, number)
+        put_drafts(state.tokens, own, known, state.shared(drafts), number)
 
     def _after(self, rows: int) -> None:
         state, own, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
         drafts, ids = self._drafts[:rows], self._ids[:rows]
         logits = self._model.logits(self._hidden[: rows * self.width])
         choose_lines(state, logits, own, known, ids)
-        accept((state.tokens, state.position), own, known, ids, drafts)
+        state.accept(own, known, ids, drafts)
