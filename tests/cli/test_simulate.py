@@ -14,6 +14,7 @@ from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice
+from paceline.simulate.server import SimulatedServer
 from tests.simulate.support import SMALL, VALUES
 
 WRONG = 2
@@ -132,6 +133,10 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "and needs " in said
 
 
+def never(_: SimulatedServer) -> None:
+    raise AssertionError("a simulation ran")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -145,8 +150,20 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "--tenants", "a=x"], "is not NAME or NAME=SHARE"),
         (["simulate", "--tenants", "a=inf"], "needs a name and a positive, finite share"),
         (["simulate", "--goodput", "x:1"], "no target 'x'"),
+        (["simulate", "--tenants", "a", "--tenants", "a=2"], "--tenants has 'a' twice"),
+        (["simulate", "trace.jsonl", "--rate", "3"], "--rate is for synthetic loads, and the"),
+        (["simulate", "--max-input-len", "9"], "--max-input-len changes a trace, and none is"),
         (["compare", "trace.jsonl", "--policies", "fcfs,x"], "no policy 'x'"),
+        (["compare", "trace.jsonl", "--policies", "fair,fair"], "'fair' is to be compared with"),
+        (["compare", "trace.jsonl", "--settings", "policy=fair"], "name policies with --policies"),
+        (["compare", "trace.jsonl", "--set", "policy=fair"], "name policies with --policies"),
+        (["compare", "wrong.jsonl"], "wrong.jsonl: line 2: no field"),
+        (
+            ["compare", "trace.jsonl", "--explain", "x"],
+            "no request 'x' in trace.jsonl, which has 0",
+        ),
         (["capacity", "trace.jsonl"], "--ttft-p99 0.5"),
+        (["capacity", "trace.jsonl", "--ttft-p99", "inf"], "inf; it must be positive and finite"),
     ],
 )
 def test_wrong_arguments(
@@ -157,6 +174,7 @@ def test_wrong_arguments(
     complaint: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(SimulatedServer, "run", never)  # mistakes are found before any simulation
     command, *rest = arguments
     assert called(folder, command, *rest) == WRONG
     assert complaint in " ".join(capsys.readouterr().err.split())

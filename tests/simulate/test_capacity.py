@@ -42,7 +42,7 @@ def test_no_more_replicas_are_tried_than_there_are_requests() -> None:
 
 
 def test_a_load_needs_a_rate() -> None:
-    with pytest.raises(ConfigError, match="all 1 requests of the load come at the same time"):
+    with pytest.raises(ConfigError, match="all requests of the load come at the same time"):
         highest_rate(Experiment(load(1), model()), LIMITS)
 
 

@@ -105,7 +105,7 @@ def test_only_the_first(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n",
-            "line 2: Invalid isoformat string: 'noon'",
+            "line 2: TIMESTAMP is 'noon'; it must be a time such as 2023-11-16",
         ),
         (
             "TIMESTAMP,ContextTokens\n2023-11-16 18:15:46,1\n",
@@ -115,13 +115,17 @@ def test_only_the_first(tmp_path: Path) -> None:
         ('{"hash_ids": [1]}', "line 1: no field 'input_length'"),
         ("[1]", "line 1: not a JSON object"),
         ("[" * 100_000, "line 1: not JSON"),
-        ('{"input_toks": -5, "output_toks": 1, "arrival_time_ns": 0}', "a length is negative"),
-        ('{"input_toks": 5, "output_toks": -1, "arrival_time_ns": 0}', "a length is negative"),
-        ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "it came at nan"),
-        (
-            '{"input_toks": 1e999, "output_toks": 1, "arrival_time_ns": 0}',
-            "line 1: cannot convert",
-        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,many,2\n", "'many'; it must be"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1\n", "no field 'GeneratedTokens'"),
+        ('{"at_s": 1, "input_len": 5', "line 1: not JSON at character 27; a trace is lines"),
+        ('{"at_s": "x", "input_len": 5, "output_len": 1}', "at_s is 'x'; it must be a finite"),
+        ('{"at_s": 1, "input_len": 5.5, "output_len": 1}', "5.5; it must be a whole number"),
+        ('{"at_s": 1, "input_len": true, "output_len": 1}', "input_len is True; it must be"),
+        ('{"at_s": 1, "segments": [["a"]], "output_len": 1}', "segments has ['a']; it must be"),
+        ('{"hash_ids": 3, "input_length": 5}', "hash_ids is 3; it must be a list"),
+        ('{"input_toks": -5, "output_toks": 1}', "input_toks is -5; it must lie in 0..2147483647"),
+        ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "arrival_time_ns is nan"),
+        ('{"input_toks": 1e999, "output_toks": 1}', "input_toks is inf; it must be a finite"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "9" * 200_000, "cannot be read: field"),
     ],
 )
@@ -129,6 +133,13 @@ def test_what_is_no_trace(text: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trace: ") as caught:
         read(write(tmp_path, text))
     assert expected in str(caught.value)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\x00\xff")
+    with pytest.raises(ConfigError, match="not a text: byte 1 is no UTF-8"):
+        read(path)
 
 
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from paceline.bench.samples import targets_of
 from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.command import WrongOption
 from paceline.cli.options import JsonFlag
 from paceline.cli.play.command import setting
 from paceline.cli.simulation_options import (
@@ -19,6 +20,7 @@ from paceline.cli.simulation_options import (
     ServerModelOptions,
     TargetsOption,
     about,
+    check_explained,
 )
 from paceline.core.cores import usable_cores
 from paceline.simulate.cells import number
@@ -32,7 +34,7 @@ from paceline.simulate.comparison import (
     sentence,
     to_dict,
 )
-from paceline.simulate.experiment import Experiment, VariantResult, variants_of
+from paceline.simulate.experiment import Experiment, Variant, VariantResult, variants_of
 from paceline.simulate.recorded import RecordedLoad
 
 SHOWN = 5  # requests that gained most, and as many that lost most
@@ -75,14 +77,14 @@ def run(options: CompareOptions) -> int:
     status is 1 if no request completed in any variant.
     """
     writable(options.output, options.html)
+    targets = targets_of(options.goodput)
     source = options.load.source
-    policies = [name.strip() for name in options.policies.split(",")]
-    given = [dict(map(setting, text.split(","))) for text in options.variants]
-    variants = variants_of(policies, given)
+    variants = variants_given(options)
     for variant in variants:
         options.server.model(source, variant.settings)  # wrong settings are reported at once
+    check_explained(options.explain, source.workload(), options.load.name)
     model = options.server.model(source)
-    experiment = Experiment(source, model, targets_of(options.goodput), tuple(options.explain))
+    experiment = Experiment(source, model, targets, tuple(options.explain))
     results = experiment.run_all(variants, options.jobs or usable_cores())
     told = explanations(results)
     if options.output is not None:
@@ -100,6 +102,19 @@ def run(options: CompareOptions) -> int:
             for variant, text in by_variant.items():
                 print(f"\n{name} under {variant}:\n{text or 'It did not end.'}")
     return int(not any(one.report.total.completed for one in results))
+
+
+def variants_given(options: CompareOptions) -> list[Variant]:
+    """Every policy with every set of settings; each of them once."""
+    policies = [name.strip() for name in options.policies.split(",")]
+    given = [dict(map(setting, text.split(","))) for text in options.variants]
+    if any("policy" in one for one in (dict(options.server.settings), *given)):
+        raise WrongOption("policy is no setting to compare with; name policies with --policies")
+    found = variants_of(policies, given)
+    names = [one.name for one in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise WrongOption(f"{twice[0]!r} is to be compared with itself; name it once")
+    return found
 
 
 def show(results: Sequence[VariantResult], source: Any) -> None:

@@ -16,8 +16,8 @@ from paceline.cli.simulation_options import (
     ServerModelOptions,
     TargetsOption,
     about,
+    check_explained,
 )
-from paceline.core.errors import ConfigError
 from paceline.simulate.figures import SimulationReport
 from paceline.simulate.page import simulation_page
 from paceline.simulate.server import SimulatedServer
@@ -55,10 +55,7 @@ def run(options: SimulateOptions) -> int:
     source = options.load.source
     model = options.server.model(source, {"policy": options.policy} if options.policy else {})
     load = source.workload()
-    names = {one.id for one in load.requests} if options.explain else set[str]()
-    for name in options.explain:
-        if name not in names:
-            raise ConfigError(f"there is no request {name!r} in {options.load.name}")
+    check_explained(options.explain, load, options.load.name)
     begun = perf_counter()
     done = SimulatedServer(model, load.requests, load.outputs, options.explain).run()
     took = perf_counter() - begun

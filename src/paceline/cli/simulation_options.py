@@ -1,7 +1,8 @@
 """Options of the commands that simulate: the load, the device, and the settings of the server."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.play.command import setting
+from paceline.core.errors import ConfigError
 from paceline.simulate.loads import (
     UNCUT,
     Clients,
@@ -17,6 +19,7 @@ from paceline.simulate.loads import (
     Phase,
     SyntheticLoad,
     TraceLoad,
+    Workload,
 )
 from paceline.simulate.profile import Profile, shipped
 from paceline.simulate.recorded import RecordedLoad, is_recording
@@ -24,6 +27,7 @@ from paceline.simulate.server import ServerModel, SimulatedServer
 from paceline.workloads.length_distribution import FORMS, LengthDistribution
 
 LOAD, SYNTHETIC, SERVER = "load", "synthetic load, without a trace", "server"
+OF_TRACES = ("speed", "max_input_len", "max_output_len")
 DEFAULT_COUNT = 1000  # conversations of a synthetic load
 DEFAULT_PROFILE = "h200-qwen3-0.6b"
 INPUT, OUTPUT, TURNS = (LengthDistribution("even", one, one) for one in (128, 64, 1))
@@ -42,6 +46,8 @@ def shares(pairs: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for pair in pairs:
         name, equals, share = pair.partition("=")
+        if name in found:
+            raise WrongOption(f"--tenants has {name!r} twice")
         try:
             found[name] = float(share) if equals else 1.0
         except ValueError:
@@ -202,12 +208,26 @@ class LoadOptions:
         clients = self.clients.clients
         if not 0 < self.speed < inf:
             raise WrongOption("--speed must be positive and finite")
+        self._check_kind()
         if self.trace is None:
             return self.synthetic.load(self.num_requests or DEFAULT_COUNT, clients)
         part = self.num_requests, self.speed, self.max_input_len, self.max_output_len
         if is_recording(self.trace):
             return RecordedLoad(self.trace, clients, *part)
         return TraceLoad(self.trace, *part, clients)
+
+    def _check_kind(self) -> None:
+        """Refuse options that would have no effect: those of the other kind of load."""
+        if self.trace is None:
+            given, plain, names = self, LoadOptions(), OF_TRACES
+            problem = "changes a trace, and none is given"
+        else:
+            given, plain = self.synthetic, SyntheticOptions()
+            names = [one.name for one in fields(plain)]
+            problem = f"is for synthetic loads, and the load is {self.trace}"
+        for name in names:
+            if getattr(given, name) != getattr(plain, name):
+                raise WrongOption(f"--{name.replace('_', '-')} {problem}")
 
     @property
     def name(self) -> str:
@@ -270,6 +290,15 @@ class ServerModelOptions:
         )
         SimulatedServer(model, [])  # wrong settings are reported before anything runs
         return model
+
+
+def check_explained(names: Iterable[str], load: Workload, title: str) -> None:
+    """ConfigError for a request that is not in the load, before anything runs."""
+    known = {one.id for one in load.requests}
+    for name in names:
+        if name not in known:
+            some = ", ".join(one.id for one in islice(load.requests, 5))
+            raise ConfigError(f"there is no request {name!r} in {title}, which has {some}, ...")
 
 
 def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:

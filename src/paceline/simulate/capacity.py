@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
+from math import inf
 
 from paceline.core.errors import ConfigError
 from paceline.simulate.experiment import Experiment, Variant, in_processes
@@ -28,8 +29,8 @@ class LatencyLimits:
         if not self.p99_s:
             raise ConfigError("no limit is given; give one or more, such as --ttft-p99 0.5")
         for name, limit in self.p99_s.items():
-            if not limit > 0:
-                raise ConfigError(f"{name} p99 is {limit}; it must be positive")
+            if not 0 < limit < inf:
+                raise ConfigError(f"{name} p99 is {limit}; it must be positive and finite")
 
     def broken_by(self, figures: Figures) -> str:
         """The first limit that is broken, in words; empty if none is."""
@@ -72,8 +73,8 @@ def highest_rate(
     load = experiment.source.workload()
     if not load.has_rate:
         raise ConfigError(
-            f"all {len(load.requests):,} requests of the load come at the same time, so it has no "
-            "rate; give a load in which they come one after the other"
+            "all requests of the load come at the same time, so it has no rate; give a load in "
+            "which they come one after the other"
         )
     trials: list[Trial] = []
 
