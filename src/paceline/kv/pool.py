@@ -3,6 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from paceline.core.arrays import I64
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.keys import KEY_BYTES
@@ -52,6 +55,13 @@ class BlockPool:
 
     def holders(self, block: int) -> int:
         return self._holders[block]
+
+    def kinds(self, first: int, last: int) -> I64:
+        """What each block from `first` to before `last` is: 0 free without content, 1 free and
+        cached, 2 held by one holder, 3 held by several."""
+        holders = np.array(self._holders[first:last], np.int64)
+        cached = [content is not None for content in self._content[first:last]]
+        return np.where(holders > 0, np.minimum(holders, 2) + 1, np.array(cached, np.int64))
 
     def take(self, count: int) -> list[int]:
         """Take free blocks, blank ones first, and forget the content of the others."""

@@ -4,11 +4,13 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Iterator
 from itertools import chain, count
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.core.request import Sequence
 
 Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class Place(NamedTuple):
@@ -37,6 +39,11 @@ class Flow:
     def __iter__(self) -> Iterator[Place]:
         return chain(self._row, (place for _, _, place in self._heap))
 
+    def in_order(self) -> Iterator[Place]:
+        """From the first on; to read a few of very many takes little time."""
+        heaped = (place for _, _, place in ascending(self._heap))
+        return heapq.merge(self._row, heaped, key=attrgetter("order"))
+
     @property
     def first(self) -> Place:
         return self._heap[0][-1] if self._is_heaped() else self._row[0]
@@ -59,3 +66,14 @@ class Flow:
         if not self._heap:
             return False
         return not self._row or self._heap[0][0] < self._row[0].order
+
+
+def ascending(heap: list[T]) -> Iterator[T]:
+    """The items of a heap from the smallest on, without changing it."""
+    front = [(heap[0], 0)] if heap else []
+    while front:
+        item, place = heapq.heappop(front)
+        yield item
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heapq.heappush(front, (heap[child], child))

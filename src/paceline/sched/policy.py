@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.core import plugins
 from paceline.core.arrays import I32, Index
@@ -32,6 +32,15 @@ class View(Protocol):
         ...
 
 
+class TenantService(NamedTuple):
+    """What a tenant that is here was served."""
+
+    tenant: str
+    weight: float
+    served: float  # weighted tokens divided by the weight
+    requests: int  # running and waiting, not parked
+
+
 class Policy:
     """First come, first served, until a subclass says otherwise.
 
@@ -42,6 +51,7 @@ class Policy:
 
     patience_s = inf  # a sequence that waited longer goes first, oldest first
     refresh = False
+    fair_share = 0.0  # what a tenant would have been served that was always here
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         self.config = config
@@ -88,6 +98,10 @@ class Policy:
 
     def late(self, now: float) -> Iterable[Sequence]:
         """Waiting sequences to refuse now."""
+        return ()
+
+    def service(self) -> Iterable[TenantService]:
+        """What each tenant was served, if the policy shares by tenant."""
         return ()
 
     # -- what happened ------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -10,7 +11,11 @@ from paceline.core.events import Moment
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
 from paceline.kv.connector import TransferObserver
+from paceline.kv.pool import BlockPool
+from paceline.sched.explain import sentences
 from paceline.sched.explain.journal import Spell
+from paceline.sched.policy import Policy
+from paceline.sched.slots import SlotTable
 from paceline.sched.state import SchedulerState
 
 
@@ -98,6 +103,10 @@ class SchedulerView:
         state = self._state
         return state.changes.finished.get(request_id) or state.journal.recall(request_id)
 
+    def sequence(self, request_id: str) -> Sequence | None:
+        """A live request, or the latest one of that id that has ended and is remembered."""
+        return self._state.live.get(request_id) or self.ended(request_id)
+
     def watch_transfers(self, observer: TransferObserver) -> None:
         """Show the transfers of a connector to an observer, from now on."""
         self._state.link.observer = observer
@@ -127,6 +136,32 @@ class SchedulerView:
     # -- queues and memory --------------------------------------------------
 
     @property
+    def table(self) -> SlotTable:
+        """The columns of residents. Only the scheduler may write them."""
+        return self._state.table
+
+    @property
+    def policy(self) -> Policy:
+        return self._state.policy
+
+    @property
+    def pools(self) -> tuple[BlockPool, BlockPool]:
+        """The blocks of the device, and those of the host that sequences are swapped to."""
+        return self._state.cache.pool, self._state.cache.host
+
+    def next_waiting(self, most: int) -> list[Sequence]:
+        """The first sequences without a slot, in the order of admission; parked ones come last."""
+        state, found = self._state, list[Sequence]()
+        for queue in (state.swapped, state.queue):
+            found += queue.first(most - len(found), state.now)
+        found += islice(state.queue.parked.values(), most - len(found))
+        return found
+
+    def why_waiting(self, sequence: Sequence) -> str:
+        """Why a sequence without a slot got nothing in the latest step."""
+        return sentences.why_waiting(sequence, self._state)
+
+    @property
     def queued(self) -> int:
         """Requests that are not resident: waiting, swapped out or parked."""
         return self._state.waiting + len(self._state.queue.parked)
@@ -136,10 +171,18 @@ class SchedulerView:
         """Is there a live request that is not parked?"""
         return len(self._state.live) > len(self._state.queue.parked)
 
+    @property
+    def running(self) -> int:
+        """Requests with a sequence in a slot."""
+        table, order = self._state.table, self._state.table.order
+        if (table.child[order] <= 0).all():  # no two of them are of one request
+            return len(order)
+        return len(set(table.name[order].tolist()))
+
     def gauges(self) -> Gauges:
-        state, table = self._state, self._state.table
+        state = self._state
         return Gauges(
-            running=len({table.sequence(slot).id for slot in table.order.tolist()}),
+            running=self.running,
             waiting=state.waiting,
             parked=len(state.queue.parked),
             swapped=len(state.swapped),

@@ -151,20 +151,24 @@ IDLING = {
 
 def why(at: SchedulerState) -> dict[str, str]:
     """For each live request that got nothing in the latest step, the reason."""
-    reasons = {one.id: f"parked for {one.parked}" for one in at.queue.parked.values()}
-    spell = at.journal.open_spell
-    for sequence in (*at.swapped, *at.queue):
-        if passed := at.journal.passed_over(sequence):
-            reasons[sequence.id] = own_cause(passed)
-        elif spell is None:
-            reasons[sequence.id] = "not considered yet"
-        elif spell.gate.request_id == sequence.id:
-            reasons[sequence.id] = own_cause(spell)
-        else:
-            reasons[sequence.id] = f"behind {head_cause(spell)}"
+    waiting = (*at.queue.parked.values(), *at.swapped, *at.queue)
+    reasons = {one.id: why_waiting(one, at) for one in waiting}
     for slot in at.table.order[at.table.idle_at[at.table.order] == at.step].tolist():
         reasons[at.table.sequence(slot).id] = IDLING[Idle(at.table.idle_for[slot])]
     return reasons
+
+
+def why_waiting(sequence: Sequence, at: SchedulerState) -> str:
+    """Why a sequence without a slot got nothing in the latest step."""
+    if sequence.parked:
+        return f"parked for {sequence.parked}"
+    if passed := at.journal.passed_over(sequence):
+        return own_cause(passed)
+    spell = at.journal.open_spell
+    if spell is None:
+        return "not considered yet"
+    own = spell.gate.request_id == sequence.id
+    return own_cause(spell) if own else f"behind {head_cause(spell)}"
 
 
 def wait_lines(sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment) -> list[str]:

@@ -1,14 +1,14 @@
 """Equal service for tenants, by virtual token counters."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from paceline.core.arrays import I32, Index
 from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
-from paceline.sched.policy import Policy, View
+from paceline.sched.policy import Policy, TenantService, View
 
 FORGOTTEN_FROM = 64  # tenants known before the first are forgotten
 
@@ -48,6 +48,10 @@ class Fair(Policy):
 
     def flow_rank(self, flow: Hashable) -> float:
         return self.served[str(flow)]
+
+    def service(self) -> Iterable[TenantService]:
+        for tenant, requests in self._here.items():
+            yield TenantService(tenant, self._weight(tenant), self.served[tenant], requests)
 
     # -- who is here --------------------------------------------------------
 
