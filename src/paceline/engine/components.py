@@ -13,6 +13,7 @@ from paceline.engine.core.engine import DEFAULTS, Engine
 from paceline.engine.core.observers import all_of
 from paceline.engine.core.ports import PromptImages, Runner, StepObserver, WatchedRunner
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.live.feed import LiveFeed
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.engine.trace.frontend_trace import front_end
@@ -56,6 +57,7 @@ class EngineComponents:
             observer=observer,
             constrained=self.constrained,
         )
+        engine.feed = LiveFeed(self.scheduler, engine.clock, observer, engine.observe)
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
         if self.connector is not None:

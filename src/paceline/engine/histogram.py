@@ -31,14 +31,14 @@ class Histogram:
         self._single[bisect_left(self.bounds, value)] += times
         self._single[-1] += value * times
 
-    def observe_all(self, values: F64) -> None:
-        """Count each of many values."""
+    def observe_all(self, values: F64, times: int = 1) -> None:
+        """Count each of many values, so many times."""
         if len(values) == 1:
-            self.observe(float(values[0]))
+            self.observe(float(values[0]), times)
             return
         places = np.searchsorted(self._edges, values)
-        self._cells[:-1] += np.bincount(places, minlength=len(self.bounds) + 1)
-        self._cells[-1] += values.sum()
+        self._cells[:-1] += np.bincount(places, minlength=len(self.bounds) + 1) * times
+        self._cells[-1] += values.sum() * times
 
     @property
     def counts(self) -> list[int]:

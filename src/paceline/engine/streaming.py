@@ -21,13 +21,7 @@ from typing import Any, Literal, Self, Unpack
 from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
 from paceline.engine.adapter_control import AdapterControl
-from paceline.engine.api import (
-    GenerationRequest,
-    Message,
-    Report,
-    SamplingParams,
-    TokenizedPrompt,
-)
+from paceline.engine.api import GenerationRequest, Message, Report, SamplingParams, TokenizedPrompt
 from paceline.engine.arguments import TemplateFields, split
 from paceline.engine.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
@@ -36,6 +30,7 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.engine_figures import EngineFigures
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
+from paceline.engine.live.control import LiveControl
 from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_reader import PromptReader
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
@@ -66,7 +61,7 @@ class StreamingEngine:
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
         self._end = ""  # why the core stopped for good
-        self.adapters = AdapterControl(self._ask)
+        self.adapters, self.live = AdapterControl(self._ask), LiveControl(self._ask)
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         frontend.max_num_seqs = capacity.max_num_seqs

@@ -18,6 +18,7 @@ from paceline.core.errors import (
 )
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
+from paceline.engine.core import queries
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.answers import settle, when_done
 from paceline.engine.core.constrained_requests import ConstrainedRequests
@@ -41,12 +42,11 @@ from paceline.engine.core.messages import (
 )
 from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.pipeline import Pipeline
-from paceline.engine.core.ports import Clock, Runner, StepObserver
+from paceline.engine.core.ports import Clock, PageFeed, Runner, StepObserver
 from paceline.engine.core.preparations import Preparations
-from paceline.engine.core.queries import ADAPTER_VERBS, answer, answer_about
-from paceline.engine.core.scored import of_live_requests, scored
+from paceline.engine.core.scored import of_live_requests
 from paceline.engine.core.step_counts import StepCounts
-from paceline.engine.core.timings import timed
+from paceline.engine.core.turn_report import TurnReport
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
@@ -82,19 +82,23 @@ class Engine:
         self.broken = ""  # why the engine stopped for good
         self.resting = True  # did the latest turn find nothing to run?
         self.settings, self._runner, self._observer = settings, runner, observer or NOT_OBSERVED
+        self.feed: PageFeed | None = None  # None: no page can be shown what it does
         self._constrained = constrained  # None: no request may have a constraint
         self._preparations = Preparations(constrained)
         self._pipeline = Pipeline(runner, depth, constrained)
         self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
-        self._refused: list[Refused] = []
-        self._ended: list[Ended] = []  # ended outside a commit
+        self._report = TurnReport()
         self._has_news = False  # were commands applied since the latest turn?
 
     def serve_adapters(self, adapters: AdapterRequests) -> None:
         """Let requests name adapters. Call it before the first turn."""
         self._preparations.serve_adapters(adapters)
         adapters.news = lambda: self._inbox.put(AdapterRead())
+
+    def observe(self, observer: StepObserver) -> None:
+        """Show the steps from now on to another observer, between two turns or two steps."""
+        self._observer = observer
 
     # -- for any thread -----------------------------------------------------
 
@@ -139,7 +143,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do and nothing to report."""
-        return self.scheduler.idle and not (self._inbox or self._ended or self._refused)
+        return self.scheduler.idle and not (self._inbox or self._report)
 
     @property
     def room(self) -> int:
@@ -181,7 +185,9 @@ class Engine:
             return None
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
         self._observer.changed()
-        return self._delivery(outputs, result, self.clock())
+        if outputs.finished:
+            self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
+        return self._report.delivery(outputs, result, self.clock(), self.scheduler)
 
     def rest(self) -> None:
         """Wait for a command or for the time to retry, if the latest turn had nothing to do."""
@@ -224,12 +230,12 @@ class Engine:
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""
         self._has_news = True
-        self._refused.append(Refused(request_id, error))
+        self._report.refused.append(Refused(request_id, error))
 
     def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
         """End a request outside a commit. The scheduler aborts it, whatever the reason is."""
         if self.scheduler.abort(request_id, self.clock()):
-            self._ended.append(Ended(request_id, finish, message=message))
+            self._report.ended.append(Ended(request_id, finish, message=message))
             self._forget(request_id)
 
     def _submit(self, request: Request, parked: str) -> None:
@@ -290,9 +296,11 @@ class Engine:
 
     def answer(self, question: Question) -> Any:
         """The answer, or a future with it."""
-        if question.verb in ADAPTER_VERBS:
-            return answer_about(self._preparations.adapters, question)
-        found = answer(self.scheduler, question, self.clock())
+        if question.verb in queries.LIVE_VERBS:
+            return queries.answer_live(self.feed, question)
+        if question.verb in queries.ADAPTER_VERBS:
+            return queries.answer_about(self._preparations.adapters, question)
+        found = queries.answer(self.scheduler, question, self.clock())
         self._observer.changed()
         if question.verb != "gauges":
             return found
@@ -357,7 +365,7 @@ class Engine:
         if self.broken:
             return
         outputs = self._halt(error)
-        self._ended += outputs.finished
+        self._report.ended += outputs.finished
         self._forget(*(end.request_id for end in outputs.finished))
 
     def _halt(self, error: PacelineError) -> Outputs:
@@ -374,25 +382,3 @@ class Engine:
         self.broken = f"the engine has stopped: {reason}"
         for request_id in self.scheduler.view.live_ids():
             self._end(request_id, Finish.ERROR, self.broken)
-
-    # -- outbox -------------------------------------------------------------
-
-    def _delivery(self, outputs: Outputs, result: StepResult | None, now: float) -> Delivery | None:
-        if outputs.finished:
-            self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
-        ended, refused = (*self._ended, *outputs.finished), tuple(self._refused)
-        self._ended, self._refused = [], []
-        prompt, pooled = ((), ()) if result is None else (result.prompt, result.pooled)
-        if not (ended or refused or prompt or pooled or len(outputs.count)):
-            return None
-        delivery = Delivery(
-            now,
-            outputs.handle,
-            outputs.ids,
-            outputs.count,
-            ended=tuple(timed(self.scheduler, end) for end in ended),
-            refused=refused,
-            prompt=prompt,
-            pooled=pooled,
-        )
-        return delivery if result is None else scored(delivery, outputs, result)

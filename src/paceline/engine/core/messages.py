@@ -23,6 +23,8 @@ Verb = Literal[
     "adapters",
     "load_adapter",
     "unload_adapter",
+    "frames",
+    "life",
 ]
 
 

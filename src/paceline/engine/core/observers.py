@@ -49,10 +49,10 @@ class SeveralObservers(StepObserver):
 
 
 def all_of(observers: Sequence[StepObserver]) -> StepObserver:
-    match observers:
+    match [one for one in observers if one is not NOT_OBSERVED]:
         case []:
             return NOT_OBSERVED
         case [one]:
             return one
-        case _:
-            return SeveralObservers(observers)
+        case several:
+            return SeveralObservers(several)

@@ -74,6 +74,12 @@ class StepObserver(Protocol):
         """The engine is closed."""
 
 
+class PageFeed(Protocol):
+    """Answers questions of live pages between two turns."""
+
+    def answer(self, question: Question) -> Any: ...
+
+
 class Receiver(Protocol):
     """Receives the deliveries of a core, on the core's thread."""
 

@@ -9,9 +9,11 @@ from paceline.core.adapter import LoRARequest, adapter_name
 from paceline.core.errors import RequestError
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.messages import Question, Verb
+from paceline.engine.core.ports import PageFeed
 from paceline.sched.scheduler import Scheduler
 
 ADAPTER_VERBS = ("adapters", "load_adapter", "unload_adapter")
+LIVE_VERBS = ("frames", "life")
 Answerer = Callable[[Scheduler, str, float], Any]
 
 
@@ -34,6 +36,13 @@ def answer_about(adapters: AdapterRequests | None, question: Question) -> Any:
         return None
     name, path, in_place = json.loads(question.argument)
     return adapters.load(LoRARequest(name, 1, path), in_place)
+
+
+def answer_live(feed: PageFeed | None, question: Question) -> Any:
+    """Answer a question of a live page."""
+    if feed is None:
+        raise RequestError("this engine feeds no live pages")
+    return feed.answer(question)
 
 
 def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from paceline.engine.core.messages import (
 from paceline.engine.core.placements import Placement, Placements
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.restart import RestartingCore
+from paceline.engine.live.frames import FrameQuestion
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,21 @@ def explanations(found: dict[int, str]) -> str:
     return "\n".join(f"engine {engine}: {text}" for engine, text in found.items())
 
 
+def latest_life(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The life of a request in the engine that got it last."""
+    engine = max(found, key=lambda one: found[one]["arrival"])
+    return found[engine] | {"engine": engine}
+
+
 # How the answers of the engines become one; by default all of them are the same.
 JOINS: dict[Verb, Callable[[dict[int, Any]], Any]] = {
     "explain": explanations,
+    "life": latest_life,
     "paused": lambda found: max(found.values()),
     "reset_prefix_cache": lambda found: all(found.values()),
 }
 NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
+ABOUT_REQUESTS = ("explain", "life")  # which one of the engines knows
 # What an engine that is restarted is asked again.
 LASTING = ("pause", "resume", "load_adapter", "unload_adapter")
 
@@ -154,6 +163,9 @@ class SeveralCores:
                 return self._gauges(int(question.argument or 0), question)
             case "snapshot":
                 return self._cores[int(question.argument or 0)].ask(question)
+            case "frames":
+                engine = FrameQuestion.of(question.argument).engine_of(len(self._cores))
+                return self._cores[engine].ask(question)
             case "reset_prefix_cache":
                 with self._lock:
                     self._placements.forget_prefixes()
@@ -184,7 +196,7 @@ class SeveralCores:
     def _asked(self, core: RestartingCore, question: Question) -> Future[Any]:
         """The answer of an engine, which fails if the engine is not there."""
         try:
-            if question.verb == "explain" and (trouble := core.healthy()):
+            if question.verb in ABOUT_REQUESTS and (trouble := core.healthy()):
                 raise EngineFailed(trouble)  # others may know the request, and must not wait
             return core.ask(question)
         except EngineFailed as error:
@@ -200,7 +212,7 @@ class SeveralCores:
         errors = [one.exception() for one in asked]
         found = {engine: asked[engine].result() for engine, one in enumerate(errors) if not one}
         refusals = [one for one in errors if one and not isinstance(one, EngineFailed)]
-        if not found or (refusals and question.verb != "explain"):
+        if not found or (refusals and question.verb not in ABOUT_REQUESTS):
             settle(answer, None, (refusals or errors)[0])
             return
         if question.verb in LASTING:

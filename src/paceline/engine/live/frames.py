@@ -287,12 +287,15 @@ class StreamStatus(msgspec.Struct, frozen=True):
     restarts: int  # how often its step loop was started again since the stream began
 
 
+LATEST = -1
+
+
 class FrameQuestion(msgspec.Struct, frozen=True, array_like=True):
     """Which frames a front end wants: those of an engine after one that it has."""
 
     engine: int = 0
     run: int = 0
-    number: int = 0
+    number: int = 0  # 0: it has none; LATEST: it wants the latest one alone
 
     def argument(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -303,3 +306,20 @@ class FrameQuestion(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.json.decode(argument or "[]", type=FrameQuestion)
         except msgspec.MsgspecError as error:
             raise RequestError(f"{argument!r} does not name frames: {error}") from None
+
+    def engine_of(self, engines: int) -> int:
+        """The engine that is asked, of several. RequestError if there is none."""
+        if not 0 <= self.engine < engines:
+            raise RequestError(f"engine is {self.engine}; there are {engines}, counted from 0")
+        return self.engine
+
+
+class FrameAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Frames after the one that the asker has, each in JSON; none if there is no newer one yet."""
+
+    run: int
+    number: int  # of the last frame here; without frames, of the one that the asker has
+    frames: tuple[bytes, ...] = ()
+    # Who was in slots before the first of them; empty if the asker has the frame before it.
+    base: tuple[Seat, ...] = ()
+    more: bool = False  # are there further ones?

@@ -1,0 +1,136 @@
+"""Answers questions of live pages about an engine, and records only while some are open."""
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter, time
+from typing import Any
+
+import msgspec
+
+from paceline.engine.core.messages import Question
+from paceline.engine.core.observers import all_of
+from paceline.engine.core.ports import Clock, StepObserver
+from paceline.engine.live.frame_maker import FrameMaker
+from paceline.engine.live.frames import LATEST, FrameAnswer, FrameQuestion, Seat
+from paceline.engine.live.lives import life_of
+from paceline.sched.scheduler import Scheduler
+
+FRAME_S = 0.5  # between two frames
+EARLY = 0.8  # of it: pages do not ask at exact times
+SHARE = 0.005  # of the time that may go into frames; if they take long, they are made less often
+KEPT_FRAMES, KEPT_BYTES = 600, 16 * 2**20
+ANSWER_BYTES = 2**18  # of one answer, which has at least one frame
+UNASKED_S = 5.0  # after which nothing is recorded any more
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class KeptFrame(msgspec.Struct, frozen=True):
+    number: int
+    body: bytes
+    seats: tuple[Seat, ...]
+
+
+class FrameHistory:
+    """The latest frames, encoded; `_base` has who was in each slot before the first of them."""
+
+    def __init__(self) -> None:
+        self._frames: deque[KeptFrame] = deque()
+        self._bytes = 0
+        self._base: dict[int, Seat] = {}
+
+    @property
+    def last(self) -> int:
+        """The number of the latest frame; 0: there is none."""
+        return self._frames[-1].number if self._frames else 0
+
+    def add(self, frame: KeptFrame) -> None:
+        self._frames.append(frame)
+        self._bytes += len(frame.body)
+        while len(self._frames) > KEPT_FRAMES or self._bytes > KEPT_BYTES:
+            oldest = self._frames.popleft()
+            self._bytes -= len(oldest.body)
+            self._base |= {seat.slot: seat for seat in oldest.seats}
+
+    def after(self, number: int) -> tuple[list[KeptFrame], tuple[Seat, ...], bool]:
+        """Some frames after one, who was in the slots before them unless the asker has the frame
+        before them, and whether there are more."""
+        if number == LATEST:
+            number = self.last - 1
+            known = False
+        else:
+            known = bool(number) and number >= self._frames[0].number - 1
+        base, found, size = dict(self._base), list[KeptFrame](), 0
+        for frame in self._frames:
+            if frame.number <= number:
+                base |= {seat.slot: seat for seat in frame.seats}
+                continue
+            if found and size + len(frame.body) > ANSWER_BYTES:
+                return found, () if known else tuple(base.values()), True
+            found.append(frame)
+            size += len(frame.body)
+        return found, () if known else tuple(base.values()), False
+
+
+class LiveFeed:
+    """Makes a frame when one is asked for and the one before it is old enough.
+
+    Recording begins with the first question. It ends some seconds after the last one; the history
+    is kept.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Clock,
+        observer: StepObserver,
+        observe: Callable[[StepObserver], None],
+    ) -> None:
+        """`observer` is the engine's own one, and `observe` gives the engine another instead."""
+        self._scheduler, self._clock = scheduler, clock
+        self._observer, self._observe = observer, observe
+        self.run = int(time() * 1000)
+        self._maker: FrameMaker | None = None
+        self._recording = False
+        self._history = FrameHistory()
+        self._due = 0.0  # when the next frame may be made
+
+    def answer(self, question: Question) -> Any:
+        """RequestError if a request is not remembered, or if a question makes no sense."""
+        if question.verb == "life":
+            return life_of(self._scheduler, question.argument, self._clock())
+        return msgspec.msgpack.encode(self.frames(FrameQuestion.of(question.argument)))
+
+    def frames(self, question: FrameQuestion) -> FrameAnswer:
+        maker, now = self._begun(), self._clock()
+        maker.recorder.until = now + UNASKED_S
+        if now >= self._due:
+            self._make(maker, question.engine, now)
+        if question.run != self.run:
+            question = FrameQuestion(question.engine, self.run, min(question.number, 0))
+        if question.number == self._history.last:
+            return FrameAnswer(self.run, question.number)
+        found, base, more = self._history.after(question.number)
+        bodies = tuple(one.body for one in found)
+        return FrameAnswer(self.run, found[-1].number, bodies, base, more)
+
+    def _begun(self) -> FrameMaker:
+        if self._maker is None:
+            self._maker = FrameMaker(self._scheduler, self._clock, FRAME_S, self.run)
+            self._maker.recorder.expired = self._end
+        if not self._recording:
+            self._recording = True
+            self._maker.begin()
+            self._observe(all_of([self._observer, self._maker.recorder]))
+        return self._maker
+
+    def _end(self) -> None:
+        self._recording = False
+        self._observe(self._observer)
+
+    def _make(self, maker: FrameMaker, engine: int, now: float) -> None:
+        begun = perf_counter()
+        frame = maker.frame(engine)
+        self._history.add(KeptFrame(frame.number, encode_json(frame), frame.seats))
+        took_s = perf_counter() - begun
+        self._due = now + max(FRAME_S * EARLY, took_s / SHARE)
