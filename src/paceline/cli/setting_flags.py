@@ -50,9 +50,9 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The default as help shows it; empty if there is nothing to show."""
-        if isinstance(self.default, bool):
-            return "yes" if self.default else "no"
         plain = str(self.default) if self.default not in ("", (), {}) else ""
+        if isinstance(self.default, bool):
+            plain = "yes" if self.default else "no"
         return (OF_ENGINES | OF_SERVERS).get(self.name, plain)
 
     @property

@@ -54,7 +54,10 @@ OF_ENGINES = {
 }
 
 # Defaults of a server that depend on the machine.
-OF_SERVERS = {"api_server_count": "one for every four cores, 1 to 8; with --core thread 1"}
+OF_SERVERS = {
+    "api_server_count": "one for every four cores, 1 to 8; with --core thread 1",
+    "dashboard": "yes on localhost and Unix sockets, otherwise no",
+}
 
 # Units of the settings whose names do not end in one.
 UNITS = {
@@ -165,6 +168,8 @@ SENTENCES = {
     "max_stored_responses": "Maximum number of stored responses; the oldest are forgotten first.",
     "stored_response_bytes": "Maximum size of all stored responses together.",
     "stored_response_s": "Time for which a response is stored.",
+    "dashboard": "Serve the live page at /dashboard: slots, blocks, the queue and step times.",
+    "dashboard_show_prompts": "Let the live page show the beginning of prompts, not only lengths.",
     "root_path": "Path under which a proxy shows the server, such as /llm.",
     # engine loop
     "inbox_requests": "Maximum number of requests that wait for the next turn of the loop.",

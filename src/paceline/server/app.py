@@ -21,6 +21,7 @@ from paceline.server.middleware import (
 from paceline.server.routes.adapters import adapter_routes
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.completions import completion_routes
+from paceline.server.routes.dashboard import dashboard_routes
 from paceline.server.routes.embeddings import embedding_routes
 from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.messages import message_routes
@@ -47,6 +48,7 @@ ROUTES = (
     probe_routes,
     hosting_routes,
     control_routes,
+    dashboard_routes,
 )
 DEFAULTS = ServerSettings()
 

@@ -16,6 +16,7 @@ from paceline.server.errors import (
     ApiError,
     error_response,
 )
+from paceline.server.live.page_routes import open_paths
 from paceline.server.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
@@ -33,6 +34,8 @@ class RequestGuard:
         self._app, self._settings = app, settings
         self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
         self._open_paths = OPEN_PATHS | DOCS_PATHS if settings.docs else OPEN_PATHS
+        if settings.dashboard:
+            self._open_paths |= open_paths()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

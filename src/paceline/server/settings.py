@@ -62,6 +62,8 @@ class ServerSettings:
     max_stored_responses  most responses that are kept
     stored_response_bytes  most bytes of all of them
     stored_response_s  seconds for which one is kept
+    dashboard        serve the live page at /dashboard
+    dashboard_show_prompts  let the page show the beginning of prompts, not only their lengths
     root_path        path under which a proxy shows the server; empty: none
     """
 
@@ -101,6 +103,8 @@ class ServerSettings:
     max_stored_responses: int = 1024
     stored_response_bytes: int = 64 * 2**20
     stored_response_s: float = 3600.0
+    dashboard: bool = False
+    dashboard_show_prompts: bool = False
     root_path: str = ""
 
     def __post_init__(self) -> None:

@@ -77,7 +77,7 @@ def serve(
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
-    settings = as_json(settings)
+    settings = {"dashboard": bool(uds) or host in LOOPBACK} | as_json(settings)
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     if uds:

@@ -1,0 +1,1 @@
+"""Serves a page that shows what an engine does."""

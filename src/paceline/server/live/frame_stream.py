@@ -1,0 +1,133 @@
+"""Sends frames to a page as server-sent events, at the pace at which the page reads them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.engine.api import EngineFailed
+from paceline.engine.live.frames import (
+    LATEST,
+    Frame,
+    FrameAnswer,
+    FrameQuestion,
+    StreamStart,
+    StreamStatus,
+)
+from paceline.server.live.frame_source import FrameSource
+from paceline.server.respond import hung_up, until
+
+BODY = "http.response.body"
+RETRY_S = 0.5  # between two questions to an engine that does not answer
+MOST_BEHIND = 6  # frames; a page that is further behind loses all but the latest
+
+decode_frame = msgspec.json.Decoder(Frame).decode
+
+
+def event(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+def struct_event(name: str, struct: StreamStart | StreamStatus) -> bytes:
+    return event(name, msgspec.json.encode(struct))
+
+
+def frame_events(answer: FrameAnswer) -> bytes:
+    """The frames of an answer. The first one has the sequences of all slots, if the page cannot
+    know them."""
+    bodies = list(answer.frames)
+    if bodies and answer.base:
+        first = decode_frame(bodies[0])
+        seats = (*answer.base, *first.seats)
+        bodies[0] = msgspec.json.encode(msgspec.structs.replace(first, seats=seats))
+    return b"".join(event("frame", body) for body in bodies)
+
+
+@dataclass(slots=True)
+class EngineCursor:
+    """How far a page is with one engine."""
+
+    engine: int
+    run: int = 0
+    number: int = 0
+    caught_up: bool = False  # has it had the history?
+    trouble: str = ""
+    restarts: int = 0
+
+    def question(self) -> FrameQuestion:
+        return FrameQuestion(self.engine, self.run, self.number)
+
+    def status(self) -> bytes:
+        return struct_event("status", StreamStatus(self.engine, self.trouble, self.restarts))
+
+
+@dataclass(slots=True)
+class PageStream:
+    """The events of one page. A page that reads slowly gets fewer frames; nothing piles up."""
+
+    source: FrameSource
+    ends: Callable[[], bool]  # does the server end?
+    send: Send
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, engines: Sequence[int]) -> None:
+        await self._write(struct_event("start", self.source.start()))
+        await asyncio.gather(*(self._follow(EngineCursor(engine)) for engine in engines))
+        await self.send({"type": BODY, "body": b""})
+
+    async def _follow(self, cursor: EngineCursor) -> None:
+        """Send the frames of an engine until the server ends."""
+        while not self.ends():
+            try:
+                answer = await self.source.frames(cursor.question())
+                if cursor.caught_up and len(answer.frames) > MOST_BEHIND:
+                    latest = FrameQuestion(cursor.engine, answer.run, LATEST)
+                    answer = await self.source.frames(latest)
+            except EngineFailed as error:
+                if cursor.trouble != str(error):
+                    cursor.trouble = str(error)
+                    await self._write(cursor.status())
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._write(self._events(cursor, answer))
+
+    def _events(self, cursor: EngineCursor, answer: FrameAnswer) -> bytes:
+        """The frames, after a change in the status of the engine."""
+        restarted = bool(cursor.run) and answer.run != cursor.run
+        begin = b""
+        if restarted or cursor.trouble:
+            cursor.trouble = ""
+            cursor.restarts += restarted
+            begin = cursor.status()
+        cursor.run, cursor.number = answer.run, answer.number
+        cursor.caught_up = cursor.caught_up or not answer.more
+        return begin + frame_events(answer)
+
+    async def _write(self, events: bytes) -> None:
+        """Wait until the connection takes more."""
+        if events:
+            async with self._sending:
+                await self.send({"type": BODY, "body": events, "more_body": True})
+
+
+class FrameStream(Response):
+    """Ends when the page hangs up, or with the server."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, source: FrameSource, engines: Sequence[int], ends: Callable[[], bool]
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._source, self._engines, self._ends = source, engines, ends
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until(hung_up(receive), self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await PageStream(self._source, self._ends, send).run(self._engines)
