@@ -174,7 +174,7 @@ async def run_all(
 def server_model(profile: Profile, about: Mapping[str, Any]) -> ServerModel:
     """What is simulated: the profile, with the settings of the real engine."""
     settings = {name: value for name, value in about["settings"].items() if name not in UNUSED}
-    return ServerModel(profile, settings, about["depth"])
+    return ServerModel(profile, settings, about["depth"], http=False)
 
 
 def shape_of(options: argparse.Namespace, max_model_len: int) -> LoadShape:

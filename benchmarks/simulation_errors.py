@@ -119,7 +119,7 @@ def compared_parts(
     positions = np.array([one.positions for one in log.batches])
     host, told = host_turns(log, profile, model.depth or profile.depth)
     late = delivery_s(real, log)
-    commit = np.array([profile.commit_s(one) for one in log.batches])
+    told_late = [profile.commit_s(one) + model.frontend.deliver_s(one.rows) for one in log.batches]
     return [
         Compared("steps", len(log), stats.steps),
         Compared("tokens of a step", float(rows.mean()), stats.sampled / stats.steps),
@@ -127,7 +127,7 @@ def compared_parts(
         *parts("sent to admitted", real.queued, own.queued),
         *parts("admitted to first token", first - sent - real.queued, since_admitted(own)),
         *parts("turn of the host", host, told),
-        *parts("result to client", late, commit + profile.frontend.delivery_s),
+        *parts("result to client", late, np.array(told_late)),
     ]
 
 

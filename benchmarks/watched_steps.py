@@ -89,7 +89,8 @@ class LoggedRunner:
         self._runner.close()
         count = len(self._waits)
         launches, waits = (np.array(one[:count]) for one in (self._launches, self._waits))
-        batches = [BatchSummary.of(plan) for plan in self._plans[:count]]
+        before: list[Plan | None] = [None, *self._plans]
+        batches = [BatchSummary.of(*two) for two in zip(self._plans[:count], before, strict=False)]
         log = StepLog(batches, *launches.T, *waits.T) if count else StepLog([], *[np.empty(0)] * 4)
         np.savez(self._path, **log.arrays())
 

@@ -1,5 +1,7 @@
 """What a step is made of."""
 
+from dataclasses import replace
+
 from paceline import Request, Scheduler, StepResult
 from paceline.simulate.batch_summary import BatchSummary
 
@@ -9,9 +11,14 @@ def test_of_a_plan() -> None:
     scheduler.submit(Request(id="a", prompt=range(10), max_tokens=4), now=0.0)
     plan = scheduler.plan(now=0.0)
     prompt = BatchSummary.of(plan)
-    assert prompt == BatchSummary(1, 10, 1, 10, 10, pairs=55, has_prompts=True, admitted=1)
+    kind = {"has_prompts": True, "is_changed": True}
+    assert prompt == BatchSummary(1, 10, 1, 10, 10, pairs=55, admitted=1, **kind)
     scheduler.commit(plan, StepResult.of(plan, {"a": [1]}), now=0.0)
-    assert BatchSummary.of(scheduler.plan(now=0.0)) == BatchSummary.decode(1, 11)
+    first = scheduler.plan(now=0.0)
+    assert BatchSummary.of(first, plan) == replace(BatchSummary.decode(1, 11), is_changed=True)
+    scheduler.commit(first, StepResult.of(first, {"a": [1]}), now=0.0)
+    again = BatchSummary.of(scheduler.plan(now=0.0), first)
+    assert again == BatchSummary.decode(1, 12), "the rows are the same"
 
 
 def test_a_chunk_attends_to_what_is_in_front_of_it() -> None:

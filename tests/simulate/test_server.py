@@ -24,8 +24,15 @@ PROFILE = Profile.of(
         | {"contexts": [[0, 0], [100, 0.0031], [300, 0.011]]},
         "mixed": {"fixed_s": 0.012, "positions": [[0, 0], [1, 0.0013]], "pairs": [[1, 1e-4]]},
         "moves": {"swap_out": [[0, 0], [1, 0.002]], "swap_in": [[1, 0.003]]},
-        "host": {"plan_s": 0.001, "plan_row_s": 0.0003, "admit_s": 0.002, "commit_s": 0.0007},
-        "frontend": {"request_s": 0.002, "prompt_token_s": 1e-5, "delivery_s": 0.0011},
+        "host": {
+            "plan_s": 0.001,
+            "plan_row_s": 0.0003,
+            "change_s": 0.0002,
+            "admit_s": 0.002,
+            "commit_s": 0.0007,
+        },
+        "frontend": {"request_s": 0.002, "prompt_token_s": 1e-5, "delivery_row_s": 0.0001},
+        "http": {"delivery_s": 0.0011},
     }
 )
 
@@ -112,9 +119,11 @@ def test_a_request_alone() -> None:
     run = SimulatedServer(ServerModel(PROFILE, TINY | {"num_blocks": 40}), load).run()
     read = 0.002 + 10 * 1e-5
     prompt = 0.012 + 10 * 0.0013 + 1e-4
-    first = 1.0 + read + (0.001 + 0.0003 + 0.002) + prompt + 0.0007 + 0.0011
+    delivery = 0.0011 + 0.0001
+    first = 1.0 + read + (0.001 + 0.0003 + 0.0002 + 0.002) + prompt + 0.0007 + delivery
     assert run.log.first[0] == pytest.approx(first)
     steps = [0.001 + 0.0003 + 0.01 + 0.0031 * (10 + n) / 100 + 0.0007 for n in range(1, 5)]
+    steps[0] += 0.0002  # its rows are new ones
     assert run.log.ended[0] == run.log.last[0] == pytest.approx(first + sum(steps))
     assert run.log.longest[0] == pytest.approx(max(steps))
     assert (run.log.tokens[0], run.log.outcome) == (5, ["length"])

@@ -20,6 +20,7 @@ class BatchSummary:
     has_prompts   whether a row computes more than one position, drafts not counted
     copies, swap_out, swap_in   blocks copied on the device, to the host and from it
     admitted, finished          sequences that join with this step, or ended before it
+    is_changed    whether its rows are others than those of the step before
     """
 
     rows: int
@@ -34,6 +35,7 @@ class BatchSummary:
     swap_in: int = 0
     admitted: int = 0
     finished: int = 0
+    is_changed: bool = False
 
     @staticmethod
     def decode(rows: int, context: int) -> "BatchSummary":
@@ -52,7 +54,8 @@ class BatchSummary:
         return BatchSummary(rows, rows, rows, contexts, self.longest + steps)
 
     @staticmethod
-    def of(plan: Plan) -> "BatchSummary":
+    def of(plan: Plan, before: Plan | None = None) -> "BatchSummary":
+        """Of a plan; `before` is the one that was launched before it, if rows may repeat."""
         rows = plan.rows
         count, start = rows.count.astype(np.int64), plan.start.astype(np.int64)
         several = np.flatnonzero(count > 1)
@@ -70,6 +73,7 @@ class BatchSummary:
             swap_in=len(plan.swap_in),
             admitted=len(plan.admitted),
             finished=len(plan.finished),
+            is_changed=before is None or before.rows is not plan.rows,
         )
 
 

@@ -70,6 +70,7 @@ class HostTerms:
 
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
+    change_s: float = 0.0  # of every step whose rows are others than those of the step before
     admit_s: float = 0.0  # for each sequence that is admitted
     finish_s: float = 0.0  # for each sequence that ended before
     commit_s: float = 0.0  # of every step: committing it and sending its tokens
@@ -82,15 +83,24 @@ class HostTerms:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndTerms:
-    """Seconds between a client and the engine, on another thread than the steps."""
+    """Seconds between a client and the engine, in another process than the steps."""
 
     request_s: float = 0.0  # from the arrival of a request until the engine has it
     prompt_token_s: float = 0.0  # the same, for each token of its prompt
     delivery_s: float = 0.0  # from a commit until the client has the text
+    delivery_row_s: float = 0.0  # the same, for each row of the step
 
     def __post_init__(self) -> None:
         check_types(self)
         not_negative(self, *(one.name for one in fields(self)))
+
+    def __add__(self, other: "FrontEndTerms") -> "FrontEndTerms":
+        names = [one.name for one in fields(self)]
+        return FrontEndTerms(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def deliver_s(self, rows: int) -> float:
+        """Until the clients of a step with so many rows have their tokens."""
+        return self.delivery_s + rows * self.delivery_row_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +122,27 @@ class KVMemory:
 class Profile:
     """Step times of one model on one device.
 
-    A step in which each row computes one position has the terms of `decode`, any other those of
-    `mixed`. `settings` are of a scheduler, such as `max_num_seqs`. `error` has relative errors on
-    points that the fit did not see, by name.
+    name, device, model   what was measured
+    source, notes         where the figures come from
+    depth        steps in flight
+    settings     of a scheduler, such as `max_num_seqs`: defaults of an engine on this device
+    versions     of the software
+    error        relative errors on points that the fit did not see, by name
+    memory       for keys and values
+    decode       of a step in which each row computes one position
+    mixed        of any other step
+    moves        of blocks
+    host, frontend   what they take
+    http         what a server adds to the front end
     """
 
     name: str = ""
     device: str = ""
     model: str = ""
     source: Source = "estimated"
-    notes: str = ""  # where the figures come from
-    depth: int = 1  # steps in flight
-    settings: Named = field(default_factory=dict[str, Any])  # defaults of an engine on this device
+    notes: str = ""
+    depth: int = 1
+    settings: Named = field(default_factory=dict[str, Any])
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     error: Mapping[str, float] = field(default_factory=dict[str, float])
     memory: KVMemory = field(default_factory=KVMemory)
@@ -132,6 +151,7 @@ class Profile:
     moves: MoveTerms = field(default_factory=MoveTerms)
     host: HostTerms = field(default_factory=HostTerms)
     frontend: FrontEndTerms = field(default_factory=FrontEndTerms)
+    http: FrontEndTerms = field(default_factory=FrontEndTerms)
 
     def __post_init__(self) -> None:
         one_of("source", self.source, ("estimated", "measured"))
@@ -161,6 +181,7 @@ class Profile:
         """Seconds that the host takes before the device can begin a step."""
         host = self.host
         changes = batch.admitted * host.admit_s + batch.finished * host.finish_s
+        changes += host.change_s if batch.is_changed else 0.0
         return host.plan_s + batch.rows * host.plan_row_s + changes
 
     def commit_s(self, batch: BatchSummary) -> float:

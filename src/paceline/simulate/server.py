@@ -17,7 +17,7 @@ from paceline.sim.clock import VirtualClock
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.coming import Coming
 from paceline.simulate.leaping_engine import LeapingEngine
-from paceline.simulate.profile import Profile
+from paceline.simulate.profile import FrontEndTerms, Profile
 from paceline.simulate.request_log import RequestLog
 from paceline.simulate.requests import RequestBuilder, SimulatedRequest, check
 from paceline.simulate.timed_runner import TimedRunner
@@ -36,6 +36,7 @@ class ServerModel:
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
     depth: int = 0  # steps in flight; 0: those of the profile
     timeout_s: float = 0.0  # after which requests end; 0: no limit
+    http: bool = True  # are there clients of a server, or callers of an engine?
     leaping: bool = True  # make many equal steps at once; the results are the same
 
     @property
@@ -48,6 +49,10 @@ class ServerModel:
         if config.speculation.num_speculative_tokens:
             raise ConfigError("num_speculative_tokens: a profile has no times of drafts; remove it")
         return config
+
+    @property
+    def frontend(self) -> FrontEndTerms:
+        return self.profile.frontend + self.profile.http if self.http else self.profile.frontend
 
     @property
     def rates(self) -> Rates:
@@ -88,7 +93,7 @@ class SimulatedServer:
         whose life is to be told at their end."""
         check(requests)
         self.requests, self._model = requests, model
-        self._profile, self._depth = model.profile, model.depth or model.profile.depth
+        self._depth = model.depth or model.profile.depth
         self.scheduler = LeapingScheduler(model.config)
         self.scheduler.measure(model.rates)
         self._clock = VirtualClock()
@@ -98,7 +103,8 @@ class SimulatedServer:
         )
         self.log, self.timeline = RequestLog(requests), Timeline()
         self._explained: dict[str, str] = dict.fromkeys(explained, "")
-        self._coming = Coming(requests, model.profile.frontend)
+        self._frontend = model.frontend
+        self._coming = Coming(requests, self._frontend)
         self._builder = RequestBuilder()
         self._open: dict[str, int] = {}  # numbers of requests, by id
         self._leaving: list[tuple[float, int]] = []  # when clients leave, and their requests
@@ -166,7 +172,7 @@ class SimulatedServer:
         self._coming.ended(number, self._clock())
 
     def _deliver(self, delivery: Delivery) -> None:
-        time = delivery.time + self._profile.frontend.delivery_s
+        time = delivery.time + self._frontend.deliver_s(len(delivery.count))
         if new := self.log.delivered(delivery, time):
             self.timeline.add_tokens_at(delivery.time, new)
         for refused in delivery.refused:
@@ -202,6 +208,7 @@ class SimulatedServer:
         scheduler.leap(ids, stretch.begun, stretch.ended)
         self._engine.leap(len(stretch))
         runner.skip(stretch)
-        self.log.repeated(steady.handle, stretch.ended + self._profile.frontend.delivery_s)
+        late = self._frontend.deliver_s(steady.size)
+        self.log.repeated(steady.handle, stretch.ended + late)
         self.timeline.add_tokens(stretch.ended, steady.size)
         self._observe()

@@ -1,7 +1,9 @@
 """Calibrates a profile with a model on the device at hand."""
 
 import platform
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -10,14 +12,16 @@ from paceline import __version__
 from paceline.core.config import require
 from paceline.core.cores import processor_name
 from paceline.engine.components import EngineComponents
+from paceline.engine.frontend.frontend import Frontend
 from paceline.hub.progress import Progress, silent
 from paceline.simulate.calibration.calibrate import calibrate
+from paceline.simulate.calibration.served_times import served_terms
 from paceline.simulate.calibration.step_meter import StepMeter
 from paceline.simulate.profile import FrontEndTerms, KVMemory, Profile
 from paceline.wiring.assembly import build, device_of
 
-# Between a client on the same machine and the engine: measured with a server that has no device.
-FRONT_END = FrontEndTerms(request_s=0.0016, prompt_token_s=2.7e-6, delivery_s=0.0005)
+# What a server adds to its front end, for clients on the same machine: usual values.
+HTTP = FrontEndTerms(request_s=0.0008, prompt_token_s=2.4e-6, delivery_s=0.0003)
 
 
 def measured_profile(
@@ -31,7 +35,7 @@ def measured_profile(
     components = build(model, progress=progress, **settings)
     device = device_of(str(settings.get("device", "auto")))
     try:
-        about = profile_of(components, name, device)
+        about = with_server(components, profile_of(components, name, device))
         meter = StepMeter(components.runner, components.scheduler.config, components.depth)
         return calibrate(meter, about, limit_s)
     finally:
@@ -63,8 +67,15 @@ def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
             "python": platform.python_version(),
         },
         memory=KVMemory(max(block // cache.block_size, 1), block * cache.num_blocks),
-        frontend=FRONT_END,
+        http=HTTP,
     )
+
+
+def with_server(components: EngineComponents, about: Profile) -> Profile:
+    """With what host and front end take, measured without the device."""
+    own = components.tokenizer, components.template, monotonic, components.rules
+    host, frontend = served_terms(components.scheduler.config, components.depth, Frontend(*own))
+    return replace(about, host=host, frontend=frontend)
 
 
 def device_name(device: str) -> str:

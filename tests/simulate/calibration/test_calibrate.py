@@ -13,7 +13,7 @@ from paceline.simulate.calibration import step_meter
 from paceline.simulate.calibration.calibrate import calibrate, spread
 from paceline.simulate.calibration.grid import DecodePoint
 from paceline.simulate.calibration.step_meter import StepMeter
-from paceline.simulate.profile import Profile
+from paceline.simulate.profile import HostTerms, Profile
 from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 
 
@@ -27,7 +27,8 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_device_takes_is_found(depth: int) -> None:
     runner = KnownRunner()
     meter = StepMeter(runner, CONFIG, depth, runner.clock)
-    found = calibrate(meter, Profile(name="known"), limit_s=60.0)
+    about = Profile(name="known", host=HostTerms(plan_s=0.5, admit_s=0.25))
+    found = calibrate(meter, about, limit_s=60.0)
     assert not runner.resident, "slots are given back"
     assert found.source == "measured"
     assert found.error["decode_worst"] < 0.02
@@ -40,8 +41,7 @@ def test_what_a_device_takes_is_found(depth: int) -> None:
         BatchSummary(1, 1, 1, 64, swap_out=20),
     ):
         assert found.device_s(batch) == pytest.approx(TRUTH.device_s(batch), rel=0.03)
-    assert found.host.plan_s > 0
-    assert found.host.admit_s > 0
+    assert found.host == HostTerms(plan_s=0.5, admit_s=0.25), "launching takes no time"
     assert Profile.of(json.loads(found.to_json())) == found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.core.errors import ConfigError
 from paceline.simulate.calibration.fit import (
     Knees,
+    closest,
     curve_of,
     fit,
     not_negative_squares,
@@ -24,7 +25,6 @@ from paceline.simulate.calibration.grid import (
     mixed_points,
     moves,
 )
-from paceline.simulate.calibration.host_times import host_terms, line
 from paceline.simulate.calibration.step_meter import Observation, StepMeter
 from paceline.simulate.profile import HostTerms, MoveTerms, Profile, StepTerms
 from paceline.simulate.time_curve import NOTHING, TimeCurve
@@ -64,7 +64,7 @@ class Timed:
 
 
 def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
-    """A profile like `about`, with terms that were measured.
+    """A profile like `about`, with terms of the device that were measured.
 
     Half of the time is for decode steps, half for steps with prompts; moves take little.
     """
@@ -72,7 +72,7 @@ def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
     mixed = timed(meter, mixed_points(meter.config), limit_s / 2)
     moved = move_terms(meter)
     meter.clear()
-    host = with_launches(host_terms(meter.config), decode.kept, meter.depth)
+    host = with_launches(about.host, decode.kept, meter.depth)
     terms = fit(decode.kept, DECODE), fit(mixed.kept, MIXED)
     errors = error_of("decode", terms[0], decode) | error_of("mixed", terms[1], mixed)
     return replace(
@@ -157,10 +157,10 @@ def with_launches(host: HostTerms, decode: Sequence[Observation], depth: int) ->
     """Where steps are launched ahead, launching is work of the host beside the device."""
     if depth == 1:
         return host
-    seconds: dict[int, list[float]] = {}
-    for one in decode:
-        seconds.setdefault(one.batches[0].rows, []).append(one.launch_s)
-    fixed, row = line({rows: float(np.median(taken)) for rows, taken in seconds.items()})
+    fixed, row = closest(
+        np.array([one.launch_s for one in decode]),
+        np.array([one.batches[0].rows for one in decode]),
+    )
     return replace(
         host, plan_s=rounded(host.plan_s + fixed), plan_row_s=rounded(host.plan_row_s + row)
     )

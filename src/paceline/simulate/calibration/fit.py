@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from paceline.simulate.time_curve import NOTHING, TimeCurve
 Knees = dict[str, tuple[float, ...]]  # by the name of an amount; where a curve may bend
 SMALLEST = 1e-15  # a coefficient below it is 0
 SIGNIFICANT = 4  # digits of what is written
+ROUNDS, LEAST_S = 20, 1e-6  # of a search for the least sum of errors; smaller ones count as this
 
 
 def fit(observations: Sequence[Observation], knees: Knees) -> StepTerms:
@@ -101,6 +103,18 @@ def not_negative_squares(table: F64, wanted: F64, most: int = 1000) -> F64:
             if not used.any():
                 break
     return x / scale
+
+
+def closest(seconds: F64, *amounts: Any) -> tuple[float, ...]:
+    """A fixed part and a part for each unit of each amount, none of them negative, with the least
+    sum of errors: a few steps that were held up count for little."""
+    table = np.stack([np.ones(len(seconds)), *amounts], axis=1).astype(np.float64)
+    weight = np.ones(len(seconds))
+    found = np.zeros(table.shape[1])
+    for _ in range(ROUNDS):
+        found = not_negative_squares(table * weight[:, None], seconds * weight)
+        weight = np.maximum(np.abs(table @ found - seconds), LEAST_S) ** -0.5
+    return tuple(map(rounded, found.tolist()))
 
 
 def relative_errors(terms: StepTerms, observations: Sequence[Observation]) -> F64:

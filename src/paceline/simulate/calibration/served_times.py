@@ -1,0 +1,150 @@
+"""Times what host and front end take, with an engine in a process of its own and no device."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from paceline.core.arrays import F64
+from paceline.core.config import Config
+from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.engine.core.process import ProcessCore
+from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.streaming import StreamingEngine
+from paceline.simulate.calibration.fit import closest
+from paceline.simulate.calibration.idle_device import FACTORY, TOKEN, TurnLog
+from paceline.simulate.profile import FrontEndTerms, HostTerms
+from paceline.simulate.recorded import UNUSED
+
+ROWS = (1, 8, 32, 64, 128, 256)
+PROMPT, OUTPUT = 16, 24  # tokens of a request in a burst
+PROMPTS = (16, 512, 2048)  # tokens of requests that come alone
+ALONE = 8  # of each
+PAUSE_S = 0.02  # between two bursts
+RESTED_S = 0.002  # a host that did nothing for longer waited for requests
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Requests that are sent at once, to an idle engine."""
+
+    count: int
+    prompt: int  # tokens of each
+    output: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentRequest:
+    """A request, when it was sent, and when its tokens came, in seconds on the system's clock."""
+
+    prompt: int  # tokens
+    sent: float
+    times: F64
+    is_alone: bool
+
+
+def served_terms(config: Config, depth: int, frontend: Frontend) -> tuple[HostTerms, FrontEndTerms]:
+    """Of an engine with this scheduler and so many steps in flight, and of a front end."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "turns.npz"
+        settings = {name: one for name, one in config.to_dict().items() if name not in UNUSED}
+        core = ProcessCore(FACTORY, str(path), {"settings": settings, "depth": depth})
+        requests = asyncio.run(all_of(StreamingEngine(core, frontend), bursts(config)))
+        return terms_of(TurnLog.load(path), requests)
+
+
+def bursts(config: Config) -> Iterator[Burst]:
+    """Alone with prompts of several lengths, then together."""
+    longest, most = config.step.max_model_len, config.step.max_num_seqs
+    for prompt in PROMPTS * ALONE:
+        yield Burst(1, max(min(prompt, longest - 2), 1), 2)
+    prompt = min(PROMPT, max(longest - OUTPUT, 1))
+    sizes = sorted({rows for rows in ROWS if rows < most} | {min(most, ROWS[-1])})
+    for count in (*sizes, *sizes):
+        yield Burst(count, prompt, min(OUTPUT, max(longest - prompt, 1)))
+
+
+async def all_of(engine: StreamingEngine, wanted: Iterator[Burst]) -> list[SentRequest]:
+    """Send one burst after the other."""
+    found: list[SentRequest] = []
+    async with engine:
+        for number, burst in enumerate(wanted):
+            await asyncio.sleep(PAUSE_S)
+            prompts = [[number, at, *[TOKEN] * burst.prompt] for at in range(burst.count)]
+            waiting = [Waiting(engine, one[: burst.prompt], burst.output) for one in prompts]
+            for one in waiting:
+                await one.ended()
+                times = np.array(one.times)
+                found.append(SentRequest(burst.prompt, one.sent, times, burst.count == 1))
+    return found
+
+
+class Waiting:
+    """A client of one request."""
+
+    def __init__(self, engine: StreamingEngine, prompt: list[int], output: int) -> None:
+        params = SamplingParams(max_tokens=output, ignore_eos=True)
+        self.times: list[float] = []
+        self.sent = monotonic()
+        self._stream = engine.generate(GenerationRequest(prompt_token_ids=prompt, params=params))
+        self._stream.listen(self._came)
+
+    def _came(self, delta: TextDelta) -> bool:
+        self.times += [monotonic()] * len(delta.token_ids)
+        return True
+
+    async def ended(self) -> Any:
+        return await self._stream.whole()
+
+
+# -- terms ----------------------------------------------------------------------
+
+
+def terms_of(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[HostTerms, FrontEndTerms]:
+    """Sums that are closest to what was seen."""
+    commit_s, commit_row_s = commit_terms(log)
+    # What the host did since the latest result, less what that took to commit; or since it began
+    # to plan, if it had rested.
+    latest = np.searchsorted(log.landed, log.planning) - 1
+    since = log.landed[latest] + commit_s + commit_row_s * log.rows[latest]
+    rested = (latest < 0) | (log.planning - log.committed[latest] > RESTED_S)
+    taken = log.launched - np.where(rested, log.planning, np.minimum(since, log.launched))
+    amounts = log.rows, log.changed, log.admitted, log.finished
+    plan_s, plan_row_s, change_s, admit_s, finish_s = closest(taken, *amounts)
+    host = HostTerms(plan_s, plan_row_s, change_s, admit_s, finish_s, commit_s, commit_row_s)
+    return host, front_end_terms(log, requests, host)
+
+
+def commit_terms(log: TurnLog) -> tuple[float, float]:
+    """From a result until its tokens are sent and messages were read: until the next plan, where
+    nothing begins or ends."""
+    following = np.searchsorted(log.planning, log.committed)
+    is_last = following >= len(log)
+    following[is_last] = 0
+    is_steady = (log.changed[following] == 0) & ~is_last & (log.rows > 0)
+    taken = log.planning[following] - log.landed
+    fixed, row = closest(taken[is_steady], log.rows[is_steady])
+    return fixed, row
+
+
+def front_end_terms(
+    log: TurnLog, requests: Sequence[SentRequest], host: HostTerms
+) -> FrontEndTerms:
+    """From those that came alone, how long a request takes to an idle engine; from all, how long
+    the last token of a step takes to its client."""
+    alone = [one for one in requests if one.is_alone]
+    sent = np.array([one.sent for one in alone])
+    reached = log.planning[np.searchsorted(log.planning, sent)] - sent
+    request_s, token_s = closest(reached, np.array([one.prompt for one in alone]))
+    times = np.sort(np.concatenate([one.times for one in requests]))
+    last = np.full(len(log), np.nan)  # token of each step
+    last[np.searchsorted(log.landed, times, "right") - 1] = times
+    late = last - log.landed - host.commit_s - host.commit_row_s * log.rows
+    seen = ~np.isnan(last)
+    delivery_s, row_s = closest(late[seen], log.rows[seen])
+    return FrontEndTerms(request_s, token_s, delivery_s, row_s)
