@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.request import Finish
+from paceline.engine.api import GenerationRequest
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.several_cores import SeveralCores
@@ -124,37 +125,99 @@ def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None
     on(use, max_num_queued_reqs=4)
 
 
-def test_requests_of_a_dead_engine_move_if_nothing_was_delivered_and_end_otherwise() -> None:
+async def begun(several: Several, *asked: GenerationRequest) -> list[DeltaStream]:
+    """Streams in one engine, of which tokens were delivered and which wait for more."""
+    streams = [several.engine.generate(one) for one in asked]
+    home = several.home(streams[0])
+    assert {several.home(one) for one in streams} == {home}
+    for stream in streams:
+        await anext(stream)
+    await several.engine.pause("all")
+    return streams
+
+
+def test_another_engine_continues_the_requests_of_a_dead_one() -> None:
     async def use(several: Several) -> None:
         engine = several.engine
-        begun = engine.generate(ask("begun", **LONG))
-        dying, other = several.home(begun), 1 - several.home(begun)
-        await anext(begun)
-        await engine.pause("all")
+        (open_,) = await begun(several, ask("begun", **LONG))
+        dying, other = several.home(open_), 1 - several.home(open_)
         fresh, aborted = (engine.generate(ask("begun", **SHORT)) for _ in range(2))
         waiting = engine.generate(ask("begun", **SHORT), parked="grammar")
         assert {several.home(one) for one in (fresh, aborted, waiting)} == {dying}
         several.cores[dying]._core.abort = lambda *_: None  # type: ignore[method-assign]
         await engine.abort(aborted.request_id)
         several.kill(dying)
-        failed = await begun.whole()
-        assert failed.outputs[0].finish_reason == "error"
-        assert "the engine has died" in failed.error
         assert (await aborted.whole()).outputs[0].finish_reason == "abort"
-        assert {several.home(one) for one in (fresh, waiting)} == {other}
+        assert {several.home(one) for one in (open_, fresh, waiting)} == {other}
         assert engine.healthy() is None
         await engine.resume()
-        assert list((await fresh.whole()).outputs[0].token_ids) == correct(fresh, 4)
+        for stream, tokens in ((open_, 200), (fresh, 4)):
+            assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, tokens)
         engine.wake(waiting.request_id)
         assert list((await waiting.whole()).outputs[0].token_ids) == correct(waiting, 4)
         await several.until_healthy(dying)
         reports = await engine.reports()
         assert [one.crashes for one in reports] == [int(one == dying) for one in (0, 1)]
-        assert reports[dying].request_success["error"] == 1
         assert reports[dying].request_success["abort"] == 1
-        assert reports[other].request_success["length"] == 2
+        assert reports[other].request_success["length"] == 3
+        assert sum(one.counters["generation_tokens"] for one in reports) == 200 + 4 + 4
+        assert "that another engine generated" in await engine.explain(open_.request_id)
+        assert not several.core._placements.open
+        assert several.core._placements._loads == pytest.approx([0, 0])
 
     on(use)
+
+
+def test_samples_of_a_dead_engine_continue_where_they_were() -> None:
+    """Also after a stop string ended one of them, and the engine did not learn of it."""
+
+    async def use(several: Several) -> None:
+        asked = ask("begun", n=3, seed=7, **(LONG | {"max_tokens": 100}))
+        (stream,) = await begun(several, asked)
+        home = several.home(stream)
+        several.cores[home]._core.abort = lambda *_: None  # type: ignore[method-assign]
+        several.core.abort(stream.request_id, 1)
+        several.kill(home)
+        await several.engine.resume()
+        output = await stream.whole()
+        for child in (0, 2):
+            tokens, _ = expected(stream.prompt_token_ids, asked.params, seed=7 + child)
+            assert list(output.outputs[child].token_ids) == tokens
+
+    on(use)
+
+
+def test_requests_of_an_engine_that_lost_its_runner_move_as_well() -> None:
+    async def use(several: Several) -> None:
+        (stream,) = await begun(several, ask("begun", **LONG))
+        home = several.home(stream)
+        lost: Any = several.cores[home]._core
+        lost._engine.lose_runner("rank 1 is gone")
+        while lost.healthy() is None:
+            await asyncio.sleep(0.002)
+        several.kill(home)  # as a process does that has reported its last requests
+        await several.engine.resume()
+        assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, 200)
+
+    on(use)
+
+
+def test_a_request_that_cannot_be_continued_ends_with_the_reason() -> None:
+    async def use(several: Several) -> None:
+        (stream,) = await begun(several, ask("begun", **LONG))
+        home = several.home(stream)
+        other: Any = several.cores[1 - home]._core
+        other._engine.scheduler.submit = refusing
+        several.kill(home)
+        output = await stream.whole()
+        assert (output.outputs[0].finish_reason, output.error) == ("error", "not here")
+        assert not several.core._placements.open
+
+    on(use)
+
+
+def refusing(*_: object) -> None:
+    raise RequestError("not here")
 
 
 def test_a_request_moves_once_and_the_last_engine_that_is_gone_ends_the_core() -> None:
@@ -216,6 +279,27 @@ def test_controls_reach_every_engine_and_the_successor_of_a_dead_one() -> None:
         assert (await engine.adapters.listed()) == {}
         await engine.drain()
         with pytest.raises(RequestError):
+            await engine.generate(ask("late")).whole()
+
+    on(use)
+
+
+def test_a_drain_outlives_an_engine_and_its_requests_move_all_the_same() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        (open_,) = await begun(several, ask("begun", **LONG))
+        home = several.home(open_)
+        fresh = engine.generate(ask("begun", **SHORT))
+        draining = asyncio.create_task(engine.drain())
+        while not several.cores[home]._controls.get("drain"):
+            await asyncio.sleep(0.002)
+        several.kill(home)
+        await several.until_healthy(home)
+        await engine.resume()
+        assert list((await open_.whole()).outputs[0].token_ids) == correct(open_, 200)
+        assert list((await fresh.whole()).outputs[0].token_ids) == correct(fresh, 4)
+        await draining
+        with pytest.raises(QueueFull, match="draining"):
             await engine.generate(ask("late")).whole()
 
     on(use)

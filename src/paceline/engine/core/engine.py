@@ -187,7 +187,7 @@ class Engine:
         self._observer.changed()
         if outputs.finished:
             self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
-        return self._report.delivery(outputs, result, self.clock(), self.scheduler)
+        return self._report.delivery(outputs, result, self.clock(), self.scheduler, self.broken)
 
     def rest(self) -> None:
         """Wait for a command or for the time to retry, if the latest turn had nothing to do."""

@@ -159,3 +159,4 @@ class Delivery:
     prompt: tuple[PromptScores, ...] = ()
     pooled: tuple[PooledSpan, ...] = ()
     engine: int = 0  # which of several engines reports
+    broken: str = ""  # why the engine has stopped for good; it gives its requests up with an error

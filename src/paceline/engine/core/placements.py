@@ -1,10 +1,12 @@
 """Which of several engines has which request, and which one gets the next."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Request
 from paceline.engine.core.messages import Capacity, Delivery
+from paceline.engine.core.sequence_rows import SequenceRows
 from paceline.fleet.affinity import PrefixAffinity
 from paceline.kv.keys import Keys
 
@@ -14,77 +16,72 @@ PROMPT_TOKENS = 1024  # that are new to an engine; they count as much as a runni
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """A request, and the engine that it was submitted to."""
+    """A request, and the engine that it is submitted to."""
 
     request: Request
-    engine: int
+    parked: str
     keys: list[bytes]
-    load: float  # of the request, in sequences
-    parked: str = ""
-    begun: bool = False  # has a part of its output been delivered?
+    engine: int = -1
+    load: float = 0.0  # of the request, in sequences
+    ended: set[int] = field(default_factory=set[int])  # of its sequences, or aborted
     aborted: bool = False
+    turned_away: bool = False  # by an engine whose queue was full
     moved: bool = False  # from an engine that died
 
     @property
-    def handles(self) -> range:
-        """What its sequences are called in deliveries."""
-        return range(self.request.handle, self.request.handle + self.request.width)
+    def all_ended(self) -> bool:
+        return len(self.ended) == self.request.width
 
 
 class Placements:
-    """Every open request has one engine. The load of an engine is the sum over its requests.
-
-    `_fresh` has the handles of sequences without a token, for each engine, so that a delivery
-    costs no Python for each of its rows.
-    """
+    """Every open request has one engine. The load of an engine is the sum over its requests."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.open: dict[str, Placement] = {}
         self._keys = Keys(capacity.block_size) if capacity.enable_prefix_caching else None
         self._affinity = PrefixAffinity[int](capacity.num_blocks)
         self._loads = [0.0] * capacity.engines
-        self._fresh: list[set[int]] = [set() for _ in range(capacity.engines)]
+        self._rows = SequenceRows()
 
-    def chosen(self, request: Request, engines: Sequence[int]) -> Placement:
-        """Where a request should go. It counts from `add` on."""
+    # -- requests come and go -------------------------------------------------
+
+    def begin(self, request: Request, parked: str) -> Placement:
+        """A new request, which has no engine yet. Call `place` or `end`."""
         keys: list[bytes] = []
         if self._keys is not None:
             first = request.prompt[: FIRST_BLOCKS * self._keys.block_size]
             self._keys.extend(keys, request, first)
-        engine = self._affinity.choose(keys, {one: self._loads[one] for one in engines})
-        known = self._affinity.depth(engine, keys) * (self._keys.block_size if self._keys else 0)
-        load = request.width + (len(request.prompt) - known) / PROMPT_TOKENS
-        return Placement(request, engine, keys, load)
+        return Placement(self._rows.add(request), parked, keys)
 
-    def add(self, placement: Placement) -> None:
+    def choose(self, one: Placement, engines: Sequence[int]) -> int:
+        """Where a request should go. It counts from `place` on."""
+        return self._affinity.choose(one.keys, {engine: self._loads[engine] for engine in engines})
+
+    def place(self, one: Placement, engine: int) -> None:
         """The engine has the request now."""
-        self.open[placement.request.id] = placement
-        self._affinity.record(placement.engine, placement.keys)
-        self._loads[placement.engine] += placement.load
-        self._fresh[placement.engine].update(placement.handles)
+        known = self._affinity.depth(engine, one.keys)
+        known *= self._keys.block_size if self._keys is not None else 0
+        one.engine = engine
+        one.load = one.request.width + (len(one.request.prompt) - known) / PROMPT_TOKENS
+        self.open[one.request.id] = one
+        self._affinity.record(engine, one.keys)
+        self._loads[engine] += one.load
 
-    def delivered(self, engine: int, delivery: Delivery) -> None:
-        """Requests have begun or ended."""
-        fresh = self._fresh[engine]
-        if fresh:
-            fresh.difference_update(delivery.handle.tolist())
-        for part in (*delivery.prompt, *delivery.pooled):
-            if (placement := self.open.get(part.request_id)) is not None:
-                placement.begun = True
-        for ended in delivery.ended:
-            if ended.child < 0:
-                self.remove(ended.request_id)
-        for refused in delivery.refused:
-            self.remove(refused.request_id)
+    def leave(self, one: Placement) -> None:
+        """The engine does not have the request any more. Call `place` or `end`."""
+        del self.open[one.request.id]
+        self._loads[one.engine] -= one.load
 
-    def take_lost(self, engine: int) -> list[Placement]:
-        """Remove and return the requests of an engine that died. Its cache is empty."""
+    def end(self, one: Placement) -> None:
+        """The request has ended, and no engine has it."""
+        self._rows.release(one.request)
+
+    def leave_all(self, engine: int) -> list[Placement]:
+        """The requests of an engine that died. Its cache is empty."""
         self._affinity.forget(engine)
         lost = [one for one in self.open.values() if one.engine == engine]
         for one in lost:
-            one.begun = one.begun or not self._fresh[engine].issuperset(one.handles)
-        for one in lost:
-            self.remove(one.request.id)
+            self.leave(one)
         return lost
 
     def forget_prefixes(self) -> None:
@@ -92,8 +89,40 @@ class Placements:
         for engine in range(len(self._loads)):
             self._affinity.forget(engine)
 
-    def remove(self, request_id: str) -> None:
-        """The engine does not have the request any more."""
-        if (placement := self.open.pop(request_id, None)) is not None:
-            self._loads[placement.engine] -= placement.load
-            self._fresh[placement.engine].difference_update(placement.handles)
+    # -- what was delivered ---------------------------------------------------
+
+    def delivered(self, delivery: Delivery) -> Delivery:
+        """Keep the tokens of requests, and forget those that ended; returns what the front ends
+        get."""
+        if len(delivery.handle):
+            delivery = self._rows.delivered(delivery)
+        for ended in delivery.ended:
+            if (one := self.open.get(ended.request_id)) is None:
+                continue
+            if ended.child >= 0:
+                one.ended.add(ended.child)
+            else:
+                self.leave(one)
+                self.end(one)
+        for refused in delivery.refused:
+            if (one := self.open.get(refused.request_id)) is not None:
+                self.leave(one)
+                self.end(one)
+        return delivery
+
+    def has_begun(self, one: Placement) -> bool:
+        """Has a token of it been delivered?"""
+        return any(self._rows.tokens(one.request))
+
+    def continuation(self, one: Placement) -> Request:
+        """The request after the tokens that were delivered. RequestError if it has none to come.
+
+        What a prefill engine kept for it may have been read, and can then not be read again.
+        """
+        tokens = self._rows.tokens(one.request)
+        kept = (None if child in one.ended else ids for child, ids in enumerate(tokens))
+        transfer = KVTransfer.of(one.request.kv_transfer_params)
+        params = one.request.kv_transfer_params
+        if transfer is not None and transfer.do_remote_prefill:
+            params = None
+        return replace(one.request, generated=tuple(kept), kv_transfer_params=params)

@@ -199,9 +199,13 @@ class RestartingCore:
 
 def subject_of(question: Question) -> str:
     """What a question changes: the latest question about it counts."""
-    if question.verb in ("pause", "resume"):
-        return "pause"
-    return f"adapter {loaded_name(question)}"
+    match question.verb:
+        case "pause" | "resume":
+            return "pause"
+        case "drain":
+            return "drain"
+        case _:
+            return f"adapter {loaded_name(question)}"
 
 
 def for_a_new_core(question: Question) -> Question:

@@ -50,7 +50,7 @@ JOINS: dict[Verb, Callable[[dict[int, Any]], Any]] = {
 NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
 ABOUT_REQUESTS = ("explain", "life")  # which one of the engines knows
 # What an engine that is restarted is asked again.
-LASTING = ("pause", "resume", "load_adapter", "unload_adapter")
+LASTING = ("pause", "resume", "drain", "load_adapter", "unload_adapter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class SeveralCores:
     """See `ports.Core`. It is healthy while one of its engines is.
 
     A request goes to the engine with the longest known prefix, unless that one is busy. When the
-    queue of that engine is full, or when it dies, the request is submitted to another one if
-    nothing of it was delivered, once: a request that kills engines must not kill all of them. The
-    other requests of a dead engine end with an error. With `exits`, the first engine that is not
-    restarted ends the core, otherwise the last one does.
+    queue of that engine is full, it is submitted to another one. When the engine dies, another one
+    continues it after the tokens that were delivered, once: a request that kills engines must not
+    kill all of them. With `exits`, the first engine that is not restarted ends the core, otherwise
+    the last one does.
     """
 
     def __init__(self, cores: Sequence[RestartingCore], exits: bool = False) -> None:
@@ -106,42 +106,52 @@ class SeveralCores:
         with self._lock:
             if request.id in self._placements.open:
                 raise RequestError(f"request {request.id!r} is already open; use another id")
-            self._place(request, parked)
+            one = self._placements.begin(request, parked)
+            try:
+                self._place(one, self._engines())
+            except BaseException:
+                self._placements.end(one)
+                raise
 
-    def _place(self, request: Request, parked: str, moved: bool = False, full: int = -1) -> None:
-        """Submit a request to an engine that is there, and is not the one that is full."""
+    def _engines(self, full: int = -1) -> list[int]:
+        """The engines that are there, and are not full; all if none is."""
         troubles = self.troubles()
         engines = [engine for engine in range(len(troubles)) if engine != full]
-        engines = [engine for engine in engines if not troubles[engine]] or engines
+        return [engine for engine in engines if not troubles[engine]] or engines
+
+    def _place(self, one: Placement, engines: list[int]) -> None:
+        """Submit a request to one of some engines."""
         while True:
-            placement = self._placements.chosen(request, engines)
+            engine = self._placements.choose(one, engines)
             try:
-                self._cores[placement.engine].submit(request, parked)
+                self._cores[engine].submit(one.request, one.parked)
                 break
             except EngineFailed:
-                engines.remove(placement.engine)
+                engines.remove(engine)
                 if not engines:
                     raise
-        placement.parked, placement.moved = parked, moved
-        self._placements.add(placement)
+        self._placements.place(one, engine)
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         with self._lock:
-            if (placement := self._placements.open.get(request_id)) is not None:
-                placement.aborted = placement.aborted or child is None
-                self._cores[placement.engine].abort(request_id, child)
+            if (one := self._placements.open.get(request_id)) is not None:
+                if child is None:
+                    one.aborted = True
+                else:
+                    one.ended.add(child)
+                self._cores[one.engine].abort(request_id, child)
 
     def park(self, request_id: str, reason: str) -> None:
         with self._lock:
-            if (placement := self._placements.open.get(request_id)) is not None:
-                placement.parked = reason
-                self._cores[placement.engine].park(request_id, reason)
+            if (one := self._placements.open.get(request_id)) is not None:
+                one.parked = reason
+                self._cores[one.engine].park(request_id, reason)
 
     def wake(self, request_id: str) -> None:
         with self._lock:
-            if (placement := self._placements.open.get(request_id)) is not None:
-                placement.parked = ""
-                self._cores[placement.engine].wake(request_id)
+            if (one := self._placements.open.get(request_id)) is not None:
+                one.parked = ""
+                self._cores[one.engine].wake(request_id)
 
     def healthy(self) -> str | None:
         troubles = self.troubles()
@@ -225,21 +235,37 @@ class SeveralCores:
 
     def delivered(self, engine: int, delivery: Delivery) -> None:
         with self._lock:
+            if delivery.broken:
+                delivery = without_lost(delivery)
             if delivery.refused:
-                refused = tuple(one for one in delivery.refused if not self._finds_room(one))
-                delivery = replace(delivery, refused=refused)
-            self._placements.delivered(engine, delivery)
+                delivery = self._with_other_places(delivery)
+            delivery = self._placements.delivered(delivery)
         self._deliver(replace(delivery, engine=engine))
 
-    def _finds_room(self, refused: Refused) -> bool:
+    def _with_other_places(self, delivery: Delivery) -> Delivery:
+        """Without requests that another engine takes. One that cannot be continued has begun, so it
+        ends."""
+        refused, ended = list[Refused](), list[Ended]()
+        for one in delivery.refused:
+            found = self._placements.open.get(one.request_id)
+            if found is not None and self._finds_room(found, one.error):
+                continue
+            if found is not None and self._placements.has_begun(found):
+                ended.append(self._end_of(found, str(one.error)))
+            else:
+                refused.append(one)
+        return replace(delivery, refused=tuple(refused), ended=(*delivery.ended, *ended))
+
+    def _finds_room(self, one: Placement, error: PacelineError) -> bool:
         """Submit a request to another engine, once, if the queue of its own is full."""
-        lost = self._placements.open.get(refused.request_id)
-        if lost is None or lost.moved or lost.aborted or not isinstance(refused.error, QueueFull):
+        if one.turned_away or one.aborted or not isinstance(error, QueueFull):
             return False
-        self._placements.remove(refused.request_id)
+        one.turned_away, full = True, one.engine
+        self._placements.leave(one)
         try:
-            self._place(lost.request, lost.parked, moved=True, full=lost.engine)
+            self._place(one, self._engines(full))
         except EngineFailed:
+            self._placements.place(one, full)  # whose refusal is reported
             return False
         return True
 
@@ -248,8 +274,8 @@ class SeveralCores:
         with self._lock:
             self._figures[engine]["crashes"] += 1
             self._gone[engine] = for_good
-            lost = self._placements.take_lost(engine)
-            ended = [end for one in lost if (end := self._move(one, reason)) is not None]
+            lost = self._placements.leave_all(engine)
+            ended = [self._end_of(one, reason) for one in lost if not self._moves(one)]
             last = for_good and (self._exits or all(self._gone))
         if lost:
             moved = len(lost) - len(ended)
@@ -261,21 +287,36 @@ class SeveralCores:
             assert self._receiver is not None
             self._receiver.died(reason, for_good=True)
 
-    def _move(self, lost: Placement, reason: str) -> Ended | None:
-        """Submit a request to another engine; returns its end if that cannot be done."""
-        request = lost.request
-        if not (lost.begun or lost.moved or lost.aborted):
+    def _moves(self, lost: Placement) -> bool:
+        """Have another engine continue a request, if that can be done."""
+        if not (lost.aborted or lost.all_ended or lost.moved):
+            lost.moved = True
             try:
-                self._place(request, lost.parked, moved=True)
-            except PacelineError:  # no other engine is there, or has room
+                lost.request = self._placements.continuation(lost)
+                self._place(lost, self._engines())
+            except PacelineError:  # no other engine is there
                 pass
             else:
-                return None
+                return True
+        self._placements.end(lost)
+        return False
+
+    def _end_of(self, one: Placement, reason: str) -> Ended:
+        """The end of a request that no engine can continue."""
+        request = one.request
         took = Timings(total_s=monotonic() - (request.arrival or 0.0))
-        if lost.aborted:
+        if one.aborted or one.all_ended:
             return Ended(request.id, Finish.ABORT, timings=took)
         return Ended(request.id, Finish.ERROR, message=reason, timings=took)
 
     def _deliver(self, delivery: Delivery) -> None:
         assert self._receiver is not None
         self._receiver.deliver(delivery)
+
+
+def without_lost(delivery: Delivery) -> Delivery:
+    """A delivery of an engine that has stopped, without the requests that it had to give up: its
+    process ends next, and then they are moved."""
+    ended = tuple(one for one in delivery.ended if one.finish is not Finish.ERROR)
+    refused = tuple(one for one in delivery.refused if not isinstance(one.error, EngineFailed))
+    return replace(delivery, ended=ended, refused=refused)

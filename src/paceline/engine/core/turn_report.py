@@ -18,10 +18,15 @@ class TurnReport:
         return bool(self.refused or self.ended)
 
     def delivery(
-        self, outputs: Outputs, result: StepResult | None, now: float, scheduler: Scheduler
+        self,
+        outputs: Outputs,
+        result: StepResult | None,
+        now: float,
+        scheduler: Scheduler,
+        broken: str = "",
     ) -> Delivery | None:
         """All of it, with what a step put out; None if there is nothing to report. `result` is
-        that of the step, if one was waited for."""
+        that of the step, if one was waited for; `broken` says why the engine has stopped."""
         ended, refused = (*self.ended, *outputs.finished), tuple(self.refused)
         self.ended, self.refused = [], []
         prompt, pooled = ((), ()) if result is None else (result.prompt, result.pooled)
@@ -36,5 +41,6 @@ class TurnReport:
             refused=refused,
             prompt=prompt,
             pooled=pooled,
+            broken=broken,
         )
         return delivery if result is None else scored(delivery, outputs, result)

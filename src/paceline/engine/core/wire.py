@@ -218,6 +218,7 @@ class EncodedDelivery(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompt: tuple[EncodedScores, ...] = ()
     pooled: tuple[EncodedSpan, ...] = ()
     engine: int = 0
+    broken: str = ""
 
 
 ToCore = (
@@ -303,6 +304,7 @@ def encode_delivery(one: Delivery) -> EncodedDelivery:
         tuple(EncodedScores.of(each) for each in one.prompt),
         tuple(EncodedSpan.of(each) for each in one.pooled),
         one.engine,
+        one.broken,
     )
 
 
@@ -320,4 +322,5 @@ def decode_delivery(message: EncodedDelivery) -> Delivery:
         tuple(each.scores() for each in message.prompt),
         tuple(each.span() for each in message.pooled),
         message.engine,
+        message.broken,
     )

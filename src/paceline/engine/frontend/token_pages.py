@@ -56,17 +56,21 @@ class TokenPages:
     def has_tokens(self, row: int) -> bool:
         return row in self._pages
 
-    def take(self, row: int) -> list[int]:
-        """The tokens of a row, which has none after that."""
-        pages = self._pages.pop(row, None)
-        if pages is None:
-            return []
+    def read(self, row: int) -> list[int]:
+        """The tokens of a row."""
         found: list[int] = []
-        for page in pages:
+        for page in self._pages.get(row, ()):
             found += self._cells[page * PAGE : (page + 1) * PAGE].tolist()
         del found[int(self._length[row]) :]
+        return found
+
+    def take(self, row: int) -> list[int]:
+        """The tokens of a row, which has none after that."""
+        if row not in self._pages:
+            return []
+        found = self.read(row)
         self._length[row] = 0
-        self._free += pages
+        self._free += self._pages.pop(row)
         return found
 
 
