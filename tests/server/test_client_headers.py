@@ -1,8 +1,11 @@
-"""Ids of requests whose clients sent none."""
+"""Ids of requests whose clients sent none, and engines that clients choose."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from paceline.core.errors import RequestError
 from paceline.server.client_headers import IDS_AT_ONCE, ClientHeaders
 
 
@@ -19,3 +22,15 @@ def test_servers_on_several_threads_draw_different_ids() -> None:
         sys.setswitchinterval(before)
     assert len({*drawn}) == len(drawn) == 160 * IDS_AT_ONCE
     assert {len(id) for id in drawn} == {len("cmpl-") + 32}
+
+
+def ranked(value: str) -> ClientHeaders:
+    return ClientHeaders.of({"x-data-parallel-rank": value}, "cmpl")
+
+
+def test_the_rank_of_an_engine_is_a_number() -> None:
+    assert ranked("3").chosen_rank == 3
+    assert ClientHeaders.of({}, "cmpl").chosen_rank is None
+    for wrong in ("-1", "one", "1.0", "0x1", "²", "1" * 10):
+        with pytest.raises(RequestError, match="X-data-parallel-rank is"):
+            _ = ranked(wrong).chosen_rank

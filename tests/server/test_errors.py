@@ -54,6 +54,28 @@ def test_an_unknown_route_names_the_nearest(on: Play, method: str, path: str, hi
     on(scenario)
 
 
+@pytest.mark.parametrize(
+    ("rank", "reason"),
+    [
+        ("1", "data_parallel_rank is 1; it must lie in 0..0"),
+        ("first", "the header X-data-parallel-rank is 'first'; it must be the number of an engine"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_refused(on: Play, rank: str, reason: str) -> None:
+    async def scenario(site: Site) -> None:
+        body = {"prompt": "hello", "max_tokens": 1}
+        for sent, status in ((rank, 400), ("0", 200)):
+            headers = {"X-data-parallel-rank": sent}
+            response = await site.http.post(PATH, json=body, headers=headers)
+            assert response.status_code == status
+            if status == 400:
+                error = response.json()["error"]
+                assert reason in error["message"]
+                assert error["param"] == "data_parallel_rank"
+
+    on(scenario)
+
+
 def test_no_response_repeats_the_host_that_a_client_names(on: Play) -> None:
     async def scenario(site: Site) -> None:
         for path in ("/health/", "/v1/completions/"):

@@ -76,6 +76,18 @@ def adapters_are_loaded_in_every_engine(server: SeveralProcesses, folder: Path) 
     return said(client, "mine")
 
 
+def clients_may_choose_the_engine(server: SeveralProcesses) -> None:
+    for client in server.both():
+        for rank in (0, 1, 0, 1):
+            answer = at_rank(client, rank)
+            assert engine_of(client, answer.json()["id"]) == rank
+
+
+def at_rank(client: httpx.Client, rank: int) -> httpx.Response:
+    headers = {"X-data-parallel-rank": str(rank)}
+    return client.post(PATH, json={**SHORT, "prompt": "the same"}, headers=headers)
+
+
 def rest_of(lines: Iterator[str]) -> tuple[str, int]:
     """The text of a stream behind its first event, and its number of tokens."""
     *events, done = lines
@@ -109,6 +121,7 @@ def a_dead_engine_takes_no_requests_along(server: SeveralProcesses) -> None:
             for client in (one, other):
                 down = until(lambda client=client: client.get("/health").json().get("engines_down"))
                 assert "is being restarted" in down[str(victim)]
+                assert at_rank(client, victim).status_code == 503
             until(lambda: engine_of(one, "moved") == 1 - victim)
             one.post("/resume")
             assert moved.result().json()["usage"]["completion_tokens"] == 3
@@ -165,6 +178,7 @@ def test_two_engines_are_one_server(model: Path, tmp_path: Path) -> None:
     server = SeveralProcesses(model, tmp_path, *flags, "--trace", str(trace))
     try:
         groups_of_prompts_stay_together(server)
+        clients_may_choose_the_engine(server)
         engines_have_cores_of_their_own(server)
         events_name_their_engine(server, endpoint)
         adapted = adapters_are_loaded_in_every_engine(server, adapter)

@@ -73,6 +73,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "reads_cache": (bool,),
     "kv_transfer_params": (dict, NONE),
     "generated": (tuple,),
+    "data_parallel_rank": (int, NONE),
 }
 TYPED_FIELDS = attrgetter(*FIELD_TYPES)
 RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
@@ -124,6 +125,7 @@ class Request:
         kv_transfer_params: Where its KV comes from or goes to, for the connector.
         generated: What its sequences generated in an engine that is gone: the tokens of each, and
             None for one that has ended. It continues after them. (): it is new.
+        data_parallel_rank: Which of several engines runs it. None: any. It decides nothing here.
     """
 
     id: str
@@ -155,6 +157,7 @@ class Request:
     reads_cache: bool = True
     kv_transfer_params: Mapping[str, Any] | None = None
     generated: tuple[tuple[int, ...] | None, ...] = ()
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -98,6 +98,7 @@ class GenerationRequest:
             arrays, bytes of files, or data URLs.
         items: Images that are in the token ids already.
         kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
+        data_parallel_rank: Which of several engines runs it. None: the one that fits best.
     """
 
     prompt: str | None = None
@@ -124,6 +125,7 @@ class GenerationRequest:
     images: Sequence[Any] = ()
     items: tuple[Item, ...] = ()
     kv_transfer_params: dict[str, Any] | None = None
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]

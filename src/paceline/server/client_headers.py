@@ -6,8 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
+from paceline.core.errors import RequestError
+
 ID = "request_id"  # where the state of a request keeps its id
 REQUEST_ID = re.compile(r"[!-~]{1,200}")
+RANK = re.compile(r"[0-9]{1,9}")
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 ID_BYTES = 16
@@ -34,13 +37,28 @@ class ClientHeaders:
     request_id: str
     traceparent: str = ""  # W3C trace context as it was sent; empty if missing or malformed
     load_format: str = ""  # of the load report in the response; empty: none
+    rank: str = ""  # of the engine that the client chose, as it was sent
 
     @classmethod
     def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
         trace = headers.get("traceparent", "")
         request_id = sent_id(headers) or f"{prefix}-{random_id()}"
         load_format = headers.get("endpoint-load-metrics-format", "")
-        return cls(request_id, trace if TRACEPARENT.match(trace) else "", load_format.upper())
+        rank = headers.get("x-data-parallel-rank", "")
+        trace = trace if TRACEPARENT.match(trace) else ""
+        return cls(request_id, trace, load_format.upper(), rank)
+
+    @property
+    def chosen_rank(self) -> int | None:
+        """The engine that the client chose; RequestError if that is no number."""
+        if not self.rank:
+            return None
+        if not RANK.fullmatch(self.rank.strip()):
+            raise RequestError(
+                f"data_parallel_rank: the header X-data-parallel-rank is {self.rank!r}; it must be "
+                "the number of an engine, 0 for the first"
+            )
+        return int(self.rank)
 
     @property
     def trace_id(self) -> str:

@@ -175,6 +175,17 @@ class ServerContext:
         if reason := self.closed:
             raise ApiError(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
 
+    def bound(
+        self, generations: Sequence[GenerationRequest], rank: int | None
+    ) -> Sequence[GenerationRequest]:
+        """The requests for the engine that a client chose. 503 if it is not there."""
+        if rank is None:
+            return generations
+        troubles = self.engine.troubles()
+        if rank < len(troubles) and troubles[rank]:
+            raise ApiError(UNAVAILABLE, f"engine {rank}: {troubles[rank]}", code="unhealthy")
+        return [replace(one, data_parallel_rank=rank) for one in generations]
+
     async def ready(
         self, name: str, generations: Sequence[GenerationRequest]
     ) -> list[GenerationRequest]:

@@ -60,6 +60,7 @@ OWN = (
     "continue_final_message",
     "truncate_prompt_tokens",
     "kv_transfer_params",
+    "data_parallel_rank",
 )
 NAMED_IN_ERRORS = frozenset({*OWN, *(one.name for one in fields(SamplingParams))})
 # Words for the prompt in messages, and the field that has the prompt.

@@ -64,8 +64,10 @@ class GenerationResponse(Response):
         entry.tenant = job.generations[0].tenant
         begun = monotonic()
         try:
+            rank = job.client.chosen_rank
             with self._context.opened(job.name, len(job.generations)):
-                generations = await self._context.ready(job.name, job.generations)
+                generations = self._context.bound(job.generations, rank)
+                generations = await self._context.ready(job.name, generations)
                 if job.reply.may_hold(generations[0].params):
                     generations = await self._context.long_work.run(held, job.reply, generations)
                 entry.prompt_tokens = sum(

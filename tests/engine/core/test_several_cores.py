@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -89,6 +90,31 @@ def test_prompts_that_begin_alike_run_in_one_engine_and_the_others_elsewhere() -
         assert all(one > 100 for one in hits), "each engine found the prefixes of its groups"
 
     on(use)
+
+
+def test_a_client_may_choose_the_engine() -> None:
+    async def use(several: Several) -> None:
+        await several.engine.pause("all")
+        streams = [several.engine.generate(at_rank(rank)) for rank in (0, 1, 0, 0, 1)]
+        assert [several.home(one) for one in streams] == [0, 1, 0, 0, 1]
+        with pytest.raises(QueueFull, match="3 requests are already waiting"):
+            await several.engine.generate(at_rank(0)).whole()  # engine 1 has room
+        several.kill(0)
+        while {several.home(one) for one in streams} != {1}:  # they move, as others do
+            await asyncio.sleep(0.002)
+        with pytest.raises(EngineFailed, match="is being restarted"):
+            several.engine.generate(at_rank(0))
+        await several.engine.resume()
+        for stream in streams:
+            assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, 4)
+        with pytest.raises(RequestError, match=r"data_parallel_rank is 2; it must lie in 0\.\.1"):
+            several.engine.generate(at_rank(2))
+
+    on(use, max_num_queued_reqs=3)
+
+
+def at_rank(rank: int) -> GenerationRequest:
+    return replace(ask("the same prompt", **SHORT), data_parallel_rank=rank)
 
 
 def test_a_busy_engine_leaves_requests_to_others() -> None:
@@ -299,8 +325,9 @@ def test_a_drain_outlives_an_engine_and_its_requests_move_all_the_same() -> None
         assert list((await open_.whole()).outputs[0].token_ids) == correct(open_, 200)
         assert list((await fresh.whole()).outputs[0].token_ids) == correct(fresh, 4)
         await draining
-        with pytest.raises(QueueFull, match="draining"):
-            await engine.generate(ask("late")).whole()
+        for rank in range(2):
+            with pytest.raises(QueueFull, match="draining"):
+                await engine.generate(at_rank(rank)).whole()
 
     on(use)
 

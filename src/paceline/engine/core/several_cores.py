@@ -106,9 +106,9 @@ class SeveralCores:
         with self._lock:
             if request.id in self._placements.open:
                 raise RequestError(f"request {request.id!r} is already open; use another id")
-            one = self._placements.begin(request, parked)
+            one, rank = self._placements.begin(request, parked), request.data_parallel_rank
             try:
-                self._place(one, self._engines())
+                self._place(one, self._engines() if rank is None else [rank])
             except BaseException:
                 self._placements.end(one)
                 raise
@@ -257,8 +257,10 @@ class SeveralCores:
         return replace(delivery, refused=tuple(refused), ended=(*delivery.ended, *ended))
 
     def _finds_room(self, one: Placement, error: PacelineError) -> bool:
-        """Submit a request to another engine, once, if the queue of its own is full."""
-        if one.turned_away or one.aborted or not isinstance(error, QueueFull):
+        """Submit a request to another engine, once, if the queue of its own is full. One whose
+        client chose the engine stays there."""
+        is_bound = one.aborted or one.turned_away or one.request.data_parallel_rank is not None
+        if is_bound or not isinstance(error, QueueFull):
             return False
         one.turned_away, full = True, one.engine
         self._placements.leave(one)

@@ -75,6 +75,9 @@ class Frontend:
             raise RequestError(f"request {name!r} is already open; use another request_id")
         prompt = self.encode(generation)
         self._check_length(len(prompt.token_ids), "tokens")
+        rank, engines = generation.data_parallel_rank, len(self.engines)
+        if rank is not None and not 0 <= rank < engines:
+            raise RequestError(f"data_parallel_rank is {rank}; it must lie in 0..{engines - 1}")
         arrival = self._clock() if generation.arrival is None else generation.arrival
         request = self._request(name, prompt, generation, arrival)
         if 0 < self.max_num_seqs < request.width:
@@ -211,6 +214,7 @@ class Frontend:
             pooling=generation.pooling,
             reads_cache=generation.pooling in ("", LAST),
             kv_transfer_params=generation.kv_transfer_params,
+            data_parallel_rank=generation.data_parallel_rank,
         )
 
     # -- out ----------------------------------------------------------------

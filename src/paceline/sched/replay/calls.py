@@ -31,10 +31,8 @@ from paceline.sched.replay.records import (
 COMMITTED = Struct("<QdI")  # step, time, rows of its plan
 SCORE = np.dtype("<f4")
 ONE = np.ones(1, TOKEN).tobytes()
-# The handle decides nothing, and is not recorded.
-REQUEST_FIELDS = [
-    (one.name, one.default) for one in fields(Request) if one.name not in ("prompt", "handle")
-]
+UNRECORDED = ("prompt", "handle", "data_parallel_rank")  # the latter two decide nothing
+REQUEST_FIELDS = [(one.name, one.default) for one in fields(Request) if one.name not in UNRECORDED]
 
 
 # -- requests ---------------------------------------------------------------
