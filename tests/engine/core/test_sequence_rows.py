@@ -3,9 +3,9 @@
 import numpy as np
 
 from paceline.core.request import Request
+from paceline.engine.core.choice_rows import CLOSED
 from paceline.engine.core.messages import Delivery
 from paceline.engine.core.sequence_rows import SequenceRows
-from paceline.engine.frontend.choice_rows import CLOSED
 
 
 def ask(name: str, handle: int, n: int = 1) -> Request:

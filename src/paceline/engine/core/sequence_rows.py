@@ -6,9 +6,9 @@ import numpy as np
 
 from paceline.core.arrays import I64
 from paceline.core.request import Request
+from paceline.engine.core.choice_rows import CLOSED, ROW, ChoiceRows
 from paceline.engine.core.messages import Delivery
-from paceline.engine.frontend.choice_rows import CLOSED, ROW, ChoiceRows
-from paceline.engine.frontend.token_pages import extended
+from paceline.engine.core.token_pages import extended
 
 
 class SequenceRows:

@@ -18,9 +18,9 @@ from paceline.engine.api import (
     TokenizedPrompt,
     TokenLogprob,
 )
+from paceline.engine.core.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.core.ports import Clock, PromptImages
-from paceline.engine.frontend.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest, Sink
 from paceline.engine.frontend.prompt_images import read_images

@@ -19,8 +19,8 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
+from paceline.engine.core.choice_rows import ChoiceRows
 from paceline.engine.core.handles import ROW
-from paceline.engine.frontend.choice_rows import ChoiceRows
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.prompt_entries import PromptEntries
 from paceline.text.detokenizer import Detokenizer

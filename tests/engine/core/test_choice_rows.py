@@ -5,9 +5,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from paceline.engine.core.choice_rows import ChoiceRows
 from paceline.engine.core.handles import FRONT_END_SHIFT, ROW
 from paceline.engine.core.messages import Delivery
-from paceline.engine.frontend.choice_rows import ChoiceRows
 
 
 def delivery(*handles: int) -> Delivery:

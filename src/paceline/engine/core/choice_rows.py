@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.arrays import F64, I32, I64, Bool, Index
 from paceline.engine.core.handles import FRONT_END_SHIFT, ROW, ROW_BITS, USE_BITS
 from paceline.engine.core.messages import Delivery
-from paceline.engine.frontend.token_pages import TokenPages, extended
+from paceline.engine.core.token_pages import TokenPages, extended
 
 FIRST_ROWS = 64
 CLOSED = -2  # the handle of a row that takes no tokens; requests of no front end have -1

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from paceline.engine.frontend.token_pages import FIRST_PAGES, PAGE, TokenPages
+from paceline.engine.core.token_pages import FIRST_PAGES, PAGE, TokenPages
 
 
 @pytest.mark.parametrize("seed", range(8))
