@@ -135,16 +135,13 @@ export class Charts {
       this.resize(); // only now the grid has all its columns
     }
     this.offset = scene.start.wall_offset ?? -scene.history.entries[0].frame.time;
-    const { entries } = scene.history;
+    const points = pointsOf(scene);
+    const times = points.map((one) => one.time + this.offset);
     const end = scene.entry.frame.time;
-    let first = 0;
-    while (first < scene.index && end - entries[first].frame.time > scene.windowS) first += 1;
-    const shown = entries.slice(first, scene.index + 1);
-    const times = shown.map((one) => one.frame.time + this.offset);
-    const seconds = Number.isFinite(scene.windowS) ? scene.windowS : end - shown[0].frame.time;
+    const seconds = Number.isFinite(scene.windowS) ? scene.windowS : end - points[0].time;
     for (const { plot, chart, legend } of this.drawn) {
       const lines = chart.lines.map((line) =>
-        shown.map((one, i) => line.value(one, base(entries, first + i, line.seconds ?? RATE_S))),
+        points.map((one) => valueOf(line, one, scene.history)),
       );
       plot.batch(() => {
         plot.setData([times, ...lines], false);
@@ -233,16 +230,30 @@ export class Charts {
   }
 }
 
-/** The entry that a rate at another one is counted from. @param {Entry[]} entries @param {number} at
- * @param {number} seconds */
-function base(entries, at, seconds) {
-  const now = entries[at];
-  let found = null;
-  for (let i = at - 1; i >= 0 && entries[i].run === now.run; i--) {
-    found = entries[i];
-    if (now.frame.time - found.frame.time >= seconds) break;
+/**
+ * An entry in a chart, or a gap before one: nothing was recorded, or the engine began anew.
+ * @typedef {{time: number, at: number | null}} Point
+ */
+
+/** @param {import("./main.js").Scene} scene @returns {Point[]} */
+function pointsOf({ history: { entries }, index, windowS }) {
+  const points = [];
+  const end = entries[index].frame.time;
+  for (let at = index; at >= 0; at--) {
+    const { time } = entries[at].frame;
+    const isBackwards = at < index && time >= entries[at + 1].frame.time; // another clock
+    if (isBackwards || end - time > windowS) break;
+    if (at < index && entries[at].spell !== entries[at + 1].spell)
+      points.push({ time: (time + entries[at + 1].frame.time) / 2, at: null });
+    points.push({ time, at });
   }
-  return found;
+  return points.reverse();
+}
+
+/** @param {Line} line @param {Point} point @param {import("./history.js").History} history */
+function valueOf(line, { at }, history) {
+  if (at === null) return null;
+  return line.value(history.entries[at], history.windowStart(at, line.seconds ?? RATE_S));
 }
 
 /** @param {(number | null)[][]} lines */

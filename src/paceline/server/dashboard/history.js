@@ -4,13 +4,15 @@
 /** @typedef {import("./messages.js").Seat} Seat */
 /** @typedef {import("./messages.js").StepRecord} StepRecord */
 /**
- * A step that can be drawn. `left_out` steps before it are missing.
- * @typedef {{run: string, record: StepRecord, leftOut: number}} Column
+ * A step that can be drawn. `isApart`: frames are missing between the column before and this one,
+ * because they were lost or because nothing was recorded.
+ * @typedef {{run: string, record: StepRecord, isApart: boolean}} Column
  */
 /**
  * A frame with its place: `end` is the number of the first column after it, `lost` how many frames
- * are missing before it.
- * @typedef {{run: string, frame: Frame, end: number, lost: number}} Entry
+ * were lost before it. Counts of two entries can be compared within a `spell`, in which everything
+ * was recorded.
+ * @typedef {{run: string, spell: number, frame: Frame, end: number, lost: number}} Entry
  */
 
 const LEAST_KEPT = 1200;
@@ -27,7 +29,6 @@ export class History {
     this.rows = 0; // the highest slot that was taken, and one
     this.lives = 0; // how often the numbers of a run began anew without a new run
     this.kept = LEAST_KEPT;
-    this.leftOut = 0; // steps after the last column
   }
 
   get last() {
@@ -59,16 +60,16 @@ export class History {
     if (last && last.run === run && frame.number <= last.frame.number) return false;
     const follows = last !== null && last.run === run;
     const lost = follows ? frame.number - last.frame.number - 1 : 0;
+    // A server does not record while no page is open.
+    const isResumed = follows && lost === 0 && frame.since > last.frame.time;
+    const spell = (last?.spell ?? 0) + (follows && !isResumed ? 0 : 1);
     this.lost += lost;
-    if (!follows) this.leftOut = 0;
     this.#seat(run, frame.seats);
-    for (const record of frame.steps) {
-      this.columns.push({ run, record, leftOut: record.left_out + this.leftOut });
-      this.leftOut = 0;
+    frame.steps.forEach((record, i) => {
+      this.columns.push({ run, record, isApart: i === 0 && (lost > 0 || isResumed) });
       this.rows = Math.max(this.rows, record.cells.length);
-    }
-    this.leftOut += frame.left_out;
-    this.entries.push({ run, frame, end: this.dropped + this.columns.length, lost });
+    });
+    this.entries.push({ run, spell, frame, end: this.dropped + this.columns.length, lost });
     this.#forget();
     return true;
   }
@@ -112,14 +113,14 @@ export class History {
     return this.columns.slice(Math.max(end - most, 0), end);
   }
 
-  /** The frame that a window of `seconds` before an entry begins with; null if there is none before
-   * it in the same run. @param {number} at @param {number} seconds */
+  /** The entry that a window of `seconds` before another one begins with; null if there is none
+   * in the same spell. @param {number} at @param {number} seconds */
   windowStart(at, seconds) {
-    const { run, frame } = this.entries[at];
+    const { spell, frame } = this.entries[at];
     let first = null;
     for (let i = at - 1; i >= 0; i--) {
       const one = this.entries[i];
-      if (one.run !== run) break;
+      if (one.spell !== spell) break;
       first = one;
       if (frame.time - one.frame.time >= seconds) break;
     }

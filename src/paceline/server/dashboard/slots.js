@@ -168,16 +168,21 @@ export class SlotsPicture {
         }
   }
 
-  /** Where steps are missing, and where the step loop began anew.
+  /** Where the step loop began anew, where frames are missing, and where steps are.
    * @param {CanvasRenderingContext2D} context @param {Geometry} geometry @param {number} height */
   #breaks(context, { columns, wide, right }, height) {
     columns.forEach((column, x) => {
       const at = right - (columns.length - x) * wide;
-      const isAnew = x > 0 && columns[x - 1].run !== column.run;
-      if (!isAnew && column.leftOut === 0) return;
-      context.fillStyle = colour(isAnew ? "bad" : "faint");
-      const dash = isAnew ? height : 2;
-      for (let y = 0; y < height; y += dash * 3) context.fillRect(at, y, isAnew ? 2 : 1, dash);
+      if (x > 0 && columns[x - 1].run !== column.run) {
+        context.fillStyle = colour("bad");
+        context.fillRect(at, 0, 2, height);
+      } else if (column.isApart) {
+        context.fillStyle = colour("ink");
+        for (let y = 0; y < height; y += 6) context.fillRect(at, y, 1, 3);
+      } else if (column.record.left_out > 0) {
+        context.fillStyle = colour("faint");
+        context.fillRect(at, 0, 1, 3);
+      }
     });
   }
 
@@ -238,7 +243,9 @@ export class SlotsPicture {
     const each = group > 1 ? `, ${group} slots in each row` : "";
     const first = columns.at(0)?.record.step ?? 0;
     const last = columns.at(-1)?.record.step ?? 0;
-    const steps = columns.length ? `steps ${count(first)} to ${count(last)}` : "no steps yet";
+    const missing = columns.slice(1).reduce((sum, one) => sum + one.record.left_out, 0);
+    const but = missing ? `, ${count(missing)} not recorded` : "";
+    const steps = columns.length ? `steps ${count(first)} to ${count(last)}${but}` : "no steps yet";
     setText(
       byId("slots-note"),
       `${count(counts.running)} of ${count(slots)} taken · ${steps}${each}`,

@@ -60,10 +60,14 @@ export class StepBars {
    * @param {number} floor */
   #numbers(context, { columns, right, wide, left }, floor) {
     const every = [5, 10, 20, 50, 100, 200, 500].find((n) => n * wide >= 90) ?? 1000;
+    let latest = -Infinity; // where a number was written
     context.textAlign = "center";
     columns.forEach(({ record }, i) => {
       const x = right - (columns.length - i - 0.5) * wide;
-      if (record.step % every !== 0 || x < left + 20 || x > right - 20) return;
+      const before = columns[i - 1]?.record.step ?? record.step;
+      const isDue = Math.floor(record.step / every) !== Math.floor(before / every);
+      if (!isDue || x < left + 20 || x > right - 20 || x - latest < 60) return;
+      latest = x;
       context.fillText(count(record.step), x, floor + AXIS / 2 + 2);
       context.fillRect(Math.floor(x), floor, 1, 4);
     });
@@ -95,12 +99,12 @@ export class StepBars {
 }
 
 /** @param {import("./history.js").Column} column */
-function stepLines({ record, leftOut }) {
+function stepLines({ record }) {
   const drafts = record.drafts
     ? [`${record.accepted} of ${plural(record.drafts, "draft")} accepted`]
     : [];
   const preempted = record.preempted ? [`${record.preempted} preempted`] : [];
-  const gap = leftOut ? [`${plural(leftOut, "step")} before it are not recorded`] : [];
+  const gap = record.left_out ? [`not recorded before it: ${plural(record.left_out, "step")}`] : [];
   return [
     `Step ${count(record.step)}: ${duration(whole(record))}`,
     `${plural(record.rows, "sequence")}, ${record.prompts} with prompt tokens`,

@@ -1,0 +1,156 @@
+"""The page as a user meets it, from the key to the end of the server, in one sitting."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.site import KEY, Site
+
+# How many pixels of the slots have the colour of a state.
+PIXELS = """state => {
+  const canvas = document.getElementById("slots");
+  const swatch = document.querySelector(`.swatch.cell-${state}`);
+  const wanted = getComputedStyle(swatch).backgroundColor.match(/\\d+/g).map(Number);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4)
+    found += wanted.every((value, j) => data[i + j] === value);
+  return found;
+}"""
+
+
+def figure(page: Page, name: str) -> str:
+    """The number of a tile."""
+    return page.locator(f"#tiles > div:has(dt:text-is('{name}')) dd span").inner_text()
+
+
+def until(page: Page, condition: str) -> None:
+    page.wait_for_function(condition, polling=50)
+
+
+class Told:
+    """What the browser said and loaded."""
+
+    def __init__(self, page: Page) -> None:
+        self.errors: list[str] = []
+        self.urls: set[str] = set()
+        page.on("console", lambda one: self.errors.append(one.text) if one.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(error.message))
+        page.on("request", lambda request: self.urls.add(request.url))
+
+
+@pytest.fixture(scope="module")
+def told(page: Page) -> Told:
+    return Told(page)
+
+
+def test_it_asks_for_the_key(page: Page, served: Site, told: Told) -> None:
+    page.goto(f"{served.url}/dashboard")
+    expect(page.locator("#key-dialog")).to_be_visible()
+    for key, wrong in (("not the key", True), (KEY, False)):
+        page.fill("#key", key)
+        page.keyboard.press("Enter")
+        if wrong:
+            expect(page.locator("#key-wrong")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Live, idle")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    assert all("401" in error for error in told.errors), "the browser complains of the key alone"
+    told.errors.clear()
+    assert all(url.startswith(served.url) for url in told.urls), "it loads from nowhere else"
+
+
+def test_it_follows_200_requests(page: Page, served: Site, told: Told) -> None:
+    answers = served.load(200)
+    until(page, "document.querySelectorAll('#queue tbody tr').length > 20")
+    expect(page.locator("#state")).to_have_text("Live")
+    assert figure(page, "Running") == "32"
+    assert int(figure(page, "Waiting")) > 100
+    assert re.search(r"The first one waits for (blocks|a slot)", page.inner_text("#queue-reason"))
+    assert page.evaluate(PIXELS, "decode") > page.evaluate(PIXELS, "prefill") > 0
+    tenants = page.locator("#tenants tbody tr td:first-child").all_inner_texts()
+    assert sorted(tenants) == ["batch", "chat", "research"]
+    before = int(page.get_attribute("#scrub", "max") or 0)
+    until(page, f"document.getElementById('scrub').max > {before + 2}")
+    assert float(figure(page, "Generated").replace(",", "")) > 0
+    assert answers.result() == [200] * 200
+    expect(page.locator("#state")).to_have_text("Live, idle")
+    assert figure(page, "Running") == "0"
+    assert not told.errors
+
+
+def test_it_goes_back_in_time(page: Page) -> None:
+    page.keyboard.press("Home")
+    expect(page.locator("#state")).to_have_text("Paused")
+    assert figure(page, "Running") == "0", "the page was opened before the load came"
+    until_busy = "() => document.getElementById('slots-note').textContent.startsWith('32 of 32')"
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(20)
+        if page.evaluate(until_busy):
+            break
+    assert figure(page, "Running") == "32"
+    shown = page.inner_text("#moment")
+    page.wait_for_timeout(700)
+    assert page.inner_text("#moment").split(" ")[0] == shown.split(" ")[0], "it stands still"
+
+
+def test_a_request_tells_its_life(page: Page, served: Site) -> None:
+    page.keyboard.press("v")
+    row = page.locator("#slots-table tbody tr .link").first
+    request = row.get_attribute("data-id") or ""
+    row.click()
+    life = page.locator("#life")
+    expect(life.locator("h2")).to_have_text(request)
+    expect(life.locator("#life-state")).to_contain_text("finished")
+    phases = life.locator("#life-phases tbody tr td:first-child").all_inner_texts()
+    assert {"waiting", "prefill", "decode"} <= set(phases)
+    sentences = " ".join(life.locator("#life-sentences li").all_inner_texts())
+    assert "tokens of prompt" in sentences
+    assert re.search(r"admitted in step \d+", sentences)
+    assert re.search(r"ended \(length\) with \d+ tokens known", sentences)
+    expect(life.locator("#life-prompt")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(life).to_be_hidden()
+    assert page.evaluate("document.activeElement.dataset.id") == request, "the focus comes back"
+    page.keyboard.press("v")
+    page.fill("#find-id", "nonsense")
+    page.keyboard.press("Enter")
+    expect(page.locator("#life-trouble")).to_contain_text("no request 'nonsense' is known")
+    page.click("#life-close")
+
+
+def test_keys_and_themes(page: Page) -> None:
+    page.keyboard.press("?")
+    expect(page.locator("#help-dialog")).to_contain_text("Space")
+    page.keyboard.press("Escape")
+    colours = set[str]()
+    for _ in range(2):
+        page.keyboard.press("t")
+        colours.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+    assert len(colours) == 2
+    page.focus("#slots")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#said")).to_contain_text("Slot 0")
+    page.keyboard.press("s")
+    expect(page.locator("#said")).to_contain_text("tokens per second")
+    page.keyboard.press("End")
+    expect(page.locator("#state")).to_have_text("Live, idle")
+
+
+def test_it_survives_a_restart_of_the_core(page: Page, served: Site) -> None:
+    served.kill_core()
+    expect(page.locator("#banner")).to_contain_text("Engine 0")
+    expect(page.locator("#banner")).to_be_hidden()
+    assert served.load(8).result() == [200] * 8
+    until(page, "/ taken · steps 1?\\d to/.test(document.getElementById('slots-note').textContent)")
+    page.keyboard.press("Home")
+    expect(page.locator("#state")).to_have_text("Paused")
+    page.keyboard.press("End")
+
+
+def test_it_says_when_the_server_is_gone(page: Page, served: Site) -> None:
+    served.stop()
+    expect(page.locator("#banner")).to_contain_text("The server stopped answering; trying again")
+    expect(page.locator("#state")).to_have_text("Not connected")
