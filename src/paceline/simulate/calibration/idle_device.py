@@ -57,7 +57,7 @@ class TurnLog:
             return TurnLog(*(found[name] for name in (*TIMES, *COUNTS)))
 
 
-class TurnObserver(StepObserver):
+class TurnRecorder(StepObserver):
     """Writes the steps of an engine to a file when that is closed."""
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +132,7 @@ class ObservedComponents(EngineComponents):
     """With a log of its steps in the file that `model` names."""
 
     def _observer(self) -> StepObserver:
-        return TurnObserver(Path(self.model))
+        return TurnRecorder(Path(self.model))
 
 
 def build(model: str, *, settings: Mapping[str, Any], depth: int) -> EngineComponents:
