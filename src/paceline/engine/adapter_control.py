@@ -1,7 +1,7 @@
 """Loading and unloading adapters while an engine runs."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.adapter import LoRARequest
@@ -44,6 +44,17 @@ def in_place(question: Question) -> Question:
     """The same load, which may replace an adapter of that name."""
     name, path, _ = json.loads(question.argument)
     return load_question(name, path, in_place=True)
+
+
+def undoing(question: Question, before: Sequence[Mapping[str, str]]) -> Question:
+    """What undoes a load or an unload, given the adapters that were listed before it."""
+    name = loaded_name(question)
+    path = next((one["path"] for one in before if one["name"] == name), None)
+    return Question("unload_adapter", name) if path is None else load_question(name, path, True)
+
+
+def names_of(listed: Sequence[Mapping[str, str]]) -> set[str]:
+    return {one["name"] for one in listed}
 
 
 def loaded_name(question: Question) -> str:

@@ -22,10 +22,11 @@ class Folder:
     def __init__(self) -> None:
         self.kept: dict[str, Content] = {}
         self.reads: list[str] = []
+        self.bad = "bad"  # files that cannot be read
 
     def read(self, path: str) -> Content:
         self.reads.append(path)
-        if path == "bad":
+        if path == self.bad:
             raise RequestError("bad files")
         return Content(path.rpartition("/")[2])
 

@@ -179,7 +179,8 @@ class Puppet:
     def ask(self, question: Question) -> Future[Any]:
         self.asked.append(question)
         answer: Future[Any] = Future()
-        answer.set_result(None)
+        listed = [{"name": "a", "path": "/old"}] if question.verb == "adapters" else None
+        answer.set_result(listed)
         return answer
 
     def healthy(self) -> str | None:
@@ -247,6 +248,46 @@ def test_the_next_one_serves_the_adapter_that_was_loaded_last_under_a_name() -> 
     puppets.made[0].die()
     puppets.replaced()
     assert puppets.made[1].asked == [load_question("a", "/new", in_place=True)]
+    puppets.core.close()
+
+
+def test_the_next_one_is_asked_what_it_would_not_do_by_itself() -> None:
+    puppets = Puppets()
+    for question in (
+        load_question("b", "/b"),
+        load_question("c", "/c"),
+        Question("unload_adapter", "b"),
+        Question("unload_adapter", "a"),  # which it has from the start
+        Question("drain"),
+    ):
+        puppets.core.ask(question)
+    puppets.core.keep(Question("pause", "all"))
+    puppets.core.keep(Question("resume"))
+    expected = [load_question("c", "/c", in_place=True), Question("unload_adapter", "a")]
+    expected.append(Question("drain"))
+    assert [*puppets.core._controls.values()] == expected
+    puppets.made[0].die()
+    puppets.replaced()
+    assert puppets.made[1].asked == expected
+    puppets.core.close()
+
+
+def test_what_a_new_one_was_asked_can_be_taken_back_before_it_serves() -> None:
+    puppets = Puppets()
+    puppets.core.keep(Question("pause", "all"))
+    original = Puppet.ask
+
+    def resumed(puppet: Puppet, question: Question) -> Future[Any]:
+        if question.verb == "pause":
+            puppets.core.keep(Question("resume"))
+        return original(puppet, question)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Puppet, "ask", resumed)
+        puppets.made[0].die()
+        puppets.replaced()
+    assert puppets.made[1].asked == [Question("pause", "all"), Question("resume")]
+    assert not puppets.core._controls
     puppets.core.close()
 
 

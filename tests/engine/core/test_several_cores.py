@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
+from paceline.core.plan import Plan
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest
+from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.core.several_cores import SeveralCores
@@ -21,9 +23,11 @@ from paceline.engine.frontend.stream import DeltaStream
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
+from tests.engine.core.test_adapters import Folder
 from tests.engine.support import ask, components, expected, tokenizer
 
 LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+SOME = 6  # tokens
 SHORT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 
 
@@ -32,6 +36,7 @@ class Several:
 
     def __init__(self, engines: int, exits: bool = False, **settings: Any) -> None:
         self.settings = settings
+        self.holds = False  # does an engine pause after some tokens?
 
         def restarting() -> RestartingCore:
             return RestartingCore(self._made, CoreSettings(core_restarts=1))  # type: ignore[arg-type]
@@ -44,7 +49,16 @@ class Several:
         self.engine = StreamingEngine(self.core, frontend)
 
     def _made(self) -> ThreadCore:
-        return ThreadCore(components(**self.settings).engine())
+        made = components(**self.settings)
+        scheduler, plan = made.scheduler, made.scheduler.plan
+
+        def planned(now: float) -> Plan:
+            if self.holds and scheduler.stats.sampled >= SOME:
+                scheduler.pause("all")
+            return plan(now)
+
+        scheduler.plan = planned  # type: ignore[method-assign]
+        return ThreadCore(made.engine())
 
     def kill(self, engine: int) -> None:
         found: Any = self.cores[engine]._core
@@ -52,7 +66,8 @@ class Several:
         found._engine.nudge()
 
     def home(self, stream: DeltaStream) -> int:
-        return self.core._placements.open[stream.request_id].engine
+        with self.core._lock:  # a request that moves is in no engine for a moment
+            return self.core._placements.open[stream.request_id].engine
 
     async def until_healthy(self, engine: int) -> None:
         while self.core.troubles()[engine]:
@@ -152,13 +167,15 @@ def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None
 
 
 async def begun(several: Several, *asked: GenerationRequest) -> list[DeltaStream]:
-    """Streams in one engine, of which tokens were delivered and which wait for more."""
+    """Streams in one engine, of which some tokens were delivered and which wait for more."""
+    several.holds = True
     streams = [several.engine.generate(one) for one in asked]
     home = several.home(streams[0])
     assert {several.home(one) for one in streams} == {home}
     for stream in streams:
         await anext(stream)
     await several.engine.pause("all")
+    several.holds = False
     return streams
 
 
@@ -328,6 +345,30 @@ def test_a_drain_outlives_an_engine_and_its_requests_move_all_the_same() -> None
         for rank in range(2):
             with pytest.raises(QueueFull, match="draining"):
                 await engine.generate(at_rank(rank)).whole()
+
+    on(use)
+
+
+def test_an_adapter_that_one_engine_refuses_is_in_none() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        folders = [Folder(), Folder()]
+        for core, folder in zip(several.cores, folders, strict=True):
+            found: Any = core._core
+            found._engine.serve_adapters(AdapterRequests(folder, 4))
+        await engine.adapters.load("kept", "/one")
+        folders[1].bad = "/two"
+        for name in ("new", "kept"):
+            with pytest.raises(RequestError, match="bad files"):
+                await engine.adapters.load(name, "/two", in_place=True)
+        listed = [{"name": "kept", "path": "/one"}]
+        for core in several.cores:
+            assert core.ask(Question("adapters")).result() == listed
+            assert [*core._controls] == ["adapter kept"]
+        several.cores[1].ask(Question("unload_adapter", "kept")).result()
+        with pytest.raises(RequestError, match="'kept' is not loaded"):
+            await engine.adapters.unload("kept")
+        assert several.cores[0].ask(Question("adapters")).result() == listed
 
     on(use)
 

@@ -11,13 +11,15 @@ from typing import Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
-from paceline.engine.adapter_control import in_place, loaded_name
+from paceline.engine.adapter_control import in_place, loaded_name, names_of
 from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.settings import CoreSettings
 
 log = logging.getLogger(__name__)
+
+KEPT = ("load_adapter", "unload_adapter", "drain")  # questions that the next core is asked as well
 
 
 class RestartBudget:
@@ -51,6 +53,7 @@ class RestartingCore:
         self._trouble = ""
         self._closing = False
         self._controls: dict[str, Question] = {}  # that the next core is asked, by their subject
+        self._first_adapters: Future[Any] | None = None  # of a core at its start; None: not asked
         self._receiver: Receiver | None = None
         self._replacing: Thread | None = None
         self._core = make()
@@ -77,9 +80,13 @@ class RestartingCore:
         self._core.wake(request_id)
 
     def ask(self, question: Question) -> Future[Any]:
-        answer = self._present().ask(question)
-        if question.verb in ("load_adapter", "unload_adapter"):
-            answer.add_done_callback(lambda found: self._keep_successful(question, found))
+        core = self._present()
+        if question.verb not in KEPT:
+            return core.ask(question)
+        if self._first_adapters is None and question.verb != "drain":
+            self._first_adapters = core.ask(Question("adapters"))
+        answer = core.ask(question)
+        answer.add_done_callback(lambda found: self._keep_successful(question, found))
         return answer
 
     def _keep_successful(self, question: Question, answer: Future[Any]) -> None:
@@ -93,9 +100,22 @@ class RestartingCore:
             self._controls.pop(subject, None)
             self._controls[subject] = for_a_new_core(question)
             present = not self._trouble
+            if present:
+                self._forget_defaults()
         if ask and present:
             with suppress(EngineFailed):
                 self._core.ask(question)
+
+    def _forget_defaults(self) -> None:
+        """Drop what the next core does by itself."""
+        kept = self._controls.items()
+        self._controls = {name: one for name, one in kept if not self._is_default(one)}
+
+    def _is_default(self, question: Question) -> bool:
+        first = self._first_adapters
+        if question.verb != "unload_adapter" or first is None or not first.done():
+            return question.verb == "resume"
+        return first.exception() is None and question.argument not in names_of(first.result())
 
     def healthy(self) -> str | None:
         return self._trouble or self._core.healthy()
@@ -194,6 +214,8 @@ class RestartingCore:
                 return later
             dead = core.healthy()  # it may have died before the start
             self._trouble = dead or ""
+            if not dead:
+                self._forget_defaults()
         return dead
 
 

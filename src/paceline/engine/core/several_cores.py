@@ -11,6 +11,7 @@ from typing import Any
 from paceline.core.errors import PacelineError, QueueFull, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
+from paceline.engine.adapter_control import undoing
 from paceline.engine.core.answers import settle, when_all_done
 from paceline.engine.core.figures import NO_REQUESTS, first_figures
 from paceline.engine.core.messages import (
@@ -179,6 +180,8 @@ class SeveralCores:
             case "reset_prefix_cache":
                 with self._lock:
                     self._placements.forget_prefixes()
+            case "load_adapter" | "unload_adapter":
+                return self._change_adapters(question)
             case _:
                 pass
         return self._ask_all(question)
@@ -201,6 +204,28 @@ class SeveralCores:
         asked = [self._asked(core, question) for core in self._cores]
         answer: Future[Any] = Future()
         when_all_done(asked, lambda: self._join(question, asked, answer))
+        return answer
+
+    def _change_adapters(self, question: Question) -> Future[Any]:
+        """Load or unload an adapter in all engines, or in none if one of them refuses."""
+        before = [self._asked(core, Question("adapters")) for core in self._cores]
+        asked = [self._asked(core, question) for core in self._cores]
+        answer: Future[Any] = Future()
+
+        def answered() -> None:
+            errors = [one.exception() for one in asked]
+            refusals = [one for one in errors if one and not isinstance(one, EngineFailed)]
+            changed = [engine for engine, error in enumerate(errors) if error is None]
+            if not (refusals and changed):
+                self._join(question, asked, answer)
+                return
+            undone: list[Future[Any]] = []
+            for engine in changed:
+                listed: Any = () if before[engine].exception() else before[engine].result()
+                undone.append(self._asked(self._cores[engine], undoing(question, listed)))
+            when_all_done(undone, lambda: settle(answer, None, refusals[0]))
+
+        when_all_done([*before, *asked], answered)
         return answer
 
     def _asked(self, core: RestartingCore, question: Question) -> Future[Any]:
