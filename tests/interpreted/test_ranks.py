@@ -1,33 +1,48 @@
 """The runner for GPUs on two ranks: the tokens are those of the runner for a CPU."""
 
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from triton.runtime import interpreter
 
 from paceline import Request, Scheduler
+from paceline.core.config import LoadConfig
 from paceline.core.constraint import Constraint
+from paceline.core.masks import TokenMasks
 from paceline.core.sampling import Sampling
+from paceline.images.processor import image_item
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.draft_model import CudaDraftModel
+from paceline.runner.cuda.eagle3 import CudaEagle3
+from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
+from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.drafts import AwaitedDrafts
 from paceline.runner.parallel.group import RankGroup
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.wiring import cpu
+from paceline.wiring.drafting import embedding_for
+from tests.conformance.architectures import Case
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host
 from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
+from tests.runner.eagle3 import head_folder
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
@@ -44,6 +59,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"sliding_window": 7, "hidden_activation": "gelu_pytorch_tanh"},
     "Qwen3MoeForCausalLM": EXPERTS,
 }
+DRAFTING = {"num_speculative_tokens": 2, "speculation": "fixed"}
 SMALL_STEPS = {"max_num_seqs": 3, "max_num_batched_tokens": 8}  # graphs are filled up
 # By temperature alone, by the sampler, and with scores of the prompt.
 SAMPLINGS = [
@@ -73,6 +89,19 @@ def asked(samplings: list[Sampling]) -> list[Request]:
     ]
 
 
+def runner_of(
+    model: CudaModel,
+    scheduler: Scheduler,
+    drafter: Drafter | None = None,
+    masks: TokenMasks | None = None,
+) -> CudaRunner:
+    """The runner of a rank. Without a drafter, there are no drafts."""
+    cache, attention = scheduler.config.cache, load("triton")
+    kv = KVStore(model.config, cache.num_blocks + 1, cache.block_size)
+    drafter = drafter or Ngram(scheduler.config.speculation)
+    return CudaRunner(model, kv, attention, drafter, RunnerSizes(3, 64, 8), masks)
+
+
 @pytest.mark.parametrize("architecture", MODELS)
 def test_tokens_are_those_of_the_cpu(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     samplings = SAMPLINGS if architecture == "Gemma2ForCausalLM" else SAMPLINGS[:1]
@@ -83,12 +112,9 @@ def test_tokens_are_those_of_the_cpu(architecture: str, monkeypatch: pytest.Monk
     use_host(monkeypatch)
 
     def rank(group: RankGroup, scheduler: Scheduler) -> CudaRunner:
-        cache = scheduler.config.cache
-        model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", group=group)
-        kv = KVStore(model.config, cache.num_blocks + 1, cache.block_size)
-        attention: Any = load("triton")
-        drafter = Ngram(scheduler.config.speculation)
-        return CudaRunner(model, kv, attention, drafter, RunnerSizes(3, 64, 8))
+        return runner_of(
+            CudaModel.load(checkpoint, 64, torch.float32, "cpu", group=group), scheduler
+        )
 
     with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
         assert tokens_of_two_ranks(rank, asked(samplings), settings, 2)[0] == due
@@ -103,8 +129,8 @@ def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) ->
         replace(second, max_tokens=4, **held),
     ]
     config = tiny(architectures=["Qwen3ForCausalLM"], **SIZES)
-    checkpoint, smaller = Dummy(config, seed=3), Dummy(config, seed=3)
-    scheduler, masks = Scheduler.create(**SETTINGS), constrained_requests(config.vocab)
+    checkpoint, masks = Dummy(config, seed=3), constrained_requests(config.vocab)
+    scheduler = Scheduler.create(**SETTINGS)
     whole = runner_for(Model.load(checkpoint), scheduler, masks=masks)
     due = drive(scheduler, whole, both, constrained=masks)
     use_host(monkeypatch)
@@ -118,22 +144,60 @@ def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(DraftGraphs, "verify", noted)
 
     def rank(group: RankGroup, scheduler: Scheduler) -> CudaRunner:
-        cache, speculation = scheduler.config.cache, scheduler.config.speculation
+        speculation = scheduler.config.speculation
         model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", group=group)
-        kv = KVStore(model.config, cache.num_blocks + 1, cache.block_size)
-        attention: Any = load("triton")
-        sizes = RunnerSizes(3, 64, 8)
         if not group.is_first:
-            awaited = AwaitedDrafts(speculation, CudaDraftModel)
-            return CudaRunner(model, kv, attention, awaited, sizes)
-        draft = CudaModel.load(smaller, 64, torch.float32, "cpu")
+            return runner_of(model, scheduler, AwaitedDrafts(speculation, CudaDraftModel))
+        draft = CudaModel.load(checkpoint, 64, torch.float32, "cpu")
         drafter = CudaDraftModel(speculation, draft, torch.float32)
-        return CudaRunner(model, kv, attention, drafter, sizes, masks)
+        return runner_of(model, scheduler, drafter, masks)
 
-    drafting = {"num_speculative_tokens": 2, "speculation": "fixed"}
     with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        settings = {**SETTINGS, **SMALL_STEPS, **drafting}
+        settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING}
         got, scheduler = tokens_of_two_ranks(rank, both, settings, 2, masks)
     assert got == due
     assert 0 < scheduler.stats.accepted < scheduler.stats.drafted
     assert drafted
+
+
+def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head has no embedding of its own."""
+    entries = Case("qwen2_5_vl").entries
+    entries["text_config"] |= {"num_hidden_layers": 1, "vocab_size": 64}
+    checkpoint = Dummy(ModelConfig.of_hf(entries), seed=3)
+    images = Model.load(checkpoint).images
+    assert images is not None
+    square, random = images.square, np.random.default_rng(3)
+    pixels = random.integers(0, 256, (square, 2 * square, 3), np.uint8)
+    shown = [
+        replace(one, prompt=[7, 9, 9, *one.prompt], items=(image_item(pixels, 1, 2),), max_tokens=4)
+        for one in asked([Sampling(temperature=0.0)])
+    ]
+    own = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01)
+    due = drive(*cpu.assemble({"max_model_len": 64}, own, checkpoint), shown)
+    head_config = {"eagle_aux_hidden_state_layer_ids": (0, 0, 0)}
+    files = Eagle3Folder(head_folder(tmp_path, checkpoint.config, **head_config))
+    use_host(monkeypatch)
+
+    def rank(group: RankGroup, scheduler: Scheduler) -> CudaRunner:
+        config = scheduler.config
+        sizes: Any = 64, torch.float32, "cpu"
+        model = CudaModel.load(checkpoint, *sizes, item_rows=config.encoder_capacity, group=group)
+        drafter: Drafter = AwaitedDrafts(config.speculation, CudaEagle3)
+        if group.is_first:
+            head = CudaEagle3Head.load(files, files.head, *sizes, LaidOutForGPU)
+            embedding = embedding_for(files, checkpoint, group)
+            given = head, files.target_ids(), embedding, torch.float32
+            drafter = CudaEagle3(config.speculation, *given)
+        runner = runner_of(model, scheduler, drafter)
+        assert model.images is not None
+        runner.use_items(CudaItems(model.images, model, runner.state))
+        return runner
+
+    settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING, "encoder_cache_size": 2}
+    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
+        got, scheduler = tokens_of_two_ranks(rank, shown, settings, 2)
+    assert got == due
+    assert scheduler.stats.drafted

@@ -19,7 +19,7 @@ WIDTH = 3
 class PixelEncoder:
     """Every pixel is the embedding of one position."""
 
-    width = WIDTH
+    width, encodes = WIDTH, True
 
     def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
         return [torch.tensor(item["pixels"]) for item in items]

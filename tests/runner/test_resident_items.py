@@ -119,11 +119,14 @@ def test_tokens_are_those_of_transformers(name: str) -> None:
     assert plain_outputs(name)["r1"] == found[0, ids.shape[1] :].tolist()
 
 
-def test_every_rank_encodes_images() -> None:
+def test_rank_0_encodes_images_for_all() -> None:
     checkpoint = open_checkpoint(image_model("Qwen2_5_VL").folder)
     due, _ = outputs(Model.load(checkpoint), asked("Qwen2_5_VL")[:2])
 
     def rank(group: RankGroup, scheduler: Scheduler) -> TorchRunner:
-        return runner_with_items(Model.load(checkpoint, group=group), scheduler)
+        model = Model.load(checkpoint, group=group)
+        assert model.images is not None
+        assert model.images.encodes == group.is_first
+        return runner_with_items(model, scheduler)
 
     assert tokens_of_two_ranks(rank, asked("Qwen2_5_VL")[:2], SETTINGS, 2)[0] == due

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import LLM, Request, SamplingParams, Scheduler
@@ -21,6 +22,8 @@ from paceline.core.sampling import Sampling
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.settings import CoreSettings
+from paceline.images.processor import image_item
+from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.wiring import assembly, cpu, ranked_blocks
 from paceline.wiring.drafting import find_draft_weights
@@ -142,6 +145,29 @@ def test_rank_0_drafts_for_all(
     assert drive(scheduler, runner, asked(sampling), depth=2) == due
     assert scheduler.stats.swapped_in_blocks
     assert proposer == "suffix" or scheduler.stats.drafted
+
+
+def test_rank_0_encodes_images_for_all(ranks: RankProcesses, tmp_path: Path) -> None:
+    """Prompts are computed in chunks, positions have rows and columns, and a head drafts."""
+    model = shape(tmp_path / "model", "qwen2_5_vl")
+    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    images = Model.load(checkpoint).images
+    assert images is not None
+    side, random = 2 * images.square, np.random.default_rng(3)
+    pixels = [random.integers(0, 256, (side, side, 3), np.uint8) for _ in range(2)]
+    shown: list[Request] = [
+        replace(one, prompt=[9] * 4 + one.prompt.tolist(), items=(image_item(image, 0, 4),))
+        for one, image in zip(asked(GREEDY), (*pixels, pixels[0]), strict=True)
+    ]
+    head = str(head_folder(tmp_path / "head", checkpoint.config))
+    named = {"proposer": "eagle3", "speculative_model": head, "encoder_cache_size": 8}
+    settings, own = SETTINGS | TIGHT | named, replace(OWN, swap_space=0.001)
+    draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
+    due = drive(*cpu.assemble(settings, own, checkpoint, draft=draft), shown)
+    scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
+    assert drive(scheduler, runner, shown, depth=2) == due
+    assert scheduler.stats.encoded == 2 * 4
+    assert scheduler.stats.drafted
 
 
 def test_ranks_have_the_blocks_of_the_one_with_least_memory(

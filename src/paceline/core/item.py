@@ -1,7 +1,7 @@
 """A multimodal item inside a prompt, such as an image, and what it is computed from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,20 @@ class ItemContent:
         return ItemContent(modality, tuple(kept))
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        array = self._named(name)
+        return np.frombuffer(array.cells, array.dtype).reshape(array.shape)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._named(name).shape
+
+    def without_cells(self) -> "ItemContent":
+        """The shapes alone, for what does not encode it."""
+        return ItemContent(self.modality, tuple(replace(one, cells=b"") for one in self.arrays))
+
+    def _named(self, name: str) -> ItemArray:
         for array in self.arrays:
             if array.name == name:
-                return np.frombuffer(array.cells, array.dtype).reshape(array.shape)
+                return array
         raise KeyError(f"this {self.modality} has no array {name!r}")
 
 
@@ -76,6 +87,10 @@ class Item:
 
     def without_content(self) -> "Item":
         return Item(self.identity, self.offset, self.length)
+
+    def without_cells(self) -> "Item":
+        content = None if self.content is None else self.content.without_cells()
+        return replace(self, content=content)
 
 
 def wrong_items(items: tuple[Item, ...], prompt: int) -> str:

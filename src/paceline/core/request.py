@@ -304,6 +304,12 @@ class Request:
         """The same request without what its items are computed from."""
         return replace(self, items=tuple(item.without_content() for item in self.items))
 
+    def without_cells(self) -> "Request":
+        """The same request, of whose items the shapes alone are known."""
+        if not self.items:
+            return self
+        return replace(self, items=tuple(item.without_cells() for item in self.items))
+
     def child(self, index: int) -> "Request":
         """One of several sequences as the runner sees it, with its own id and seed."""
         seed = None if self.seed is None else self.seed + index

@@ -49,8 +49,8 @@ def request_coordinates(request: Request, square: int) -> I64:
     number of pixels along each side of what becomes one embedding."""
     images: list[ImagePlace] = []
     for item in request.items:
-        assert item.content is not None, "an image without pixels"
-        height, width = item.content[PIXELS].shape[:2]
+        assert item.content is not None, "an image without a size"
+        height, width, _ = item.content.shape(PIXELS)
         images.append(ImagePlace(item.offset, height // square, width // square))
     return prompt_coordinates(len(request.prompt) + 1, images)
 

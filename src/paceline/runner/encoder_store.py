@@ -21,6 +21,11 @@ class ItemEncoder(Protocol):
         """Numbers in an embedding, as many as in that of a token."""
         ...
 
+    @property
+    def encodes(self) -> bool:
+        """Whether this rank encodes items: rank 0 does so for all."""
+        ...
+
     def encode(self, items: Sequence[ItemContent]) -> Sequence[Tensor]:
         """The embeddings of each item, [positions, width], in the dtype and on the device of the
         model."""
@@ -29,7 +34,7 @@ class ItemEncoder(Protocol):
 
 class EncoderStore:
     """A table of embeddings. The scheduler says which of its rows an item is written to, and from
-    which rows the positions of a step read."""
+    which rows the positions of a step read. Where another rank encodes, it is left empty."""
 
     def __init__(self, encoder: ItemEncoder, content: Tensor) -> None:
         self._encoder = encoder
@@ -38,6 +43,8 @@ class EncoderStore:
     @torch.inference_mode()
     def encode(self, encodings: Sequence[Encoding], requests: Mapping[int, Request]) -> None:
         """Encode the items of a step; `requests` are those in the slots."""
+        if not self._encoder.encodes:
+            return
         items = [requests[one.slot].items[one.item] for one in encodings]
         given: list[ItemContent] = []
         for item in items:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
+from paceline.core.encoding import NOTHING_EMBEDDED, Embedded
 from paceline.core.plan import (
     NOTHING_GROWN,
     Admitted,
@@ -81,7 +81,7 @@ class EncodedGrown(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
-    """See `Admitted`."""
+    """See `Admitted`. Of items, the shapes alone are known."""
 
     slot: int
     request: msgspec.Raw
@@ -93,9 +93,9 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
 
     @staticmethod
     def of(new: Admitted) -> "EncodedAdmitted":
-        request, tokens = encode_request(new.request).request, new.tokens.tobytes()
+        request = encode_request(new.request.without_cells()).request
         place = new.computed, new.blocks, new.resumed, new.more
-        return EncodedAdmitted(new.slot, request, tokens, *place)
+        return EncodedAdmitted(new.slot, request, new.tokens.tobytes(), *place)
 
     def admitted(self) -> Admitted:
         request, tokens = decode_request(EncodedRequest(self.request)), array(self.tokens, np.int32)
@@ -103,24 +103,9 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
         return Admitted(self.slot, request, tokens, *place)
 
 
-class EncodedItem(msgspec.Struct, array_like=True, frozen=True):
-    """See `Encoding`."""
-
-    slot: int
-    item: int
-    identity: str
-    rows: bytes
-
-    @staticmethod
-    def of(one: Encoding) -> "EncodedItem":
-        return EncodedItem(one.slot, one.item, one.identity, one.rows.tobytes())
-
-    def encoding(self) -> Encoding:
-        return Encoding(self.slot, self.item, self.identity, array(self.rows, np.int32))
-
-
 class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A plan, without what only clients want to know."""
+    """A plan, without what only clients want to know, and without items to encode: the process that
+    sends plans encodes them for all."""
 
     step: int
     rows: EncodedRows | None  # None: those of the plan before it
@@ -133,7 +118,6 @@ class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):
     swap_in: Pairs
     chosen: TokensBySlot
     kind: Kind
-    encode: tuple[EncodedItem, ...]
     embedded: tuple[bytes, bytes, bytes] | None
 
 
@@ -159,7 +143,6 @@ class PlanWriter:
             plan.swap_in,
             plan.chosen,
             plan.kind,
-            tuple(map(EncodedItem.of, plan.encode)),
             columns if len(placed) else None,
         )
 
@@ -190,7 +173,6 @@ class PlanReader:
             swap_in=message.swap_in,
             chosen=message.chosen,
             kind=message.kind,
-            encode=tuple(one.encoding() for one in message.encode),
             embedded=placed,
         )
 

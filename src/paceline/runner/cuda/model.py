@@ -26,7 +26,7 @@ from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
 from paceline.runner.parallel.divide import divide
-from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
@@ -187,11 +187,12 @@ class CudaModel:
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
         table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         self.images = image_encoder(factory, spec)  # None: the model has no images
-        self.first_item_id = len(table)
-        if self.images is not None:
-            table = torch.cat((table, table.new_zeros(item_rows, table.shape[1])))
-        self._embedding, self._embed = table, factory.embedding(table)
-        self.item_tokens = table.new_zeros(len(self.item_table), dtype=torch.int32)
+        self.first_item_id, ids = self.config.vocab, len(table)
+        items = 0 if self.images is None else item_rows
+        self.item_tokens = table.new_zeros(items, dtype=torch.int32)
+        if items and decides(group):
+            table = torch.cat((table, table.new_zeros(items, table.shape[1])))
+        self._embedding, self._embed = table, factory.embedding(table, ids)
         turns = {
             rope: TurnTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
@@ -271,12 +272,13 @@ class CudaModel:
 
     @property
     def item_table(self) -> Tensor:
-        """Room for embeddings of images, [item_rows, width]."""
-        return self._embedding[self.first_item_id :]
+        """Room for embeddings of images, [item_rows, width]; rank 0 has it for all ranks."""
+        ranks = 1 if self.group is None else self.group.shard.size
+        return self._embedding[self.config.vocab // ranks :]
 
     def plain_embedding(self) -> Tensor:
-        """The embedding of every token id, as the residual stream begins, [vocab, width]; then
-        those of items."""
+        """The embedding of every token id of this rank, as the residual stream begins, [vocab,
+        width]; then those of items."""
         return self._embedding
 
     @torch.inference_mode()

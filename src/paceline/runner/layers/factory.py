@@ -93,15 +93,20 @@ class LayerFactory:
         part = self.linear(product, before)
         return part if self.group is None else GatheredLinear(part, self.group)
 
-    def embedding(self, table: Tensor) -> Callable[[Tensor], Tensor]:
-        """From token ids [n] to embeddings [n, width]; ranks have a part of the table each."""
+    def embedding(self, table: Tensor, ids: int | None = None) -> Callable[[Tensor], Tensor]:
+        """From token ids [n] to embeddings [n, width]; ranks have a part of the table each. Behind
+        the first `ids` rows, that of rank 0 goes on with rows for ids behind all token ids."""
         if self.group is not None:
-            return SplitEmbedding(table, self.group)
+            return SplitEmbedding(table, self.group, len(table) if ids is None else ids)
         return partial(F.embedding, weight=table)
 
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor]:
         """What adds up the parts that ranks compute, in place."""
         return whole if self.group is None else self.group.sum
+
+    def share_among_ranks(self) -> Callable[[Tensor], Tensor]:
+        """What gives all ranks a tensor of rank 0, in place."""
+        return whole if self.group is None else self.group.share
 
     def router(self, product: ProductSpec, before: NormSpec) -> Tensor:
         """The weights of a router, [experts, width], with the factor of the norm before it.

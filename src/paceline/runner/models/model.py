@@ -48,6 +48,7 @@ class Model:
         self._head = factory.head(spec.head)
         self._logit_cap = spec.logit_cap
         self.images = image_encoder(factory, spec)  # None: the model has no images
+        self._shared = factory.share_among_ranks()
 
     @staticmethod
     def load(
@@ -93,7 +94,7 @@ class Model:
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.items is not None:
-            hidden[batch.items.at] = batch.items.values
+            hidden[batch.items.at] = self._shared(batch.items.values)
         layers = self._layers if batch.adapters is None else self._adapted
         return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 

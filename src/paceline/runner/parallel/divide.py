@@ -21,7 +21,7 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         qkv, gate_up       some outputs: whole heads, and columns of the MLP or of every expert
         output, down       the inputs that come from these; the products of all ranks are summed
         embedding, head    some token ids
-        norms, routers     all of it, and the vision tower too
+        norms, routers     all of it; rank 0 alone has the vision tower
 
     A bias of a product that is summed belongs to rank 0 alone.
     """

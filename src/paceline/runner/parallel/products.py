@@ -1,5 +1,6 @@
 """Products and embeddings of which each rank has a part."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -38,14 +39,26 @@ class GatheredLinear:
 
 
 class SplitEmbedding:
-    """Embeddings of the token ids of one rank; the sum over all ranks has each of them once."""
+    """Embeddings of the token ids of one rank; the sum over all ranks has each of them once.
 
-    def __init__(self, table: Tensor, group: RankGroup) -> None:
-        self.table, self._group = table, group  # [own ids, width]
-        self._first = group.shard.rank * len(table)
+    The table of rank 0 may go on with embeddings of images. Their ids are behind those of all
+    tokens, and the sum gives them to the other ranks.
+
+        rank 0    | token ids | images |         ids  | rank 0 | rank 1 | images |
+        rank 1    | token ids |
+    """
+
+    def __init__(self, table: Tensor, group: RankGroup, ids: int) -> None:
+        """The first `ids` rows of the table are for token ids."""
+        self.table, self._group = table, group  # [ids + images, width]
+        self._ids, self._first, self._images = ids, group.shard.rank * ids, group.shard.size * ids
 
     def __call__(self, tokens: Tensor) -> Tensor:
         own = tokens - self._first
-        is_other = (own < 0) | (own >= len(self.table))
+        is_other = (own < 0) | (own >= self._ids)
+        if len(self.table) > self._ids:
+            is_image = tokens >= self._images
+            own = torch.where(is_image, tokens - self._images + self._ids, own)
+            is_other &= ~is_image
         found = F.embedding(own.masked_fill_(is_other, 0), self.table)
         return self._group.sum(found.masked_fill_(is_other.unsqueeze(1), 0))

@@ -11,6 +11,7 @@ from paceline.core.item import ItemContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.vision_spec import SigLIPSpec
+from paceline.runner.parallel.group import decides
 from paceline.runner.vision.tower import Tower, tower
 
 CHANNELS = 3
@@ -28,21 +29,31 @@ class Tile:
 class ImageEncoder:
     """A vision tower behind the interface of the encoder store.
 
+    tower    None on ranks other than 0, which encodes for all
     square   pixels along each side of what becomes one embedding, where positions have rows and
              columns; 0: a position is one number
     tile     what an image of a fixed size has; None: images have any size
     """
 
-    def __init__(self, tower: Tower, width: int, square: int = 0, tile: Tile | None = None) -> None:
+    def __init__(
+        self, tower: Tower | None, width: int, square: int = 0, tile: Tile | None = None
+    ) -> None:
         self.width, self.tower, self.square, self.tile = width, tower, square, tile
+
+    @property
+    def encodes(self) -> bool:
+        return self.tower is not None
 
     def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
+        assert self.tower is not None, "rank 0 encodes images"
         return self.tower([torch.from_numpy(item[PIXELS].copy()) for item in items])
 
     def rehearse(self, embeddings: int) -> None:
         """Encode as many images as have so many embeddings, to see what memory that takes. Where
         images have any size, it is one, since the tower takes one at a time."""
+        if self.tower is None:
+            return
         if (tile := self.tile) is not None:
             self.tower([blank(tile.side, tile.side)] * max(1, embeddings // tile.embeddings))
         elif self.square:
@@ -64,4 +75,5 @@ def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | No
     if isinstance(vision, SigLIPSpec):
         side = vision.side * vision.patch.weights[0].shape[-1]
         tile = Tile(side, (vision.side // vision.merge) ** 2)
-    return ImageEncoder(tower(factory, vision), spec.width, square, tile)
+    own = tower(factory, vision) if decides(factory.group) else None
+    return ImageEncoder(own, spec.width, square, tile)
