@@ -20,9 +20,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from paceline import Request, Scheduler
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
+from paceline.core.config import LoadConfig
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
+from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
+from paceline.engine.core.plan_wire import EncodedPlan, PlanWriter
 from paceline.images.processor import image_item
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.cuda import runner as runners
@@ -30,9 +33,13 @@ from paceline.runner.cuda.eagle3_head import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.shard import Shard
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
+from paceline.wiring.loaded_runner import LoadedRunner
+from paceline.wiring.rank_main import RankLoop
 from paceline.wiring.settings import sort_settings
 from tests.golden.image_models import QWEN, random_image
 from tests.gpu.cuda_backend import LaidOutForGPU
@@ -106,6 +113,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Everything that is on a GPU otherwise is in memory of the host."""
     monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", ShapesOnly)
     monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(cuda, "ranks_on_gpu", lambda _: 1)
     monkeypatch.setattr(cuda, "KVStore", on_host)
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
     head_on_host = partial(CudaEagle3Head.load, device="cpu", linear_kind=ShapesOnly)
@@ -115,6 +123,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[Scheduler, Any]:
+    own, loaded = loaded_with(architecture, **settings)
+    return cuda.started(loaded, own, Scheduler), loaded.runner
+
+
+def loaded_with(
+    architecture: str, group: RankGroup | None = None, **settings: Any
+) -> tuple[LoadConfig, LoadedRunner]:
     masks, adapters = settings.pop("masks", None), settings.pop("adapters", NO_ADAPTERS)
     config = settings.pop("config", None)
     config = config or tiny(architectures=[architecture], **{**SHAPE, **MODELS[architecture]})
@@ -128,7 +143,7 @@ def assembled(architecture: str = "Qwen3ForCausalLM", **settings: Any) -> tuple[
         with TemporaryDirectory() as folder:
             draft = Eagle3Folder(head_folder(Path(folder), config, intermediate_size=96))
     given: dict[str, Any] = {"masks": masks, "draft": draft, "adapters": adapters}
-    return cuda.assemble(rest, own, Dummy(config, seed=3), **given)
+    return own, cuda.load(rest, own, Dummy(config, seed=3), **given, group=group)
 
 
 def random_requests(random: Random) -> list[Request]:
@@ -201,6 +216,71 @@ def test_prompts_with_images_compile_nothing(way: str, launches: Launches) -> No
     drive(scheduler, runner, requests[4:], 2)
     assert scheduler.stats.encoder_hits
     assert launches.seen - ready == set()
+
+
+class NotedGroup(RankGroup):
+    """One of two ranks by itself. It notes what would be exchanged."""
+
+    def __init__(self, rank: int) -> None:
+        self.shard, self.backend, self.noted = Shard(rank, 2), "nccl", list[Any]()
+
+    def _note(self, name: str, tensor: Tensor) -> Tensor:
+        self.noted.append((name, tuple(tensor.shape), tensor.dtype))
+        return tensor
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self._note("sum", part)
+
+    def share(self, tensor: Tensor) -> Tensor:
+        return self._note("share", tensor)
+
+    def least(self, number: int) -> int:
+        self.noted.append("least")
+        return number
+
+    def gather(self, columns: Tensor) -> Tensor:
+        found = self._note("gather", columns)
+        return torch.cat((found, found), dim=1) if self.is_first else found[:, :0]
+
+
+class Sending:
+    """Rank 0, whose plans are kept as the other ranks get them."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._writer, self.sent = runner, PlanWriter(), list[EncodedPlan]()
+        self.capabilities, self.wait = runner.capabilities, runner.wait
+        self.is_lost, self.close = runner.is_lost, runner.close
+
+    def launch(self, plan: Plan) -> None:
+        self.sent.append(self._writer.encoded(plan))
+        self._runner.launch(plan)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("way", ["drafted", "drafted by a model", "drafted by a head"])
+def test_ranks_exchange_the_same_in_the_same_order(way: str, launches: Launches) -> None:
+    """While graphs are captured and requests run; otherwise they would wait for each other forever.
+    Rank 0 alone has masks, a drafter with weights, and an encoder of images."""
+    masks, random = constrained_requests(SHAPE["vocab_size"]), Random(3)
+    requests = random_requests(random)
+    settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **WAYS[way]}
+    if way == "drafted by a head":
+        settings |= {"config": image_config(), "encoder_cache_size": 32}
+        requests = [with_image(one, random) for one in requests]
+    first, second = NotedGroup(0), NotedGroup(1)
+    own, loaded = loaded_with("Qwen3ForCausalLM", first, masks=masks, **settings)
+    runner = Sending(loaded.runner)
+    scheduler = cuda.started(replace(loaded, runner=runner), own, Scheduler)
+    drive(scheduler, runner, requests, 2, masks)
+    assert scheduler.stats.drafted
+    _, other = loaded_with("Qwen3ForCausalLM", second, **settings)
+    assert other.config == loaded.config
+    no_tasks: Any = None
+    loop = RankLoop(other.runner, no_tasks, cuda.DEPTH)
+    for message in runner.sent:
+        loop.follow(message)
+    assert len(first.noted) > 100
+    assert second.noted == first.noted
 
 
 ADAPTED: dict[str, Any] = {

@@ -82,7 +82,9 @@ class DecodeGraphs:
     def captures(self) -> list[Capture]:
         """Every size, largest first, so that the smaller ones fit into its memory."""
         sizes = self._sizes[::-1]
-        kinds = [*self._steps.values(), *([self._masked] if self.masks else [])]
+        # Capturing runs the work once, so a rank without masks does what rank 0 does with its own.
+        is_masked = self.masks is not None or self._model.group is not None
+        kinds = [*self._steps.values(), *([self._masked] if is_masked else [])]
         return [partial(self._capture, n, graphs) for graphs in kinds for n in sizes]
 
     def replay(self, rows: int, contexts: I32, samples: bool, is_adapted: bool = False) -> None:
@@ -137,8 +139,8 @@ class DecodeGraphs:
             self.logits[:rows, : logits.shape[1]].copy_(logits)  # some ranks have none
 
     def _sample_masked(self, rows: int) -> None:
-        assert self.masks is not None
-        self.masks.apply(self.logits[:rows])
+        if self.masks is not None:
+            self.masks.apply(self.logits[:rows])
         self._choose(self.logits[:rows])
 
     def _choose(self, logits: Tensor) -> None:
