@@ -17,7 +17,7 @@ from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.observers import NOT_OBSERVED
 from paceline.engine.core.ports import StepObserver
 from paceline.engine.trace import trace_file
-from paceline.engine.trace.step_trace import StepTrace
+from paceline.engine.trace.step_trace import RecordedTrace
 from paceline.engine.trace.trace_file import TraceFile
 from paceline.sched.explain.sentences import plural
 from paceline.sched.replay.reader import CutBeginning, RecordingEnd
@@ -104,7 +104,7 @@ def timeline(replay: Replay, path: Path | None) -> Generator[StepObserver]:
         return
     trace_file.begin(path)
     file = TraceFile(path, f"recorded in {replay.reader.path.name}")
-    trace = StepTrace(file, replay.scheduler, lambda: replay.now)
+    trace = RecordedTrace(file, replay.scheduler, lambda: replay.now)
 
     def committed(plan: Plan, outputs: Outputs) -> None:
         trace.landed(plan)

@@ -107,6 +107,10 @@ class SchedulerView:
         """A live request, or the latest one of that id that has ended and is remembered."""
         return self._state.live.get(request_id) or self.ended(request_id)
 
+    def ended_ids(self) -> list[str]:
+        """Requests that ended since the latest plan."""
+        return list(self._state.changes.finished)
+
     def watch_transfers(self, observer: TransferObserver) -> None:
         """Show the transfers of a connector to an observer, from now on."""
         self._state.link.observer = observer

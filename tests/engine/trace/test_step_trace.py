@@ -79,9 +79,28 @@ def test_swaps_are_slices_of_their_steps(tmp_path: Path, depth: int) -> None:
 def test_lives_have_phases_without_gaps(tmp_path: Path) -> None:
     lives = traced(tmp_path / "trace.json", 1).spans("request")
     assert sorted(lives) == [f"r{number}" for number in range(6)]
-    for life in lives.values():
-        begins, ends = zip(*life, strict=True)
+    for name, (whole, *phases) in lives.items():
+        begins, ends = zip(*phases, strict=True)
+        assert whole[0]["name"] == name
+        assert (whole[0]["ts"], whole[1]["ts"]) == (begins[0]["ts"], ends[-1]["ts"])
         assert [one["ts"] for one in ends[:-1]] == [one["ts"] for one in begins[1:]]
         assert begins[0]["name"] == "waiting"
         assert begins[-1]["name"] in ("decode", "computing again")
     assert any(begin["name"] == "preempted" for life in lives.values() for begin, _ in life)
+
+
+def test_requests_that_are_open_at_the_end_have_lives_too(tmp_path: Path) -> None:
+    scheduler, clock, path = Scheduler.create(max_num_seqs=1), VirtualClock(), tmp_path / "trace"
+    trace = StepTrace(TraceFile(path, "engine"), scheduler, clock)
+    for name in "ab":
+        scheduler.submit(Request(name, range(3), max_tokens=2), 0.0)
+    scheduler.commit(plan := scheduler.plan(1.0), sampled(plan), 2.0)
+    clock.advance_to(3.0)
+    trace.close()
+    phases = {
+        name: [(begin["name"], end["ts"] / 1e6) for begin, end in life[1:]]
+        for name, life in Timeline(path).spans("request").items()
+    }
+    assert phases == {"a": [("waiting", 1.0), ("prefill", 2.0), ("decode", 3.0)]} | {
+        "b": [("waiting", 3.0)]
+    }

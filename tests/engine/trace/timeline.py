@@ -43,12 +43,14 @@ class Timeline:
         return found
 
     def spans(self, kind: str) -> dict[str, list[tuple[Event, Event]]]:
-        """The beginnings and ends of spans of a kind, by id."""
+        """The beginnings and ends of spans of a kind, those that begin first in front, by id."""
         found: dict[str, list[Event]] = defaultdict(list)
         for one in self.events:
             if one["ph"] in ("b", "e") and one["cat"] == kind:
-                found[one["id"]].append(one)
-        return {name: list(zip(ones[::2], ones[1::2], strict=True)) for name, ones in found.items()}
+                process, _, name = one["id"].partition(".")
+                assert process == str(one["pid"])
+                found[name].append(one)
+        return {name: nested(ones) for name, ones in found.items()}
 
     def _of(self, phase: str) -> list[Event]:
         return [one for one in self.events if one["ph"] == phase]
@@ -66,10 +68,23 @@ class Timeline:
     def _check_spans(self) -> None:
         for kind in {one["cat"] for one in self._of("b")}:
             for pairs in self.spans(kind).values():
-                for begin, end in pairs:
-                    assert (begin["ph"], end["ph"]) == ("b", "e")
-                    assert begin["name"] == end["name"]
-                    assert begin["ts"] <= end["ts"]
+                assert all(begin["ts"] <= end["ts"] for begin, end in pairs)
+
+
+def nested(events: list[Event]) -> list[tuple[Event, Event]]:
+    """The spans of a line. Events with the same time keep their order, and an end belongs to the
+    latest beginning that is open."""
+    found: dict[int, tuple[Event, Event]] = {}
+    open_: list[tuple[int, Event]] = []
+    for place, one in enumerate(sorted(events, key=lambda one: one["ts"])):
+        if one["ph"] == "b":
+            open_.append((place, one))
+        else:
+            first, begin = open_.pop()
+            assert begin["name"] == one["name"]
+            found[first] = begin, one
+    assert not open_
+    return [found[place] for place in sorted(found)]
 
 
 def check_event(one: Event) -> None:

@@ -1,14 +1,13 @@
 """Writes what an engine does as a timeline: its steps, what the host does, and each request."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from time import monotonic
 from typing import Any
 
 from paceline.core.events import Happened, Moment
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.ports import StepObserver
-from paceline.engine.trace.trace_file import TraceFile
+from paceline.engine.trace.trace_file import TraceFile, TraceSpan
 from paceline.engine.trace.transfer_trace import TransferTrace, amount
 from paceline.sched.scheduler import Scheduler
 
@@ -35,12 +34,14 @@ class StepTrace(StepObserver):
         host      | plan | launch | wait       | commit | report |
         device           | step 7                       |
         swap out         | 12 blocks                    |
-        request a | waiting | prefill | decode ...
-        load      |   a   |
+        request   | a                                          |
+                  | waiting | prefill | decode                 |
+        load      | load  |
 
     With steps launched ahead, the slice of a step on the device begins when its launch begins or
     when the step before it has ended, whichever is later. Blocks are swapped within a step, so the
-    slices of swaps are those of their steps. The life of a request is written when it has ended.
+    slices of swaps are those of their steps. The life of a request is written when it has ended,
+    or when the engine is closed.
     """
 
     def __init__(
@@ -98,6 +99,10 @@ class StepTrace(StepObserver):
         self._last = None  # what follows is not a part of a turn
 
     def close(self) -> None:
+        view = self._scheduler.view
+        self._write_lives(view.ended_ids())
+        for name in view.live_ids():
+            write_life(self._file, name, view.life(name), self._clock())
         self._file.flush()
 
     def _border(self, name: str) -> float:
@@ -112,15 +117,31 @@ class StepTrace(StepObserver):
     def _write_lives(self, request_ids: Iterable[str]) -> None:
         for name in request_ids:
             if (ended := self._scheduler.view.ended(name)) is not None:
-                write_life(self._file, name, ended.life)
+                write_life(self._file, name, ended.life, ended.life[-1].time)
 
 
-def write_life(file: TraceFile, request_id: str, life: Sequence[Moment]) -> None:
-    """The phases of a request that has ended, one after another."""
-    turns = [one for one in life if one.happened in PHASES or one.happened is Happened.FINISHED]
-    for one, next_ in pairwise(turns):
-        values = {"step": one.step, one.happened.value: one.amount, "cause": one.cause}
-        file.span(REQUEST, request_id, PHASES[one.happened], one.time, next_.time, values)
+class RecordedTrace(StepTrace):
+    """The timeline of a recording, which knows when steps were planned and committed, and not what
+    the host did in between."""
+
+    def _border(self, name: str) -> float:
+        return self._clock()
+
+
+def write_life(file: TraceFile, request_id: str, life: Sequence[Moment], end: float) -> None:
+    """The phases of a request, one after another, up to a time."""
+    turns = [one for one in life if one.happened in PHASES]
+    ends = [*(one.time for one in turns[1:]), end]
+    phases = [
+        TraceSpan(
+            PHASES[one.happened],
+            one.time,
+            until,
+            {"step": one.step, one.happened.value: one.amount, "cause": one.cause},
+        )
+        for one, until in zip(turns, ends, strict=True)
+    ]
+    file.span(REQUEST, request_id, TraceSpan(request_id, life[0].time, end), phases)
 
 
 def step_values(plan: Plan) -> dict[str, Any]:

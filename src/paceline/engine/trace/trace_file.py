@@ -3,9 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fcntl import LOCK_EX, flock
 from io import FileIO
 from itertools import count
@@ -20,6 +20,16 @@ BEGIN, BETWEEN, END = b"[\n", b",\n", b"\n]\n"
 BUFFER = 1 << 16  # bytes that wait at most
 FLUSHED_S = 1.0  # between two writes to the disk, while events come
 NO_VALUES: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpan:
+    """Something that takes time, in seconds, and values that describe it."""
+
+    name: str
+    begin: float
+    end: float
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class TraceFile:
@@ -70,13 +80,25 @@ class TraceFile:
         """Amounts at a time, which are drawn as areas."""
         self._write({"ph": "C", "name": name, "tid": 0, "ts": micros(time), "args": values})
 
-    def span(
-        self, kind: str, id_: str, name: str, begin: float, end: float, values: Mapping[str, Any]
-    ) -> None:
-        """A phase of something that has a line of its own, by its kind and its id."""
-        common = {"cat": kind, "id": id_, "name": name, "tid": 0}
-        self._write({"ph": "b", "ts": micros(begin), "args": values, **common})
-        self._write({"ph": "e", "ts": micros(end), **common})
+    def span(self, kind: str, id_: str, whole: TraceSpan, parts: Iterable[TraceSpan] = ()) -> None:
+        """A span on a line of its own, by its kind and its id, and below it the parts that it has,
+        one after another.
+
+        Readers look for ids in all processes, so that of the process is a part of each.
+        """
+        line = {"cat": kind, "id": f"{self._pid}.{id_}", "tid": 0}
+        self._begin(whole, line)
+        for part in parts:  # before the end of the whole, because both may end at the same time
+            self._begin(part, line)
+            self._end(part, line)
+        self._end(whole, line)
+
+    def _begin(self, span: TraceSpan, line: Mapping[str, Any]) -> None:
+        common = {"name": span.name, "ts": micros(span.begin), **line}
+        self._write({"ph": "b", "args": span.values, **common})
+
+    def _end(self, span: TraceSpan, line: Mapping[str, Any]) -> None:
+        self._write({"ph": "e", "name": span.name, "ts": micros(span.end), **line})
 
     def flush(self) -> None:
         """Write the events that wait."""

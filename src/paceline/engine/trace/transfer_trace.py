@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.engine.trace.trace_file import TraceFile
+from paceline.engine.trace.trace_file import TraceFile, TraceSpan
 from paceline.kv.connector import Transfer, TransferEnd, TransferKind, TransferObserver
 from paceline.kv.fence import TransferTicket
 
@@ -44,7 +44,7 @@ class TransferTrace(TransferObserver):
         if end.bad is not None:
             values |= {"good blocks": end.bad, "reason": end.reason}
         name = str(end.ticket.id)
-        self._file.span(KIND, name, one.kind, one.begin, self._clock(), values)
+        self._file.span(KIND, name, TraceSpan(one.kind, one.begin, self._clock(), values))
 
 
 def amount(blocks: int, block_bytes: int) -> dict[str, int]:

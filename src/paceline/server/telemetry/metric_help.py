@@ -23,7 +23,7 @@ METRIC_HELP = {
     "prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Tokens found in the prefix cache.",
     "external_prefix_cache_queries": "Tokens looked up on the host or by a connector.",
-    "external_prefix_cache_hits": "Tokens found there, and loaded.",
+    "external_prefix_cache_hits": "Tokens found on the host or by a connector.",
     "mm_cache_queries": "Images that prompts reached and that were looked up in the encoder cache.",
     "mm_cache_hits": "Images found in the encoder cache.",
     "gpu_prefix_cache_queries": "The old name of prefix_cache_queries.",
