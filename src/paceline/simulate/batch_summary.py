@@ -48,6 +48,12 @@ class BatchSummary:
         end = start + count
         return BatchSummary(1, count, 1, end, end, pairs_of(count, start), count > 1)
 
+    @property
+    def excess(self) -> float:
+        """Tokens by which the longest context exceeds the mean."""
+        rows = max(self.rows, 1)
+        return (rows * self.longest - self.contexts) / rows  # the same, to the last bit, in `later`
+
     def later(self, steps: int) -> "BatchSummary":
         """The same rows, of one position each, so many steps later."""
         rows, contexts = self.rows, self.contexts + steps * self.rows

@@ -1,11 +1,12 @@
 """A profile: how long steps take on a device with a model, as a small readable model in JSON."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, cast, get_origin, get_type_hints
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
 from paceline.core.setting_checks import check_types, not_negative, one_of, positive
 from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulate.row_rates import NO_RATES, RowRates
 from paceline.simulate.time_curve import NOTHING, TimeCurve
 
 FORMAT = 1
@@ -27,7 +29,8 @@ class StepTerms:
     """Seconds of a step on the device: the sum of a fixed part and of one curve per amount.
 
     Reading the weights and launching the kernels is `fixed_s`. A knee in `positions` is where
-    products begin to be limited by arithmetic instead of memory.
+    products begin to be limited by arithmetic instead of memory. A device that runs captured
+    graphs has some `sizes` only, and fills a step up to the next one.
     """
 
     fixed_s: float = 0.0  # of every step
@@ -36,19 +39,35 @@ class StepTerms:
     contexts: TimeCurve = NOTHING  # reading keys and values, by tokens
     longest: TimeCurve = NOTHING  # the row that reads most, where others wait for it, by tokens
     pairs: TimeCurve = NOTHING  # the arithmetic of attention in prompts, by pairs
+    reading: RowRates = NO_RATES  # keys and values, by rows that read them
+    sizes: tuple[int, ...] = ()  # of steps, in positions; none: any size
 
     def __post_init__(self) -> None:
         check_types(self)
         not_negative(self, "fixed_s")
+        if list(self.sizes) != sorted({max(size, 1) for size in self.sizes}):
+            raise ConfigError(f"sizes are {list(self.sizes)}; they must rise from 1 or more")
 
     def seconds(self, batch: BatchSummary) -> float:
         """Of a step that moves no blocks."""
-        return self.level(batch) + (self.contexts(batch.contexts) + self.longest(batch.longest))
+        curves = self.contexts(batch.contexts) + self.longest(batch.longest)
+        return self.level(batch) + (curves + self.rates(batch)[0] * batch.contexts)
 
     def level(self, batch: BatchSummary) -> float:
         """What is the same in each repetition of a step."""
-        products = self.fixed_s + self.positions(batch.positions)
-        return products + self.samples(batch.samples) + self.pairs(batch.pairs)
+        products = self.fixed_s + self.positions(self.filled(batch.positions))
+        others = self.samples(batch.samples) + self.pairs(batch.pairs)
+        return products + others + self.rates(batch)[1] * batch.excess
+
+    def rates(self, batch: BatchSummary) -> tuple[float, float]:
+        """Of reading; a step of one position each is as large as it is filled up to be."""
+        is_filled = batch.rows == batch.positions
+        return self.reading.at(self.filled(batch.rows) if is_filled else batch.rows)
+
+    def filled(self, positions: int) -> int:
+        """The size that a step of so many positions is filled up to."""
+        at = bisect_left(self.sizes, positions)
+        return self.sizes[at] if at < len(self.sizes) else positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,7 @@ class HostTerms:
 
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
+    mixed_s: float = 0.0  # of every step with prompts
     change_s: float = 0.0  # of every step whose rows are others than those of the step before
     admit_s: float = 0.0  # for each sequence that is admitted
     finish_s: float = 0.0  # for each sequence that ended before
@@ -174,14 +194,15 @@ class Profile:
         """
         terms = self._terms(batch)
         later = np.arange(1, steps + 1, dtype=np.float64)
-        contexts = terms.contexts(batch.contexts + batch.rows * later)
-        return terms.level(batch) + (contexts + terms.longest(batch.longest + later))
+        tokens = batch.contexts + batch.rows * later
+        curves = terms.contexts(tokens) + terms.longest(batch.longest + later)
+        return terms.level(batch) + (curves + terms.rates(batch)[0] * tokens)
 
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""
         host = self.host
         changes = batch.admitted * host.admit_s + batch.finished * host.finish_s
-        changes += host.change_s if batch.is_changed else 0.0
+        changes += host.change_s * batch.is_changed + host.mixed_s * batch.has_prompts
         return host.plan_s + batch.rows * host.plan_row_s + changes
 
     def commit_s(self, batch: BatchSummary) -> float:
@@ -240,10 +261,12 @@ def shipped() -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    if isinstance(value, TimeCurve):
+    if isinstance(value, (TimeCurve, RowRates)):
         return [list(point) for point in value.points]
     if is_dataclass(value):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple):
+        return list(cast("tuple[Any, ...]", value))
     return dict(cast(Named, value)) if isinstance(value, Mapping) else value
 
 
@@ -264,8 +287,10 @@ def built(kind: type[Any], values: Any, where: str) -> Any:
     if unknown := [name for name in given if name not in kinds]:
         raise ConfigError(f"{where} has unknown fields: {', '.join(unknown)}")
     for name, value in given.items():
-        if kinds[name] is TimeCurve:
-            given[name] = TimeCurve(value)
+        if kinds[name] in (TimeCurve, RowRates):
+            given[name] = kinds[name](value)
+        elif get_origin(kinds[name]) is tuple and isinstance(value, list):
+            given[name] = tuple(cast("list[Any]", value))
         elif is_dataclass(kinds[name]):
             given[name] = built(cast("type[Any]", kinds[name]), value, f"{name} of {where}")
     return kind(**given)

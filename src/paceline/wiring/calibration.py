@@ -15,6 +15,7 @@ from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from paceline.hub.progress import Progress, silent
 from paceline.simulate.calibration.calibrate import calibrate
+from paceline.simulate.calibration.grid import GraphSizes
 from paceline.simulate.calibration.served_times import served_terms
 from paceline.simulate.calibration.step_meter import StepMeter
 from paceline.simulate.profile import FrontEndTerms, KVMemory, Profile
@@ -37,9 +38,15 @@ def measured_profile(
     try:
         about = with_server(components, profile_of(components, name, device))
         meter = StepMeter(components.runner, components.scheduler.config, components.depth)
-        return calibrate(meter, about, limit_s)
+        return calibrate(meter, about, limit_s, sizes_of(components.runner))
     finally:
         components.runner.close()
+
+
+def sizes_of(runner: Any) -> GraphSizes:
+    """The sizes of its graphs, if it runs graphs."""
+    decode, mixed = getattr(runner, "graphs", None), getattr(runner, "mixed", None)
+    return GraphSizes(decode.sizes if decode else (), mixed.lengths if mixed else ())
 
 
 def profile_of(components: EngineComponents, name: str, device: str) -> Profile:

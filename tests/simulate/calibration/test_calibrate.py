@@ -20,7 +20,6 @@ from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_meter, "MOST", 3)
-    monkeypatch.setattr(step_meter, "REPEATS", 1)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from paceline.simulate.batch_summary import BatchSummary
-from paceline.simulate.calibration.fit import fit, not_negative_squares, relative_errors
+from paceline.simulate.calibration.fit import Bends, fit, not_negative_squares, relative_errors
 from paceline.simulate.calibration.step_meter import Observation
+from paceline.simulate.profile import StepTerms
+from paceline.simulate.row_rates import RowRates
+from paceline.simulate.time_curve import TimeCurve
 from tests.simulate.calibration.support import TRUTH
 
 
@@ -33,10 +36,34 @@ def test_a_curve_bends_at_its_knees_alone() -> None:
         BatchSummary.decode(rows, context) for rows in (1, 8, 20, 64, 100) for context in (9, 900)
     ]
     observations = [Observation((one,), decode.seconds(one)) for one in batches]
-    found = fit(observations, {"positions": (8.0, 512.0), "contexts": ()})
+    found = fit(observations, Bends({"positions": (8.0, 512.0), "contexts": ()}))
     assert relative_errors(found, observations).max() < 1e-3
     # Nothing was observed beyond 512 rows, so the last line goes on.
     assert [point[0] for point in found.positions.points] == [0.0, 8.0, 16.0]
     assert found.seconds(BatchSummary.decode(1000, 9)) == pytest.approx(
         decode.seconds(BatchSummary.decode(1000, 9)), rel=1e-3
     )
+
+
+def test_sizes_and_uneven_contexts_are_found() -> None:
+    """A device with graphs of some sizes, which waits for long contexts where there are many."""
+    known = StepTerms(
+        1e-3,
+        positions=TimeCurve([[0, 0], [4, 2e-4], [8, 3e-4], [16, 2e-3]]),
+        reading=RowRates([[4, 2e-8, 0.0], [8, 2e-8, 1e-7], [16, 3e-8, 2e-6]]),
+        sizes=(4, 8, 16),
+    )
+    batches = [
+        BatchSummary(rows, rows, rows, rows * mean, mean + over)
+        for rows in (3, 4, 6, 8, 11, 16)
+        for mean in (200, 1500)
+        for over in (0, 900)
+    ]
+    observations = [Observation((one,), known.seconds(one)) for one in batches]
+    found = fit(observations, Bends({}, sizes=(4, 8, 16), rows=(8,), each=True))
+    assert relative_errors(found, observations).max() < 2e-3
+    assert found.sizes == known.sizes
+    for (rows, *rates), (at, *wanted) in zip(
+        found.reading.points, known.reading.points, strict=True
+    ):
+        assert (rows, rates) == (at, pytest.approx(wanted, rel=0.02, abs=1e-10))

@@ -7,9 +7,10 @@ from time import perf_counter
 
 import numpy as np
 
+from paceline.core.arrays import F64
 from paceline.core.errors import ConfigError
 from paceline.simulate.calibration.fit import (
-    Knees,
+    Bends,
     closest,
     curve_of,
     fit,
@@ -19,8 +20,10 @@ from paceline.simulate.calibration.fit import (
 )
 from paceline.simulate.calibration.grid import (
     DecodePoint,
+    GraphSizes,
     MixedPoint,
     Point,
+    contexts_of,
     decode_points,
     mixed_points,
     moves,
@@ -31,23 +34,21 @@ from paceline.simulate.time_curve import NOTHING, TimeCurve
 
 log = logging.getLogger(__name__)
 
-HELD_BACK = 5  # every so many points, one is left out of the fit
 FEWEST = 4  # points that a fit needs
 BEFORE_LAST = 4  # points that are timed before the largest one
+ANY_SIZE = GraphSizes()
 LARGEST = 1 / 6  # of the time, for one point at most
+ROWS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # where rates of reading may bend
 # Where curves may bend. Few contexts may be hidden behind other work, or fit into a cache.
-DECODE: Knees = {
-    "positions": (1.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0),
-    "contexts": (65536.0,),
-    "longest": (),
-}
-MIXED: Knees = {
-    "positions": (16.0, 64.0, 256.0, 1024.0, 4096.0),
-    "samples": (8.0,),
-    "contexts": (),
-    "longest": (16.0, 64.0, 512.0, 2048.0),
-    "pairs": (1e6,),
-}
+DECODE = Bends({}, rows=ROWS, each=True)
+MIXED = Bends(
+    {
+        "positions": (16.0, 64.0, 256.0, 1024.0, 4096.0),
+        "samples": (8.0,),
+        "pairs": (1e6,),
+    },
+    rows=(64, 128),
+)
 
 
 @dataclass(slots=True)
@@ -58,22 +59,25 @@ class Timed:
     held_back: list[Observation] = field(default_factory=list[Observation])
     left_out: int = 0  # points, for lack of time
 
-    @property
-    def count(self) -> int:
-        return len(self.kept) + len(self.held_back)
 
-
-def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
+def calibrate(
+    meter: StepMeter, about: Profile, limit_s: float, of: GraphSizes = ANY_SIZE
+) -> Profile:
     """A profile like `about`, with terms of the device that were measured.
 
     Half of the time is for decode steps, half for steps with prompts; moves take little.
     """
-    decode = timed(meter, decode_points(meter.config), limit_s / 2)
-    mixed = timed(meter, mixed_points(meter.config), limit_s / 2)
+    decode = timed(meter, decode_points(meter.config, of.rows), limit_s / 2)
+    mixed = timed(meter, mixed_points(meter.config, of.positions), limit_s / 2)
     moved = move_terms(meter)
     meter.clear()
-    host = with_launches(about.host, decode.kept, meter.depth)
-    terms = fit(decode.kept, DECODE), fit(mixed.kept, MIXED)
+    lengths = dict(MIXED.knees)
+    if of.positions:
+        lengths["positions"] = tuple(map(float, of.positions))
+    terms = (
+        fit(decode.kept, replace(DECODE, sizes=of.rows)),
+        fit(mixed.kept, replace(MIXED, knees=lengths, sizes=of.positions)),
+    )
     errors = error_of("decode", terms[0], decode) | error_of("mixed", terms[1], mixed)
     return replace(
         about,
@@ -81,7 +85,7 @@ def calibrate(meter: StepMeter, about: Profile, limit_s: float) -> Profile:
         decode=terms[0],
         mixed=terms[1],
         moves=moved,
-        host=host,
+        host=with_launches(about.host, decode.kept, mixed.kept) if meter.depth > 1 else about.host,
         error=errors,
         notes=f"{about.notes}{said(decode, mixed)}",
     )
@@ -102,8 +106,7 @@ def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
         log.info("%s: %s took %.3f ms", number + 1, point, 1e3 * one.step_s)
         took = (perf_counter() - began) / cost(point)
         unit_s = min(unit_s or took, took)
-        is_held_back = found.count % HELD_BACK == HELD_BACK - 1
-        (found.held_back if is_held_back else found.kept).append(one)
+        (found.held_back if point.is_held_back else found.kept).append(one)
     if len(found.kept) < FEWEST:
         raise ConfigError(
             f"only {len(found.kept)} kinds of steps fit into max_model_len "
@@ -126,8 +129,8 @@ def cost(point: Point) -> float:
     """Roughly: positions, and a share of what they read."""
     match point:
         case DecodePoint(rows, context):
-            return rows + rows * context / 1000
-        case MixedPoint(prompts, count, start, beside):
+            return rows + sum(contexts_of(rows, context)) / 1000
+        case MixedPoint(prompts, count, start, beside, _):
             return prompts * count * (1 + (start + count) / 4000) + beside
         case _:
             return 0.0
@@ -153,17 +156,27 @@ def said(decode: Timed, mixed: Timed) -> str:
     )
 
 
-def with_launches(host: HostTerms, decode: Sequence[Observation], depth: int) -> HostTerms:
+def with_launches(
+    host: HostTerms, decode: Sequence[Observation], mixed: Sequence[Observation]
+) -> HostTerms:
     """Where steps are launched ahead, launching is work of the host beside the device."""
-    if depth == 1:
-        return host
-    fixed, row = closest(
-        np.array([one.launch_s for one in decode]),
-        np.array([one.batches[0].rows for one in decode]),
-    )
+    fixed, row = closest(*launches(decode))
+    taken, rows = launches(mixed)
+    more = max(float(np.median(taken - fixed - row * rows)), 0.0)
+    admitting = float(np.median([one.admit_s for one in (*decode, *mixed)]))
     return replace(
-        host, plan_s=rounded(host.plan_s + fixed), plan_row_s=rounded(host.plan_row_s + row)
+        host,
+        plan_s=rounded(host.plan_s + fixed),
+        plan_row_s=rounded(host.plan_row_s + row),
+        mixed_s=rounded(more),
+        admit_s=rounded(host.admit_s + admitting),
     )
+
+
+def launches(of: Sequence[Observation]) -> tuple[F64, F64]:
+    """The seconds of each, and the rows."""
+    rows = np.array([float(one.batches[0].rows) for one in of])
+    return np.array([one.launch_s for one in of]), rows
 
 
 def move_terms(meter: StepMeter) -> MoveTerms:

@@ -1,6 +1,7 @@
 """Fits the terms of a profile to observed steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -9,53 +10,131 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.simulate.calibration.step_meter import Observation
 from paceline.simulate.profile import StepTerms
+from paceline.simulate.row_rates import RowRates
 from paceline.simulate.time_curve import NOTHING, TimeCurve
 
 Knees = dict[str, tuple[float, ...]]  # by the name of an amount; where a curve may bend
 SMALLEST = 1e-15  # a coefficient below it is 0
 SIGNIFICANT = 4  # digits of what is written
 ROUNDS, LEAST_S = 20, 1e-6  # of a search for the least sum of errors; smaller ones count as this
+UNEVEN = 0.1  # contexts are uneven if the longest exceeds the mean by this share
 
 
-def fit(observations: Sequence[Observation], knees: Knees) -> StepTerms:
+@dataclass(frozen=True, slots=True)
+class Bends:
+    """Where the terms of one kind of steps may bend.
+
+    knees    of curves, by their amount
+    sizes    that steps are filled up to
+    rows     at which contexts have a rate of their own
+    each     whether every size has a rate of its own for uneven contexts, and a knee
+    """
+
+    knees: Knees
+    sizes: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    each: bool = False
+
+
+def fit(observations: Sequence[Observation], bends: Bends) -> StepTerms:
     """The terms with the least squares of relative errors.
 
-    Each curve is made of straight pieces between its knees, and none falls: so the fit is linear
-    with coefficients that are not negative, and has one solution.
+    Each curve is made of straight pieces between its knees, and none falls, and rates lie on
+    straight lines between some numbers of rows: so the fit is linear with coefficients that are
+    not negative, and has one solution.
     """
-    seen = {name: most_of(observations, name) for name in knees}
+    frame = StepTerms(sizes=bends.sizes)
+    seen = [Amounts(one, frame) for one in observations]
+    knees = dict(bends.knees)
+    if bends.each:
+        knees["positions"] = tuple(sorted({one.rows for one in seen}))
     pieces = [
         (name, *ends)
         for name, given in knees.items()
-        for ends in spans([knee for knee in given if knee < seen[name]])
+        for ends in spans([knee for knee in given if knee < most_of(seen, name)])
     ]
-    columns = [[1.0] * len(observations)]  # fixed_s
-    columns += [
-        [mean_amount(one, name, low, high) for one in observations] for name, low, high in pieces
-    ]
+    rates = [("contexts", rows) for rows in rate_rows(seen, bends.rows)]
+    uneven = [one for one in seen if one.is_uneven]
+    at = sorted({one.rows for one in uneven}) if bends.each else rate_rows(uneven, bends.rows)
+    rates += [("excess", rows) for rows in at]
+    columns = [[1.0] * len(seen)]  # fixed_s
+    columns += [[one.within(name, low, high) for one in seen] for name, low, high in pieces]
+    for name in ("contexts", "excess"):
+        columns += shared_out(seen, name, [rows for of, rows in rates if of == name])
     seconds = np.array([one.step_s for one in observations])
     table = np.array(columns).T / seconds[:, None]
-    found = not_negative_squares(table, np.ones(len(seconds)))
-    fixed, *slopes = found.tolist()
-    sloped = [(*piece, slope) for piece, slope in zip(pieces, slopes, strict=True)]
+    fixed, *found = not_negative_squares(table, np.ones(len(seconds))).tolist()
+    sloped = [(*piece, slope) for piece, slope in zip(pieces, found, strict=False)]
     curves = {name: curve_of([rest for of, *rest in sloped if of == name]) for name in knees}
-    return StepTerms(rounded(fixed), **curves)
+    values = dict(zip(rates, found[len(pieces) :], strict=True))
+    return StepTerms(rounded(fixed), **curves, reading=joined(values), sizes=bends.sizes)
 
 
-def most_of(observations: Sequence[Observation], name: str) -> float:
+class Amounts:
+    """What the steps of an observation are made of."""
+
+    def __init__(self, one: Observation, frame: StepTerms) -> None:
+        self._batches, self._frame = one.batches, frame
+        first = one.batches[0]
+        is_filled = first.rows == first.positions
+        self.rows = frame.filled(first.rows) if is_filled else first.rows
+        self.is_uneven = first.excess * first.rows > UNEVEN * first.contexts
+
+    def all_of(self, name: str) -> F64:
+        found = np.array([float(getattr(batch, name)) for batch in self._batches])
+        if name != "positions":
+            return found
+        return np.array([float(self._frame.filled(int(one))) for one in found])
+
+    def within(self, name: str, low: float, high: float) -> float:
+        """How much of an amount lies within a piece, for each step."""
+        return float(np.mean(np.clip(self.all_of(name), low, high) - low))
+
+
+def rate_rows(seen: Sequence[Amounts], wanted: Sequence[int]) -> list[int]:
+    """Those of the wanted numbers of rows that lie among the observed ones, and these as ends."""
+    if not seen or not wanted:
+        return []
+    least, most = min(one.rows for one in seen), max(one.rows for one in seen)
+    return sorted({least, most, *(rows for rows in wanted if least < rows < most)})
+
+
+def shared_out(seen: Sequence[Amounts], name: str, rows: Sequence[int]) -> list[list[float]]:
+    """An amount of each observation, shared out between the two numbers of rows around its own."""
+    columns: list[list[float]] = []
+    for number in range(len(rows)):
+        peak = np.zeros(len(rows))
+        peak[number] = 1.0
+        share = [float(np.interp(one.rows, rows, peak)) for one in seen]
+        amounts = [float(one.all_of(name).mean()) for one in seen]
+        columns.append([part * amount for part, amount in zip(share, amounts, strict=True)])
+    return columns
+
+
+def joined(values: Mapping[tuple[str, int], float]) -> RowRates:
+    """Both rates at all numbers of rows at which there is one of them."""
+    rows = sorted({at for _, at in values})
+    columns = [np.zeros(len(rows)), np.zeros(len(rows))]
+    for column, name in enumerate(("contexts", "excess")):
+        own = [(at, value) for (of, at), value in sorted(values.items()) if of == name]
+        if own:
+            columns[column] = np.interp(rows, *zip(*own, strict=True))
+    return RowRates(
+        [
+            [at, rounded(float(one)), rounded(float(two))]
+            for at, one, two in zip(rows, *columns, strict=True)
+        ]
+    )
+
+
+def most_of(seen: Sequence[Amounts], name: str) -> float:
     """The largest amount. A curve does not bend beyond it: it would be level from there on."""
-    return max(float(getattr(batch, name)) for one in observations for batch in one.batches)
+    return max(float(one.all_of(name).max()) for one in seen)
 
 
 def spans(knees: Sequence[float]) -> list[tuple[float, float]]:
     """The pieces of a curve: from 0 to the first knee, and so on; the last one does not end."""
     return list(pairwise((0.0, *knees, np.inf)))
-
-
-def mean_amount(one: Observation, name: str, low: float, high: float) -> float:
-    """How much of an amount lies within a piece, for each step."""
-    amounts = [float(getattr(batch, name)) for batch in one.batches]
-    return float(np.mean(np.clip(amounts, low, high) - low))
 
 
 def curve_of(slopes: Sequence[Sequence[float]]) -> TimeCurve:

@@ -1,19 +1,38 @@
 """The steps that a calibration times."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise, product
+from math import exp
+from random import Random
+from statistics import NormalDist
 from typing import Protocol
 
 from paceline.core.config import Config
 from paceline.simulate.calibration.step_meter import MOST, Moves, Part
 
-CONTEXTS = (64, 512, 2048, 8192, 32768)  # tokens
-STARTS = (0, 1024, 8192)  # tokens before a chunk of a prompt
-BESIDE = (0, 8, 64)  # rows that decode beside prompts
+CONTEXTS = (200, 1500)  # tokens of all rows, at every size
+CHECKED = 600  # the same at every other size, to check a fit that does not see them
+LONG = (8192, 32768)  # at few sizes
+FEW_ROWS = (1, 8, 32)
+MIDDLE, SPREAD = 400, 0.8  # contexts of different length: their median, and how far they spread
+BESIDE = (0, 8, 64, 128, 200)  # rows that decode beside prompts
 BESIDE_CONTEXT = 512
-PROMPTS = (1, 4)  # rows of several positions in a step
+PROMPTS = (1, 2, 4)  # rows of several positions in a step
+STARTS = (0, 128, 1024, 8192)  # tokens before a chunk of a prompt
+EACH = 5  # kinds of mixed steps of each size
 MOVED = (1, 16, 128)  # blocks
 LEAST_STEPS = 3  # of a run
+UNEVEN = 0  # instead of a context: all are different
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """The sizes in which a device runs steps; none: it runs any size."""
+
+    rows: tuple[int, ...] = ()  # of decodes
+    positions: tuple[int, ...] = ()  # of other steps
 
 
 class Point(Protocol):
@@ -22,6 +41,11 @@ class Point(Protocol):
     @property
     def most(self) -> int:
         """Steps that there can be, without the first one."""
+        ...
+
+    @property
+    def is_held_back(self) -> bool:
+        """A fit does not see it; it says how good the fit is."""
         ...
 
     def parts(self, step: int) -> list[Part]: ...
@@ -34,9 +58,11 @@ class DecodePoint:
     rows: int
     context: int
     most: int = MOST
+    is_held_back: bool = False
 
     def parts(self, step: int) -> list[Part]:
-        return [Part(slot, self.context - 1 + step) for slot in range(self.rows)]
+        contexts = contexts_of(self.rows, self.context)
+        return [Part(slot, context - 1 + step) for slot, context in enumerate(contexts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +73,13 @@ class MixedPoint:
     count: int  # positions of each
     start: int
     beside: int
+    context: int  # of those
     most: int
+    is_held_back: bool = False
 
     def parts(self, step: int) -> list[Part]:
-        decoding = [Part(slot, BESIDE_CONTEXT - 1 + step) for slot in range(self.beside)]
+        contexts = contexts_of(self.beside, self.context)
+        decoding = [Part(slot, context - 1 + step) for slot, context in enumerate(contexts)]
         first = self.beside + step * self.prompts
         samples = step % 2 == 0  # every other chunk is the last one of its prompt
         return decoding + [
@@ -58,40 +87,69 @@ class MixedPoint:
         ]
 
 
-def sizes(most: int, first: int = 1) -> list[int]:
+@cache
+def contexts_of(rows: int, context: int) -> tuple[int, ...]:
+    """As long as that, or of different lengths, as the contexts of a server are."""
+    if context != UNEVEN:
+        return (context,) * rows
+    normal = NormalDist(0.0, SPREAD)
+    return tuple(int(MIDDLE * exp(normal.inv_cdf((at + 0.5) / rows))) for at in range(rows))
+
+
+def sizes(most: int, first: int = 1) -> tuple[int, ...]:
     """Powers of two up to `most`, and `most` itself."""
     found: list[int] = []
     while first < most:
         found.append(first)
         first *= 2
-    return [*found, most]
+    return (*found, most)
 
 
-def decode_points(config: Config) -> Iterator[DecodePoint]:
+def decode_points(config: Config, of: Sequence[int] = ()) -> Iterator[DecodePoint]:
+    """At every size contexts that are short, long, and of different lengths."""
     step, cache = config.step, config.cache
+    most = min(step.max_num_seqs, step.max_num_batched_tokens)
     tokens = cache.num_blocks * cache.block_size
-    for context in CONTEXTS:
-        if context + MOST + 2 > step.max_model_len:
-            break
-        for rows in sizes(min(step.max_num_seqs, step.max_num_batched_tokens)):
-            if rows * (context + MOST + cache.block_size) <= tokens:
-                yield DecodePoint(rows, context)
+    every = [size for size in of or sizes(most) if size <= most]
+    wanted = [(rows, context) for rows in every for context in (*CONTEXTS, UNEVEN)]
+    wanted += [(rows, context) for rows in FEW_ROWS for context in LONG if rows <= most]
+    wanted += [(rows, CHECKED) for rows in every[::2]]
+    for rows, context in wanted:
+        if rows == 1 and context == UNEVEN:
+            continue
+        contexts = contexts_of(rows, context)
+        needed = sum(contexts) + rows * (MOST + cache.block_size)
+        if max(contexts) + MOST + 2 <= step.max_model_len and needed <= tokens:
+            yield DecodePoint(rows, context, is_held_back=context == CHECKED)
 
 
-def mixed_points(config: Config) -> Iterator[MixedPoint]:
-    step = config.step
-    for total in sizes(step.max_num_batched_tokens, first=16):
-        for prompts in PROMPTS:
-            for beside in BESIDE:
-                count = (total - beside) // prompts
-                if count <= 1 or beside + MOST + 2 > step.max_model_len:
-                    continue
-                most = min((step.max_num_seqs - beside) // prompts - 1, MOST)
-                if most < LEAST_STEPS:
-                    continue
-                for start in STARTS:
-                    if start + count + 1 <= step.max_model_len:
-                        yield MixedPoint(prompts, count, start, beside, most)
+def mixed_points(config: Config, of: Sequence[int] = ()) -> Iterator[MixedPoint]:
+    """At every size a few kinds, drawn with a fixed seed."""
+    step, random = config.step, Random(0)
+    kinds = list(product(PROMPTS, BESIDE, (BESIDE_CONTEXT, UNEVEN), STARTS))
+    every = [size for size in of if size <= step.max_num_batched_tokens]
+    for smaller, size in pairwise((0, *(every or sizes(step.max_num_batched_tokens, first=16)))):
+        total = size - random.randrange((size - smaller) // 2 + 1) if every else size
+        fitting = [point for kind in kinds if (point := mixed_point(config, total, *kind))]
+        for number, point in enumerate(random.sample(fitting, min(EACH, len(fitting)))):
+            yield replace(point, is_held_back=number == EACH - 1)
+
+
+def mixed_point(
+    config: Config, total: int, prompts: int, beside: int, context: int, start: int
+) -> MixedPoint | None:
+    """None if it does not fit."""
+    step, cache = config.step, config.cache
+    count = (total - beside) // prompts
+    most = min((step.max_num_seqs - beside) // prompts - 1, MOST)
+    contexts = contexts_of(beside, context)
+    longest = max((*contexts, 0)) + MOST + 2
+    needed = sum(contexts) + beside * (MOST + cache.block_size)
+    needed += prompts * (start + count + cache.block_size)
+    fits = max(start + count + 1, longest) <= step.max_model_len and count > 1
+    if not fits or most < LEAST_STEPS or needed > cache.num_blocks * cache.block_size:
+        return None
+    return MixedPoint(prompts, count, start, beside, context, most)
 
 
 def moves(config: Config) -> Iterator[tuple[str, int, Moves]]:

@@ -116,7 +116,15 @@ def terms_of(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[HostTerms, 
     taken = log.launched - np.where(rested, log.planning, np.minimum(since, log.launched))
     amounts = log.rows, log.changed, log.admitted, log.finished
     plan_s, plan_row_s, change_s, admit_s, finish_s = closest(taken, *amounts)
-    host = HostTerms(plan_s, plan_row_s, change_s, admit_s, finish_s, commit_s, commit_row_s)
+    host = HostTerms(
+        plan_s=plan_s,
+        plan_row_s=plan_row_s,
+        change_s=change_s,
+        admit_s=admit_s,
+        finish_s=finish_s,
+        commit_s=commit_s,
+        commit_row_s=commit_row_s,
+    )
     return host, front_end_terms(log, requests, host)
 
 

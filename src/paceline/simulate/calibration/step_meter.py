@@ -17,9 +17,8 @@ from paceline.core.step_times import TimedSteps
 from paceline.simulate.batch_summary import BatchSummary
 
 TOKENS = 1000  # different ones in prompts
-REPEATS = 3  # the median counts
 ENOUGH_S = 0.1  # a run need not take longer
-LONG_S = 0.5  # a run that takes longer need not be repeated
+HELD_UP = 2.0  # times the median: no step counts for more
 FEWEST, MOST = 2, 24  # steps of a run that are timed
 
 
@@ -40,6 +39,7 @@ class Observation:
     batches: tuple[BatchSummary, ...]
     seconds: float
     launch_s: float = 0.0  # of each step, on the host
+    admit_s: float = 0.0  # what launching takes more for each sequence that is admitted
 
     @property
     def step_s(self) -> float:
@@ -78,12 +78,8 @@ class StepMeter:
     def measure(self, steps: Steps, moves: Moves = NO_MOVES, most: int = MOST) -> Observation:
         """Time a run of at most `most` steps. Step 0 comes before them and is not timed."""
         once = self._run(steps, FEWEST, moves)
-        if once.seconds > LONG_S:
-            return once
-        count = int(min(max(ENOUGH_S / max(once.step_s, 1e-6), FEWEST), most))
-        runs = [self._run(steps, count, moves) for _ in range(REPEATS)]
-        taken, launching = (median(getattr(run, of) for run in runs) for of in TIMES)
-        return Observation(runs[0].batches, taken, launching)
+        count = int(min(ENOUGH_S / max(once.step_s, 1e-6), most))
+        return once if count <= FEWEST else self._run(steps, count, moves)
 
     def clear(self) -> None:
         """Give all slots back."""
@@ -97,37 +93,49 @@ class StepMeter:
 
     def _run(self, steps: Steps, count: int, moves: Moves) -> Observation:
         parts = [tuple(steps(number)) for number in range(count + 1)]
-        plans = [self._plan(number, own, moves) for number, own in enumerate(parts)]
+        plans: list[Plan] = []
+        for number, own in enumerate(parts):
+            plans.append(self._plan(number, own, moves, plans[-1].rows if plans else None))
         self.clear()
         plans[0] = replace(plans[0], admitted=self._admitted(parts))
         self._resident = len(plans[0].admitted)
-        begin, end, launching = self._timed(plans)
-        batches = tuple(map(BatchSummary.of, plans[1:]))
-        return Observation(batches, end - begin, launching / len(plans))
+        came, launching = self._timed(plans)
+        gaps = np.diff(came)
+        launch_s = median(launching[1:])
+        return Observation(
+            tuple(map(BatchSummary.of, plans[1:])),
+            float(np.minimum(gaps, HELD_UP * np.median(gaps)).sum()),
+            launch_s,
+            max(launching[0] - launch_s, 0.0) / max(self._resident, 1),
+        )
 
-    def _timed(self, plans: Sequence[Plan]) -> tuple[float, float, float]:
-        """When the first and the last result came, and the seconds of launching."""
+    def _timed(self, plans: Sequence[Plan]) -> tuple[list[float], list[float]]:
+        """When each result came, and the seconds of each launch."""
         came: list[float] = []
-        launching = 0.0
+        launching: list[float] = []
         for number, plan in enumerate(plans):
             begin = self._clock()
             self._runner.launch(plan)
-            launching += self._clock() - begin
+            launching.append(self._clock() - begin)
             if number + 1 >= self.depth:
                 self._runner.wait()
                 came.append(self._clock())
         while len(came) < len(plans):
             self._runner.wait()
             came.append(self._clock())
-        return came[0], came[-1], launching
+        return came, launching
 
-    def _plan(self, number: int, parts: Sequence[Part], moves: Moves) -> Plan:
+    def _plan(self, number: int, parts: Sequence[Part], moves: Moves, before: Rows | None) -> Plan:
+        """A step; its rows are those of the step before, if these are the same."""
         blocks = self.config.cache.num_blocks
         host = max(self.config.preemption.swap_space, 1)
         half = blocks // 2
+        rows = rows_of(parts)
+        if before is not None and is_same(before, rows):
+            rows = before
         return Plan(
             number,
-            rows_of(parts),
+            rows,
             np.array([part.start for part in parts], np.int32),
             copies=tuple((at % half, half + at % half) for at in range(moves.copies)),
             swap_out=tuple((at % blocks, at % host) for at in range(moves.swap_out)),
@@ -160,7 +168,10 @@ class StepMeter:
         return Admitted(slot, request, tokens, computed, blocks, resumed=False, more=more)
 
 
-TIMES = ("seconds", "launch_s")
+def is_same(one: Rows, other: Rows) -> bool:
+    """Do the same sequences compute as much?"""
+    pairs = ((one.slot, other.slot), (one.count, other.count), (one.samples, other.samples))
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def rows_of(parts: Sequence[Part]) -> Rows:

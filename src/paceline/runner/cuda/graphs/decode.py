@@ -76,6 +76,11 @@ class DecodeGraphs:
         }
         self.masks, self._masked = masks, CapturedGraphs(self._sample_masked, memory)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each graph."""
+        return tuple(self._sizes)
+
     def size(self, rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, rows)]
 

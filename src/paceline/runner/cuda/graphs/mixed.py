@@ -133,6 +133,11 @@ class MixedGraphs:
         return self._hidden
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions of each graph."""
+        return self._extent.lengths
+
+    @property
     def most(self) -> int:
         """Positions of the largest graph."""
         return self._extent.lengths[-1]
