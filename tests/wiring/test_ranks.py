@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, Request, SamplingParams, Scheduler
-from paceline.core.adapter import AdapterConfig
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError, DeviceLost, RequestError, RequestFailed
 from paceline.core.sampling import Sampling
@@ -29,7 +29,7 @@ from paceline.wiring import assembly, cpu, ranked_blocks
 from paceline.wiring.drafting import find_draft_weights
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.model import find_checkpoint
-from paceline.wiring.rank_wire import CopyBlocks
+from paceline.wiring.rank_wire import CopyBlocks, RankedModel
 from paceline.wiring.ranked_device import RankedDevice
 from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.ranks import RankProcesses
@@ -383,7 +383,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_a_connection(
 
     monkeypatch.setattr(RankGroup, "through_file", connect)
     with pytest.raises(DeviceLost, match="rank 1 is gone"):
-        ranks.build("a model", {}, OWN, "gloo")
+        ranks.build(RankedModel("a model", {}, OWN, NO_ADAPTERS, "gloo"))
     assert not connected.is_set()
     connected.set()
     ranks.close()

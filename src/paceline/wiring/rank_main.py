@@ -8,8 +8,6 @@ from typing import Any
 
 import zmq
 
-from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
-from paceline.core.config import LoadConfig
 from paceline.core.errors import PacelineError
 from paceline.core.garbage import keep_heap
 from paceline.engine.core.plan_wire import EncodedPlan, PlanReader
@@ -104,16 +102,15 @@ class RankLoop:
 
 def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     """Load the model's part of a rank, beside the other ranks."""
-    own, shard = LoadConfig(**message.load), Shard(message.rank, message.size)
+    model, shard = message.model, Shard(message.rank, message.size)
+    settings, own = model.settings, model.load
     on: Any = import_module(f"paceline.wiring.{own.device}")
     on.choose_device(shard)
-    checkpoint, _ = find_checkpoint(message.model, own.load_format, own.device, silent)
-    draft = find_draft_weights(message.settings, own, own.device, silent)
+    checkpoint, _ = find_checkpoint(model.name, own.load_format, own.device, silent)
+    draft = find_draft_weights(settings, own, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
-    group = RankGroup.through_file(shard, message.store, message.backend)
-    most = message.max_lora_rank
-    adapters = AdapterConfig(enable_lora=True, max_lora_rank=most) if most else NO_ADAPTERS
-    loaded = on.load(message.settings, own, checkpoint, None, draft, adapters, group)
+    group = RankGroup.through_file(shard, message.store, model.backend)
+    loaded = on.load(settings, own, checkpoint, None, draft, model.adapters, group)
     keep_heap()
     return RankLoop(
         loaded.runner, RankTasks(loaded.runner, shard, outbox), own.steps_in_flight(on.DEPTH)

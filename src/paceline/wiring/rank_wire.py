@@ -4,8 +4,20 @@ from typing import Any
 
 import msgspec
 
+from paceline.core.adapter import AdapterConfig
+from paceline.core.config import LoadConfig
 from paceline.engine.core.plan_wire import EncodedPlan
 from paceline.engine.core.wire import Close
+
+
+class RankedModel(msgspec.Struct, array_like=True, frozen=True):
+    """What all ranks load a part of, and how they exchange tensors."""
+
+    name: str
+    settings: dict[str, Any]  # of the scheduler
+    load: LoadConfig
+    adapters: AdapterConfig
+    backend: str  # of torch.distributed
 
 
 class BuildRank(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -13,12 +25,8 @@ class BuildRank(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     rank: int
     size: int
-    backend: str  # of torch.distributed
     store: str  # a file through which ranks find each other
-    model: str
-    settings: dict[str, Any]  # of the scheduler, as rank 0 has them
-    load: dict[str, Any]  # `LoadConfig`
-    max_lora_rank: int  # of adapters; 0: the model has none
+    model: RankedModel
 
 
 class ReadAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):

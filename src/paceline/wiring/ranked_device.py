@@ -13,6 +13,7 @@ from paceline.runner.parallel.shard import Shard, check_size
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.drafting import DraftWeights
+from paceline.wiring.rank_wire import RankedModel
 from paceline.wiring.ranked_runner import RankedRunner
 from paceline.wiring.ranks import RankProcesses
 
@@ -46,9 +47,9 @@ class RankedDevice:
         check_ranks(own, checkpoint)
         size = own.tensor_parallel_size
         self._on.choose_device(Shard(0, size))
-        ranks, rank = self._start(size), adapters.max_lora_rank if adapters.enable_lora else 0
+        ranks, backend = self._start(size), self._on.backend_of(size)
         try:
-            group = ranks.build(self._model, settings, own, self._on.backend_of(size), rank)
+            group = ranks.build(RankedModel(self._model, settings, own, adapters, backend))
             given = settings, own, checkpoint, masks, draft, adapters
             loaded = ranks.guarded(partial(self._on.load, *given, group=group))
             runner = RankedRunner(loaded.runner, ranks)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,6 @@ from threading import Condition, Thread
 from typing import Any
 from weakref import finalize, ref
 
-from paceline.core.config import LoadConfig
 from paceline.core.errors import DeviceLost, PacelineError
 from paceline.core.plan import Plan
 from paceline.engine.core import wire
@@ -22,7 +20,7 @@ from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.plan_wire import PlanWriter
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.parallel.shard import Shard
-from paceline.wiring.rank_wire import BuildRank, NumberedTask, RankTask, ToRank
+from paceline.wiring.rank_wire import BuildRank, NumberedTask, RankedModel, RankTask, ToRank
 
 CLOSE_S = 5.0  # for a rank to exit by itself; then it is killed
 NEWS_S = 2.0  # for the news that a rank is gone to arrive after an exchange with it failed
@@ -58,24 +56,16 @@ class RankProcesses:
     def pids(self) -> list[int]:
         return [child.pid for child in self._ranks]
 
-    def build(
-        self,
-        model: str,
-        settings: dict[str, Any],
-        own: LoadConfig,
-        backend: str,
-        max_lora_rank: int = 0,
-    ) -> RankGroup:
+    def build(self, model: RankedModel) -> RankGroup:
         """Let every rank load its part, and connect to all of them."""
         store = str(self.new_path("store"))
-        for rank in range(1, self.size):
-            place = rank, self.size, backend, store
-            self._send(rank, BuildRank(*place, model, settings, asdict(own), max_lora_rank))
+        for rank, child in enumerate(self._ranks, 1):
+            child.send(wire.encoder.encode(BuildRank(rank, self.size, store, model)))
         with self._changed:
             self._changed.wait_for(lambda: self._fault or self._connecting == self.size - 1)
             self._connecting = 0
         self.check()
-        connect = partial(RankGroup.through_file, Shard(0, self.size), store, backend)
+        connect = partial(RankGroup.through_file, Shard(0, self.size), store, model.backend)
         group: RankGroup = self.guarded(partial(self._unless_lost, connect))
         self._group = group
         return group
@@ -178,8 +168,7 @@ class RankProcesses:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for rank in range(1, self.size):
-            self._send(rank, wire.Close())
+        self.send(wire.Close())
         for child, thread in zip(self._ranks, self._threads, strict=True):
             if self._fault is not None:
                 child.kill()  # it may wait for another rank
@@ -187,9 +176,6 @@ class RankProcesses:
             thread.join()
             child.close()
         self._folder.cleanup()
-
-    def _send(self, rank: int, message: ToRank) -> None:
-        self._ranks[rank - 1].send(wire.encoder.encode(message))
 
     # -- a thread for each rank ---------------------------------------------
 
