@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from paceline.core.arrays import F64
+from paceline.core.arrays import F64, I32
 
 
 class Histogram:
@@ -31,14 +31,14 @@ class Histogram:
         self._single[bisect_left(self.bounds, value)] += times
         self._single[-1] += value * times
 
-    def observe_all(self, values: F64, times: int = 1) -> None:
-        """Count each of many values, so many times."""
+    def observe_all(self, values: F64, times: I32 | None = None) -> None:
+        """Count each of many values, once or so many times."""
         if len(values) == 1:
-            self.observe(float(values[0]), times)
+            self.observe(float(values[0]), 1 if times is None else int(times[0]))
             return
         places = np.searchsorted(self._edges, values)
-        self._cells[:-1] += np.bincount(places, minlength=len(self.bounds) + 1) * times
-        self._cells[-1] += values.sum() * times
+        self._cells[:-1] += np.bincount(places, times, minlength=len(self.bounds) + 1)
+        self._cells[-1] += values.sum() if times is None else values @ times
 
     @property
     def counts(self) -> list[int]:

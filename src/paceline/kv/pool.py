@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from paceline.core.arrays import I64
+from paceline.core.arrays import I64, Index
 from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.kv.keys import KEY_BYTES
@@ -59,9 +59,15 @@ class BlockPool:
     def kinds(self, first: int, last: int) -> I64:
         """What each block from `first` to before `last` is: 0 free without content, 1 free and
         cached, 2 held by one holder, 3 held by several."""
-        holders = np.array(self._holders[first:last], np.int64)
-        cached = [content is not None for content in self._content[first:last]]
-        return np.where(holders > 0, np.minimum(holders, 2) + 1, np.array(cached, np.int64))
+        held, content = self._holders[first:last], self._content
+        try:
+            holders = np.frombuffer(bytes(held), np.uint8)  # faster than an array of a list
+        except ValueError:  # of more than 255 holders
+            holders = np.array(held)
+        kinds: I64 = np.minimum(holders, 2).astype(np.int64) + (holders > 0)
+        idle: Index = np.flatnonzero(holders == 0)
+        kinds[idle] = [content[first + block] is not None for block in idle.tolist()]
+        return kinds
 
     def take(self, count: int) -> list[int]:
         """Take free blocks, blank ones first, and forget the content of the others."""

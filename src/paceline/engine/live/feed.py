@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter, time
+from time import thread_time, time
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from paceline.sched.scheduler import Scheduler
 
 FRAME_S = 0.5  # between two frames
 EARLY = 0.8  # of it: pages do not ask at exact times
-SHARE = 0.005  # of the time that may go into frames; if they take long, they are made less often
+SHARE = 0.0025  # of the time that may go into frames; if they take long, they are made less often
 KEPT_FRAMES, KEPT_BYTES = 600, 16 * 2**20
 ANSWER_BYTES = 2**18  # of one answer, which has at least one frame
 UNASKED_S = 5.0  # after which nothing is recorded any more
@@ -117,20 +117,22 @@ class LiveFeed:
     def _begun(self) -> FrameMaker:
         if self._maker is None:
             self._maker = FrameMaker(self._scheduler, self._clock, FRAME_S, self.run)
-            self._maker.recorder.expired = self._end
+            self._maker.recorder.watch, self._maker.recorder.expired = self._watch, self._end
         if not self._recording:
             self._recording = True
             self._maker.begin()
-            self._observe(all_of([self._observer, self._maker.recorder]))
         return self._maker
+
+    def _watch(self, recorder: StepObserver) -> None:
+        self._observe(all_of([self._observer, recorder]))
 
     def _end(self) -> None:
         self._recording = False
         self._observe(self._observer)
 
     def _make(self, maker: FrameMaker, engine: int, now: float) -> None:
-        begun = perf_counter()
+        begun = thread_time()
         frame = maker.frame(engine)
         self._history.add(KeptFrame(frame.number, encode_json(frame), frame.seats))
-        took_s = perf_counter() - begun
+        took_s = thread_time() - begun
         self._due = now + max(FRAME_S * EARLY, took_s / SHARE)

@@ -59,13 +59,13 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class Seat(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence takes up a slot: the cells of the slot are its own from `step` on.
+    """A sequence is in a slot: the cells of the slot are its own from `step` on.
 
     In JSON it is a list: [slot, step, request_id, child, prompt].
     """
 
     slot: int
-    step: int  # its first step in the slot
+    step: int  # the first one with a record
     request_id: str
     child: int  # which of several sequences of the request; -1: the only one
     prompt: int  # tokens of the prompt
@@ -168,17 +168,20 @@ class Frame(msgspec.Struct, frozen=True):
     block_size   tokens of a block
     steps        the latest steps of the period, oldest first; some may be left out
     left_out     steps after the last record, or with no record at all
-    seats        sequences that took up a slot since the frame before; in the first frame that a
+    seats        sequences that are new in a slot since the frame before; in the first frame that a
                  page gets, and after frames that it lost, all that are needed to know every slot
-    split        seconds of all steps since recording began
+    split        seconds of all steps since recording began; those with a record stand for those
+                 without
     counts       requests by place
     totals       what happened since the engine started
     usage        share of device blocks that are held; exact, also for large pools
     tokens_per_s generated in the period
     blocks, host blocks of the device, and of host memory that sequences are swapped to, if any
     queue        requests that wait
-    first_token  seconds from arrival to the first token
-    between      seconds between two tokens of a sequence, as they are committed
+    first_token  seconds from arrival to the first token, of requests that were in a slot in a step
+                 with a record
+    between      seconds between two tokens of a sequence, as they are committed; tokens between two
+                 records share the time
     tenants      those served least come first, the others are left out; empty under policies that
                  do not share by tenant
     fair_share   what a tenant would have been served that was always here

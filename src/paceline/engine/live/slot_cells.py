@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.core.arrays import Bool, Index, Names
+from paceline.core.arrays import I64, Bool, Index, Names
 from paceline.core.plan import Plan, Rows
 from paceline.engine.live.frames import (
     AGAIN,
@@ -23,85 +23,68 @@ SEATS_PER_SLOT = 4  # that are kept between two frames; more are too many to dra
 
 
 class SlotCells:
-    """Follows plans: which sequence has which slot. Cells are drawn for some steps only.
+    """Draws the cells of some steps, and seats the sequences that it finds in slots.
 
-    `_occupant` and `_resumed` are by slot: the id of its request, and whether it ran before and was
-    preempted. `_preempted` and `_found` are slots of the latest plan: of sequences that had to
-    leave, and of those that found a part of their prompt in the cache. `_drawn` are rows whose
-    cells are in `_text`, also in the steps that repeat them.
+    `_serial`, `_name` and `_resumed` are by slot: the sequence that was drawn there last, the id of
+    its request, and whether it ran before and was preempted. `_drawn` are rows whose cells are in
+    `_text`, also in the steps that repeat them.
     """
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
-        self._occupant: Names = np.full(table.capacity, None, object)
+        self._serial: I64 = np.full(table.capacity, -1, np.int64)
+        self._name: Names = np.full(table.capacity, None, object)
         self._resumed: Bool = np.zeros(table.capacity, np.bool_)
-        self._preempted: list[int] = []
-        self._found: list[int] = []
         self._seats: list[Seat] = []
         self._drawn: Rows | None = None
         self._text, self._prompts = "", 0
 
-    def begin(self, step: int) -> None:
-        """Seat all who are here."""
-        self._occupant[:] = None
-        self._resumed[:] = False
-        self._preempted, self._found, self._seats = [], [], []
-        self._drawn = None
-        for slot in self._table.order.tolist():
-            self._resumed[slot] = self._table.sequence(slot).preemptions > 0
-            self._seat(slot, step)
-
-    def follow(self, plan: Plan) -> tuple[list[int], list[int]]:
-        """Take note of who left and who came with a plan that repeats no rows; returns the slots of
-        preempted sequences and of new ones."""
-        occupant, left, seated = self._occupant, list[int](), list[int]()
-        if plan.preempted:
-            names = set(plan.preempted)
-            left = [slot for slot in plan.released if occupant[slot] in names]
-        for slot in plan.released:
-            occupant[slot] = None
-        self._found = []
-        for new in plan.admitted:
-            sequence = self._table.sequences[new.slot]
-            if sequence is None:  # it left before the plan was made
-                continue
-            self._resumed[new.slot] = new.resumed
-            if sequence.cached and not new.resumed:
-                self._found.append(new.slot)
-            self._seat(new.slot, plan.step)
-            seated.append(new.slot)
-        self._preempted = left
-        return left, seated
-
-    def _seat(self, slot: int, step: int) -> None:
-        table = self._table
-        name, child = str(table.name[slot]), int(table.child[slot])
-        self._occupant[slot] = name
-        self._seats.append(Seat(slot, step, name, child, int(table.prompt[slot])))
-        if len(self._seats) > SEATS_PER_SLOT * table.capacity:
-            self._seats = [*{one.slot: one for one in self._seats}.values()]
+    def begin(self) -> None:
+        """Seat all who are here in the next step that is drawn."""
+        self._serial[:] = -1
+        self._name[:] = None
+        self._seats, self._drawn = [], None
 
     def take_seats(self) -> tuple[Seat, ...]:
-        """Sequences that took up a slot since the previous call."""
+        """Sequences that were found in a slot since the previous call."""
         seats, self._seats = tuple(self._seats), []
         return seats
 
-    def drawn(self, plan: Plan, repeats: bool) -> tuple[str, int]:
-        """The cells of the latest plan, and how many of its rows compute known tokens.
-
-        A plan that repeats the rows of the one before it has no changes.
-        """
-        if repeats:
-            self._preempted, self._found = [], []
+    def drawn(self, plan: Plan) -> tuple[str, int]:
+        """The cells of a step that was just planned, and how many of its rows compute known
+        tokens."""
         if plan.rows is not self._drawn:
-            self._draw(plan)
-            self._drawn = None if self._preempted or self._found else plan.rows
+            preempted = self._preempted(plan) if plan.preempted else []
+            self._seat(plan.step)
+            self._draw(plan, preempted)
+            self._drawn = None if preempted or plan.admitted else plan.rows
         return self._text, self._prompts
 
-    def _draw(self, plan: Plan) -> None:
+    def _preempted(self, plan: Plan) -> list[int]:
+        """The slots that preempted sequences had, as far as they were drawn there."""
+        names = set(plan.preempted)
+        return [slot for slot in plan.released if self._name[slot] in names]
+
+    def _seat(self, step: int) -> None:
+        """Take note of who has come since the latest step that was drawn."""
+        table, order = self._table, self._table.order
+        changed = order[table.serial[order] != self._serial[order]]
+        if not len(changed):
+            return
+        self._serial[changed] = table.serial[changed]
+        self._name[changed] = table.name[changed]
+        for slot in changed.tolist():
+            sequence = table.sequence(slot)
+            self._resumed[slot] = sequence.preemptions > 0
+            prompt = len(sequence.request.prompt)
+            self._seats.append(Seat(slot, step, sequence.id, sequence.child, prompt))
+        if len(self._seats) > SEATS_PER_SLOT * table.capacity:
+            self._seats = [*{one.slot: one for one in self._seats}.values()]
+
+    def _draw(self, plan: Plan, preempted: list[int]) -> None:
         table, rows, slot = self._table, plan.rows, plan.rows.slot
         cells = np.full(table.capacity, KIND[VACANT], np.uint8)
-        cells[self._preempted] = KIND[PREEMPTED]
+        cells[preempted] = KIND[PREEMPTED]
         cells[table.order] = KIND[IDLE]
         kinds = np.where(rows.drafts > 0, KIND[DRAFTS], KIND[DECODE])
         kinds[plan.start < table.prompt[slot]] = KIND[PREFILL]
@@ -109,7 +92,10 @@ class SlotCells:
         kinds[self._resumed[slot] & (plan.start < table.given[slot] - 1)] = KIND[AGAIN]
         self._prompts = int(np.count_nonzero((kinds == KIND[PREFILL]) | (kinds == KIND[AGAIN])))
         cells[slot] = kinds
-        cells[[one for one in self._found if cells[one] == KIND[PREFILL]]] = KIND[CACHED]
+        for new in plan.admitted:
+            sequence = table.sequences[new.slot]
+            if cells[new.slot] == KIND[PREFILL] and sequence is not None and sequence.cached:
+                cells[new.slot] = KIND[CACHED]
         used: Index = np.flatnonzero(cells != KIND[VACANT])
         last = int(used[-1]) + 1 if len(used) else 0
         self._text = cells[:last].tobytes().decode("ascii")

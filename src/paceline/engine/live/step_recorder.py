@@ -1,10 +1,11 @@
-"""Notes what committed steps did, at a cost that does not grow with the running sequences."""
+"""Looks at some of the steps of an engine, and lets the others pass at next to no cost."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import thread_time
 
-from paceline.core.plan import Outputs, Plan, Rows
+from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.ports import Clock, StepObserver
 from paceline.engine.live.frames import StepRecord, StepSplit
 from paceline.engine.live.slot_cells import SlotCells
@@ -13,6 +14,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 
 RECORDS = 64  # of a period, at most
+SHARE = 0.005  # of the time that looks may take: there are fewer if they take long
 
 
 @dataclass(slots=True, eq=False)
@@ -64,124 +66,140 @@ class SampledStep:
         )
 
 
-class StepRecorder(StepObserver):
-    """Every step is counted. Some get a record, at most one in `_gap_s`.
+class PassingSteps(StepObserver):
+    """Sees the steps that get no record: it counts them until the next look is `due`."""
 
-    slots, tokens   who is in which slot / when sequences got tokens
-    expired         called between two steps once nobody has asked for frames until `until`
-    plan_s, launch_s, wait_s, commit_s, report_s   seconds of all steps
-    _mark           when the latest of these ended, while a step is worked on
-    _rows           of the latest plan
-    _flight         sampled steps that are not committed
-    _ended          the sampled step that was committed last, until its report has ended
+    def __init__(self, clock: Clock, look: Callable[[], None]) -> None:
+        self._clock, self._look = clock, look
+        self.due = 0.0
+        self.steps = 0
+
+    def committed(self, plan: Plan, outputs: Outputs) -> None:
+        if len(plan.rows.slot):
+            self.steps += 1
+            if self._clock() >= self.due:
+                self._look()
+
+
+class StepRecorder(StepObserver):
+    """Observes the engine while there is a step to look at; otherwise `passing` does.
+
+    slots, tokens   who does what in which slot / when sequences got tokens
+    watch           called with the observer that is to see the steps: this one or `passing`
+    until, expired  when nobody wants frames any more / called then, between two steps
+    split           seconds of all steps: those that were looked at stand for the others
+    _mark           when the latest part of a step ended
+    _flight         steps to be looked at, not committed yet
+    _ended          the one that was committed last, until its report has ended
     _records        since the latest frame
-    _left_out       steps since the latest record
-    _latest         when the latest sampled step was planned
-    _reports        is the time since the latest commit a report?
-    _clock, _scheduler, _gap_s   as given
+    _begun          when recording began
+    _gap_s          least time between two looks
+    _scheduler, _clock   as given
     """
 
     def __init__(self, scheduler: Scheduler, clock: Clock, period_s: float) -> None:
-        self._scheduler, self._clock, self._gap_s = scheduler, clock, period_s / RECORDS
+        self._scheduler, self._clock = scheduler, clock
         self.slots = SlotCells(scheduler.view.table)
         self.tokens = TokenTimes(scheduler.view.table)
-        self.expired: Callable[[], None] = lambda: None
+        self.passing = PassingSteps(clock, lambda: self.watch(self))
+        self.watch: Callable[[StepObserver], None] = lambda _: None
         self.until = 0.0
-        self.plan_s = self.launch_s = self.wait_s = self.commit_s = self.report_s = 0.0
-        self._mark = self._latest = 0.0
-        self._rows: Rows | None = None
+        self.expired: Callable[[], None] = lambda: None
+        self.split = StepSplit()
+        self._mark = self._begun = 0.0
         self._flight: deque[SampledStep] = deque()
         self._ended: SampledStep | None = None
         self._records: list[StepRecord] = []
-        self._left_out = 0
-        self._reports = False
+        self._gap_s = period_s / RECORDS
 
     def begin(self) -> None:
         """Record from here on, between two turns."""
-        self.slots.begin(self._scheduler.stats.steps)
+        self.slots.begin()
         self.tokens.begin()
-        self._mark, self._latest, self._rows = self._clock(), float("-inf"), None
+        self._mark = self._begun = self._clock()
         self._flight.clear()
-        self._records, self._ended, self._left_out, self._reports = [], None, 0, False
+        self._records, self._ended = [], None
+        self.passing.due, self.passing.steps = self._begun, 0
+        self.watch(self)
 
     # -- the borders of a step ----------------------------------------------
 
     def planning(self) -> None:
         now = self._clock()
-        if self._reports:
+        if self._ended is not None:
             self._end_report(now)
         self._mark = now
 
     def planned(self, plan: Plan) -> None:
         now, begun = self._clock(), self._mark
-        took, self._mark = now - begun, now
-        self.plan_s += took
-        repeats = plan.rows is self._rows
-        if not repeats:
-            self._rows = None if plan.empty else plan.rows
-            left, seated = self.slots.follow(plan)
-            self.tokens.change(left, seated)
-        if begun - self._latest >= self._gap_s and self._rows is not None:
-            self._latest = begun
-            drawn = self.slots.drawn(plan, repeats)
-            self._flight.append(SampledStep(plan, begun, took, *drawn))
-            self._mark = self._clock()  # drawing is no part of the launch
+        if begun >= self.passing.due and not plan.empty:
+            before = thread_time()
+            self._flight.append(SampledStep(plan, begun, now - begun, *self.slots.drawn(plan)))
+            self._looked(begun, thread_time() - before)
+            now = self._clock()
+        self._mark = now
+
+    def _looked(self, now: float, took_s: float) -> None:
+        """The next look is due some time after this one, depending on what it took."""
+        self.passing.due = max(now + self._gap_s, self.passing.due + took_s / SHARE)
 
     def launched(self, plan: Plan) -> None:
         now = self._clock()
-        took, self._mark = now - self._mark, now
-        self.launch_s += took
         if self._flight and self._flight[-1].plan is plan:
-            self._flight[-1].launch_s = took
+            self._flight[-1].launch_s = now - self._mark
+        self._mark = now
 
     def landed(self, plan: Plan) -> None:
-        now = self._clock()
-        took, self._mark = now - self._mark, now
-        self.wait_s += took
-        flight = self._flight
+        now, flight = self._clock(), self._flight
         while flight and flight[0].plan.step < plan.step:
             flight.popleft()  # it failed
         if flight and flight[0].plan is plan:
-            flight[0].wait(took, self._scheduler.stats)
+            flight[0].wait(now - self._mark, self._scheduler.stats)
+        self._mark = now
 
     def committed(self, plan: Plan, outputs: Outputs) -> None:
-        if plan.rows is not self._rows and plan.empty:
-            return
-        now = self._clock()
-        took, self._mark, self._reports = now - self._mark, now, True
-        self.commit_s += took
-        self.tokens.committed(plan, outputs, now)
-        flight = self._flight
+        now, flight = self._clock(), self._flight
         if not (flight and flight[0].plan is plan):
-            self._left_out += 1
+            self.passing.steps += len(plan.rows) > 0
             return
         self._ended = flight.popleft()
-        self._ended.end(took, self._scheduler.stats, self._left_out)
-        self._left_out = 0
+        self._ended.end(now - self._mark, self._scheduler.stats, self.passing.steps)
+        self.passing.steps = 0
+        before = thread_time()
+        self.tokens.look(now, self._begun)
+        self._looked(self._ended.time, thread_time() - before)
+        self._mark = now
         if now > self.until:
             self.expired()
 
     def changed(self) -> None:
-        if self._reports and self._scheduler.idle:  # what follows is a rest
+        """Nothing is reported while the engine rests, and nothing is looked at if it does."""
+        if self._ended is not None and self._scheduler.idle:
             self._end_report(self._clock())
+        if not self._flight and self._ended is None and self._clock() < self.passing.due:
+            self.watch(self.passing)
 
     def _end_report(self, now: float) -> None:
-        self._reports = False
-        self.report_s += now - self._mark
-        if self._ended is not None:
-            self._records.append(self._ended.record(now - self._mark))
-            self._ended = None
+        assert self._ended is not None
+        step, self._ended = self._ended.record(now - self._mark), None
+        self._records.append(step)
+        self.split = added(self.split, step.split, 1 + step.left_out)
 
     # -- for frames ---------------------------------------------------------
-
-    @property
-    def split(self) -> StepSplit:
-        return StepSplit(self.plan_s, self.launch_s, self.wait_s, self.commit_s, self.report_s)
 
     def take(self) -> tuple[tuple[StepRecord, ...], int]:
         """The records since the previous call, and how many steps came after the last one."""
         if self._ended is not None:
-            self._records.append(self._ended.record(self._clock() - self._mark))
-            self._ended = None
+            self._end_report(self._clock())
         records, self._records = tuple(self._records), []
-        return records, self._left_out
+        return records, self.passing.steps
+
+
+def added(split: StepSplit, other: StepSplit, times: int) -> StepSplit:
+    return StepSplit(
+        split.plan + other.plan * times,
+        split.launch + other.launch * times,
+        split.wait + other.wait * times,
+        split.commit + other.commit * times,
+        split.report + other.report * times,
+    )
