@@ -24,6 +24,7 @@ COMMANDS = {
     "simulate": "Simulate a server under a trace, a recording or a synthetic load.",
     "compare": "Simulate one load under several policies and settings, and compare them.",
     "capacity": "Find the rate that a server holds within limits, and how many a load needs.",
+    "view": "Show a recording in the live page.",
     "replay": "Run a recording again and check that every plan is the same.",
     "calibrate": "Measure the steps of a model on this machine, for simulations.",
     "explain": "Describe what a request waited for, and why.",

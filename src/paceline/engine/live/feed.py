@@ -13,9 +13,11 @@ from paceline.engine.core.ports import Clock, StepObserver
 from paceline.engine.live.frame_maker import FrameMaker
 from paceline.engine.live.frames import LATEST, FrameAnswer, FrameQuestion, Seat
 from paceline.engine.live.lives import life_of
+from paceline.engine.live.step_recorder import StepRecorder
 from paceline.sched.scheduler import Scheduler
 
 FRAME_S = 0.5  # between two frames
+RECORDS = 64  # of steps, in a frame
 EARLY = 0.8  # of it: pages do not ask at exact times
 SHARE = 0.0025  # of the time that may go into frames; if they take long, they are made less often
 KEPT_FRAMES, KEPT_BYTES = 600, 16 * 2**20
@@ -116,8 +118,9 @@ class LiveFeed:
 
     def _begun(self) -> FrameMaker:
         if self._maker is None:
-            self._maker = FrameMaker(self._scheduler, self._clock, FRAME_S, self.run)
-            self._maker.recorder.watch, self._maker.recorder.expired = self._watch, self._end
+            recorder = StepRecorder(self._scheduler, self._clock, FRAME_S / RECORDS)
+            recorder.watch, recorder.expired = self._watch, self._end
+            self._maker = FrameMaker(self._scheduler, recorder, self._clock, self.run)
         if not self._recording:
             self._recording = True
             self._maker.begin()

@@ -25,10 +25,12 @@ LONGEST_ID = 256  # characters of ids and tenants
 class FrameMaker:
     """Each frame has what happened since the one before it."""
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, period_s: float, run: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, recorder: StepRecorder, clock: Clock, run: int
+    ) -> None:
         self._scheduler, self._view, self._clock = scheduler, scheduler.view, clock
         self._run, self._number = run, 0
-        self.recorder = StepRecorder(scheduler, clock, period_s)
+        self.recorder = recorder
         device, host = self._view.pools
         self._blocks, self._host = PoolMap(device), PoolMap(host)
         self._since, self._sampled = 0.0, 0

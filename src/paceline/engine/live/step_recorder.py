@@ -13,7 +13,6 @@ from paceline.engine.live.token_times import TokenTimes
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 
-RECORDS = 64  # of a period, at most
 SHARE = 0.005  # of the time that looks may take: there are fewer if they take long
 
 
@@ -93,12 +92,15 @@ class StepRecorder(StepObserver):
     _ended          the one that was committed last, until its report has ended
     _records        since the latest frame
     _begun          when recording began
-    _gap_s          least time between two looks
+    gap_s           least time between two looks
+    _share          of the time, that looks may take
     _scheduler, _clock   as given
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, period_s: float) -> None:
-        self._scheduler, self._clock = scheduler, clock
+    def __init__(
+        self, scheduler: Scheduler, clock: Clock, gap_s: float, share: float = SHARE
+    ) -> None:
+        self._scheduler, self._clock, self._share = scheduler, clock, share
         self.slots = SlotCells(scheduler.view.table)
         self.tokens = TokenTimes(scheduler.view.table)
         self.passing = PassingSteps(clock, lambda: self.watch(self))
@@ -110,7 +112,7 @@ class StepRecorder(StepObserver):
         self._flight: deque[SampledStep] = deque()
         self._ended: SampledStep | None = None
         self._records: list[StepRecord] = []
-        self._gap_s = period_s / RECORDS
+        self.gap_s = gap_s
 
     def begin(self) -> None:
         """Record from here on, between two turns."""
@@ -141,7 +143,7 @@ class StepRecorder(StepObserver):
 
     def _looked(self, now: float, took_s: float) -> None:
         """The next look is due some time after this one, depending on what it took."""
-        self.passing.due = max(now + self._gap_s, self.passing.due + took_s / SHARE)
+        self.passing.due = max(now + self.gap_s, self.passing.due + took_s / self._share)
 
     def launched(self, plan: Plan) -> None:
         now = self._clock()

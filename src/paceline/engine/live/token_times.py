@@ -20,8 +20,8 @@ class TokenTimes:
 
     By slot: `_serial` and `_sequence` are who was seen there, `_known` its tokens then, and `_time`
     when that was, or the time of its first token; NEVER if it had none. `_awaited` have no token
-    yet. `_kept` has tokens and time of preempted sequences, by serial. `_looked` is when it looked
-    last.
+    yet. `_kept` has tokens and time of preempted sequences. Both are by serial. `_looked` is when
+    it looked last.
     """
 
     def __init__(self, table: SlotTable) -> None:
@@ -31,29 +31,28 @@ class TokenTimes:
         self._sequence: list[Sequence | None] = [None] * slots
         self._known: I32 = np.zeros(slots, np.int32)
         self._time: F64 = np.full(slots, NEVER)
-        self._awaited: list[Sequence] = []
+        self._awaited: dict[int, Sequence] = {}
         self._kept: dict[int, tuple[int, float]] = {}
         self._looked = 0.0
 
     def begin(self) -> None:
-        """Count from here on: of sequences that are here, tokens to come."""
-        table = self._table
+        """Count from here on."""
         self._serial[:] = -1
-        self._sequence = [None] * table.capacity
-        self._awaited, self._kept = [], {}
+        self._sequence = [None] * self._table.capacity
+        self._awaited, self._kept = {}, {}
 
     def look(self, now: float, since: float) -> None:
-        """Count what came since the look before. What came before `since` does not count."""
+        """Count what came since the look before, but no first tokens from before `since`."""
         table, order = self._table, self._table.order
-        changed = order[table.serial[order] != self._serial[order]]
+        if self._awaited:
+            begun = [one for one in self._awaited.values() if not self._awaits(one)]
+            for one in begun:
+                del self._awaited[one.serial]
+        changed: Index = np.flatnonzero(table.serial != self._serial)
         if len(changed):
             self._follow(changed.tolist(), since)
-        if self._awaited:
-            self._awaited = [one for one in self._awaited if self._awaits(one, since)]
-        known = table.known[order]
-        new = known - self._known[order]
-        gone = now - self._time[order]
-        self._count(new, gone, now - self._looked)
+        new = table.known[order] - self._known[order]
+        self._count(new, now - self._time[order], now - self._looked)
         got = order[new > 0]
         self._known[got], self._time[got] = table.known[got], now
         self._looked = now
@@ -71,36 +70,40 @@ class TokenTimes:
             self._between.observe_all(gone[rest] / new[rest], new[rest])
 
     def _follow(self, slots: list[int], since: float) -> None:
-        """Others are in these slots than before."""
+        """Others are in these slots than before, or none."""
         if len(self._kept) > MOST_KEPT:
             self._kept.clear()
         for slot in slots:
             left = self._sequence[slot]
-            if left is not None and left.finish is None and left.slot != slot:
+            if left is not None and left.finish is None:
                 self._kept[left.serial] = int(self._known[slot]), float(self._time[slot])
+        self._serial[slots] = self._table.serial[slots]
         for slot in slots:
-            sequence = self._table.sequence(slot)
-            self._sequence[slot], self._serial[slot] = sequence, sequence.serial
-            if (kept := self._kept.pop(sequence.serial, None)) is not None:
-                self._known[slot], self._time[slot] = kept
-            elif (first := first_token(sequence)) is not None and first >= since:
-                self._known[slot], self._time[slot] = len(sequence.request.prompt) + 1, first
-                if sequence.child <= 0:
-                    self._first.observe(first - sequence.arrival)
-            else:
-                self._known[slot], self._time[slot] = self._table.known[slot], NEVER
-                if first is None and sequence.child <= 0:
-                    self._awaited.append(sequence)
+            sequence = self._sequence[slot] = self._table.sequences[slot]
+            if sequence is not None:
+                self._seat(slot, sequence, since)
 
-    def _awaits(self, sequence: Sequence, since: float) -> bool:
-        """Has it no token yet? Count the time of its first one otherwise."""
+    def _seat(self, slot: int, sequence: Sequence, since: float) -> None:
         first = first_token(sequence)
+        if (kept := self._kept.pop(sequence.serial, None)) is not None:
+            self._known[slot], self._time[slot] = kept
+        elif first is not None and first >= since:
+            self._known[slot], self._time[slot] = len(sequence.request.prompt) + 1, first
+            if sequence.child <= 0:
+                self._first.observe(first - sequence.arrival)
+        else:
+            self._known[slot], self._time[slot] = self._table.known[slot], NEVER
+            if first is None and sequence.child <= 0:
+                self._awaited[sequence.serial] = sequence
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Has it no token yet? Count the time of its first one otherwise."""
+        first, slot = first_token(sequence), sequence.slot
         if first is None:
             return sequence.finish is None
         self._first.observe(first - sequence.arrival)
-        if sequence.slot >= 0 and self._serial[sequence.slot] == sequence.serial:
-            self._known[sequence.slot] = len(sequence.request.prompt) + 1
-            self._time[sequence.slot] = max(first, since)
+        if slot >= 0 and self._serial[slot] == sequence.serial:
+            self._known[slot], self._time[slot] = len(sequence.request.prompt) + 1, first
         return False
 
     def counts(self) -> tuple[LatencyCounts, LatencyCounts]:

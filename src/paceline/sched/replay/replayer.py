@@ -92,7 +92,8 @@ class Replay:
 
     While `divergence` is None, every plan so far whose digest is in the file came out
     identical, bit for bit. `scheduler` is in the state that the recorded scheduler had
-    after the last replayed call. `on_commit` is called after each commit.
+    after the last replayed call. `on_result` is called before each commit, with its time, and
+    `on_commit` after it.
     """
 
     def __init__(self, *paths: str | PathLike[str]) -> None:
@@ -114,6 +115,7 @@ class Replay:
         self._parts: list[ResultPart] = []  # of the commit to come
         self._counts = Counter[str]()  # verified plans, requests, and refused calls
         self._calls = self._call_table()
+        self.on_result: Callable[[Plan, float], None] = lambda plan, now: None
         self.on_commit: Callable[[Plan, Outputs], None] = lambda plan, outputs: None
 
     def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
@@ -236,6 +238,7 @@ class Replay:
         for added_to in self._parts:
             result = added_to(result)
         self._parts.clear()
+        self.on_result(plan, made.now)
         outputs = self.scheduler.commit(plan, result, made.now)
         self._flight.committed(made.step)
         self.on_commit(plan, outputs)

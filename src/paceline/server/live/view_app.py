@@ -1,0 +1,65 @@
+"""A server of the live page that shows a recording."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import FastAPI
+
+from paceline import __version__
+from paceline.engine.api import RequestError
+from paceline.engine.live.feed import ANSWER_BYTES
+from paceline.engine.live.frames import FrameAnswer, FrameQuestion, RequestLife, StreamStart
+from paceline.engine.live.replayed import RUN, ReplayedRun
+from paceline.server.errors import NOT_FOUND, ApiError, answer_errors
+from paceline.server.live.page_routes import page_routes
+
+
+class RecordedFrames:
+    """See `FrameSource`: all frames of a recording at once, and none later."""
+
+    engines = 1
+
+    def __init__(self, run: ReplayedRun, name: str) -> None:
+        self._run, self._name = run, name
+        self._bodies = [msgspec.json.encode(frame) for frame in run.run()]
+
+    def start(self) -> StreamStart:
+        return StreamStart(
+            version=__version__,
+            model="",
+            engines=self.engines,
+            frame_s=self._run.frame_s,
+            kept=len(self._bodies),
+            wall_offset=None,
+            recording=self._name,
+        )
+
+    async def frames(self, question: FrameQuestion) -> FrameAnswer:
+        first = last = max(question.number, 0)
+        if first >= len(self._bodies):
+            await asyncio.Event().wait()  # until the page hangs up
+        size = 0
+        while last < len(self._bodies) and (last == first or size < ANSWER_BYTES):
+            size += len(self._bodies[last])
+            last += 1
+        more = last < len(self._bodies)
+        return FrameAnswer(RUN, last, tuple(self._bodies[first:last]), more=more)
+
+    async def life(self, request_id: str) -> tuple[RequestLife, Sequence[int]]:
+        return msgspec.convert(self._run.life(request_id), RequestLife), ()
+
+
+def view_app(source: RecordedFrames) -> FastAPI:
+    app = FastAPI(title="paceline", version=__version__, docs_url=None, redoc_url=None)
+
+    async def life(request_id: str) -> RequestLife:
+        try:
+            return (await source.life(request_id))[0]
+        except RequestError as error:
+            raise ApiError(NOT_FOUND, str(error), param="request_id") from None
+
+    app.include_router(page_routes(source, life, ends=lambda: False))
+    answer_errors(app, lambda: 1, defaultdict(set))
+    return app
