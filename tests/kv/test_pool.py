@@ -27,6 +27,19 @@ def filled(pool: BlockPool, *keys: bytes) -> list[int]:
     return blocks
 
 
+@pytest.mark.parametrize("holders", [2, 300])
+def test_what_blocks_are(holders: int) -> None:
+    pool = BlockPool(5)
+    cached, shared = filled(pool, K1, K2)
+    (held,) = pool.take(1)
+    pool.drop([cached])
+    for _ in range(holders - 1):
+        pool.hold([shared])
+    assert (cached, shared, held) == (0, 1, 2)
+    assert pool.kinds(0, 5).tolist() == [1, 3, 2, 0, 0]
+    assert pool.kinds(1, 3).tolist() == [3, 2]
+
+
 # -- taking and dropping ----------------------------------------------------
 
 

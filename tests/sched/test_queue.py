@@ -353,8 +353,11 @@ def test_random_comings_and_goings_follow_the_rank(patience_s: float) -> None:
         if random.random() < 0.3:
             flow = random.choice("xyz")
             line.policy.flow_ranks[flow] = line.policy.flow_ranks.get(flow, 0.0) + 1.0
-        first = next(iter(line.queue.in_order(now)), None)
+        order = line.queue.in_order(now)
+        first = next(iter(order), None)
         assert line.queue.head(now) is first
+        most = random.choice([0, 1, 5, 400])
+        assert line.queue.first(most, now) == order[:most]
         if random.random() < 0.2 and first is not None:
             line.queue.remove(first)
     assert len(line.queue) > 50

@@ -87,10 +87,12 @@ class LiveFeed:
         clock: Clock,
         observer: StepObserver,
         observe: Callable[[StepObserver], None],
+        meter: Clock = thread_time,
     ) -> None:
-        """`observer` is the engine's own one, and `observe` gives the engine another instead."""
+        """`observer` is the engine's own one, and `observe` gives the engine another instead.
+        `meter` is the CPU time of the thread."""
         self._scheduler, self._clock = scheduler, clock
-        self._observer, self._observe = observer, observe
+        self._observer, self._observe, self._meter = observer, observe, meter
         self.run = int(time() * 1000)
         self._maker: FrameMaker | None = None
         self._recording = False
@@ -118,7 +120,7 @@ class LiveFeed:
 
     def _begun(self) -> FrameMaker:
         if self._maker is None:
-            recorder = StepRecorder(self._scheduler, self._clock, FRAME_S / RECORDS)
+            recorder = StepRecorder(self._scheduler, self._clock, FRAME_S / RECORDS, self._meter)
             recorder.watch, recorder.expired = self._watch, self._end
             self._maker = FrameMaker(self._scheduler, recorder, self._clock, self.run)
         if not self._recording:
@@ -134,8 +136,8 @@ class LiveFeed:
         self._observe(self._observer)
 
     def _make(self, maker: FrameMaker, engine: int, now: float) -> None:
-        begun = thread_time()
+        begun = self._meter()
         frame = maker.frame(engine)
         self._history.add(KeptFrame(frame.number, encode_json(frame), frame.seats))
-        took_s = thread_time() - begun
+        took_s = self._meter() - begun
         self._due = now + max(FRAME_S * EARLY, took_s / SHARE)

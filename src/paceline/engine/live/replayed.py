@@ -32,13 +32,18 @@ class ReplayedRun:
         self._replay, self._most_frames = replay, most_frames
         self.frame_s = FRAME_S
         self._now = replay.now
-        recorder = StepRecorder(replay.scheduler, lambda: self._now, FRAME_S / RECORDS, share=inf)
-        self._recorder, recorder.until = recorder, inf
-        self._maker = FrameMaker(replay.scheduler, recorder, lambda: self._now, RUN)
+        self._recorder = StepRecorder(
+            replay.scheduler, self._clock, FRAME_S / RECORDS, meter=lambda: 0.0
+        )
+        self._recorder.until = inf
+        self._maker = FrameMaker(replay.scheduler, self._recorder, self._clock, RUN)
         self._frames: list[Frame] = []
         self._due: float | None = None  # when the next frame is made; None: nothing happened yet
         self._ended: dict[str, dict[str, Any]] = {}
         replay.on_result, replay.on_commit = self._landed, self._committed
+
+    def _clock(self) -> float:
+        return self._now
 
     def run(self) -> list[Frame]:
         """Replay all of it. The frames are numbered from 1, and have all steps together at most

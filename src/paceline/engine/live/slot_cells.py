@@ -19,7 +19,7 @@ from paceline.sched.slots import SlotTable
 
 LETTERS = (VACANT, IDLE, PREFILL, AGAIN, CACHED, DECODE, DRAFTS, PREEMPTED)
 KIND = {letter: ord(letter) for letter in LETTERS}
-SEATS_PER_SLOT = 4  # that are kept between two frames; more are too many to draw
+SEATS_PER_SLOT = 4  # between two frames
 
 
 class SlotCells:
@@ -50,6 +50,15 @@ class SlotCells:
         seats, self._seats = tuple(self._seats), []
         return seats
 
+    @property
+    def crowded(self) -> bool:
+        """Are there too many seats for one frame?"""
+        return len(self._seats) > SEATS_PER_SLOT * self._table.capacity
+
+    def forget_seats(self) -> None:
+        """Keep the latest seat of each slot: no record needs the others."""
+        self._seats = [*{one.slot: one for one in self._seats}.values()]
+
     def drawn(self, plan: Plan) -> tuple[str, int]:
         """The cells of a step that was just planned, and how many of its rows compute known
         tokens."""
@@ -78,8 +87,6 @@ class SlotCells:
             self._resumed[slot] = sequence.preemptions > 0
             prompt = len(sequence.request.prompt)
             self._seats.append(Seat(slot, step, sequence.id, sequence.child, prompt))
-        if len(self._seats) > SEATS_PER_SLOT * table.capacity:
-            self._seats = [*{one.slot: one for one in self._seats}.values()]
 
     def _draw(self, plan: Plan, preempted: list[int]) -> None:
         table, rows, slot = self._table, plan.rows, plan.rows.slot

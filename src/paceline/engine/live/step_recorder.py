@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import thread_time
 
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.core.ports import Clock, StepObserver
@@ -13,6 +12,7 @@ from paceline.engine.live.token_times import TokenTimes
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 
+MOST_RECORDS = 256  # between two frames
 SHARE = 0.005  # of the time that looks may take: there are fewer if they take long
 
 
@@ -93,14 +93,12 @@ class StepRecorder(StepObserver):
     _records        since the latest frame
     _begun          when recording began
     gap_s           least time between two looks
-    _share          of the time, that looks may take
-    _scheduler, _clock   as given
+    _scheduler, _clock, _meter   as given
     """
 
-    def __init__(
-        self, scheduler: Scheduler, clock: Clock, gap_s: float, share: float = SHARE
-    ) -> None:
-        self._scheduler, self._clock, self._share = scheduler, clock, share
+    def __init__(self, scheduler: Scheduler, clock: Clock, gap_s: float, meter: Clock) -> None:
+        """`meter` is the CPU time that looks take."""
+        self._scheduler, self._clock, self._meter = scheduler, clock, meter
         self.slots = SlotCells(scheduler.view.table)
         self.tokens = TokenTimes(scheduler.view.table)
         self.passing = PassingSteps(clock, lambda: self.watch(self))
@@ -135,15 +133,23 @@ class StepRecorder(StepObserver):
     def planned(self, plan: Plan) -> None:
         now, begun = self._clock(), self._mark
         if begun >= self.passing.due and not plan.empty:
-            before = thread_time()
+            before = self._meter()
             self._flight.append(SampledStep(plan, begun, now - begun, *self.slots.drawn(plan)))
-            self._looked(begun, thread_time() - before)
+            self._looked(begun, self._meter() - before)
+            if self.slots.crowded or len(self._records) >= MOST_RECORDS:
+                self._forget_records()
             now = self._clock()
         self._mark = now
 
+    def _forget_records(self) -> None:
+        """No frame was made for long, or very many requests came: begin the next one here."""
+        self.passing.steps += sum(1 + one.left_out for one in self._records)
+        self._records = []
+        self.slots.forget_seats()
+
     def _looked(self, now: float, took_s: float) -> None:
         """The next look is due some time after this one, depending on what it took."""
-        self.passing.due = max(now + self.gap_s, self.passing.due + took_s / self._share)
+        self.passing.due = max(now + self.gap_s, self.passing.due + took_s / SHARE)
 
     def launched(self, plan: Plan) -> None:
         now = self._clock()
@@ -167,9 +173,9 @@ class StepRecorder(StepObserver):
         self._ended = flight.popleft()
         self._ended.end(now - self._mark, self._scheduler.stats, self.passing.steps)
         self.passing.steps = 0
-        before = thread_time()
+        before = self._meter()
         self.tokens.look(now, self._begun)
-        self._looked(self._ended.time, thread_time() - before)
+        self._looked(self._ended.time, self._meter() - before)
         self._mark = now
         if now > self.until:
             self.expired()
