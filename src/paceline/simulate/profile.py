@@ -87,6 +87,7 @@ class HostTerms:
     takes longer than the host.
     """
 
+    wake_s: float = 0.0  # after a rest, from a message until it plans
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
     mixed_s: float = 0.0  # of every step with prompts

@@ -116,7 +116,7 @@ class SimulatedServer:
             if engine.idle:
                 if not self._coming:
                     break
-                self._clock.advance_to(self._next_event())
+                self._clock.advance_to(self._next_event() + self._model.profile.host.wake_s)
                 continue
             delivery = engine.turn()
             if delivery is not None:

@@ -15,6 +15,7 @@ from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import tokenizer
 
 HOST = HostTerms(
+    wake_s=7e-4,
     plan_s=1e-4,
     plan_row_s=1e-6,
     change_s=3e-4,
@@ -33,6 +34,7 @@ def known_log() -> tuple[TurnLog, list[SentRequest]]:
     for count, prompt in ((1, 16), (1, 2000), (1, 500), (8, 16), (64, 16), (200, 16)):
         sent = now
         now += FRONT_END.request_s + prompt * FRONT_END.prompt_token_s
+        passed, now = now, now + HOST.wake_s
         times: list[float] = []
         for step in range(STEPS):
             admitted = count if step == 0 else 0
@@ -48,7 +50,7 @@ def known_log() -> tuple[TurnLog, list[SentRequest]]:
                 (planning, launched, landed, now - 1e-9, rows, admitted, finished, changed)
             )
             times.append(now + FRONT_END.deliver_s(rows))
-        requests.append(SentRequest(prompt, sent, np.array(times), count == 1))
+        requests.append(SentRequest(prompt, sent, passed, np.array(times), count == 1))
         now += 1.0
     return TurnLog(*map(np.array, zip(*lines, strict=True))), requests
 
@@ -57,6 +59,8 @@ def test_each_time_becomes_its_own_term() -> None:
     host, front_end = terms_of(*known_log())
     for found, known in ((host, HOST), (front_end, FRONT_END)):
         for name in known.__slots__:
+            if name == "mixed_s":
+                continue  # what launching takes more is measured with a device
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=0.01), name
 
 

@@ -118,7 +118,8 @@ def joined(values: Mapping[tuple[str, int], float]) -> RowRates:
     for column, name in enumerate(("contexts", "excess")):
         own = [(at, value) for (of, at), value in sorted(values.items()) if of == name]
         if own:
-            columns[column] = np.interp(rows, *zip(*own, strict=True))
+            places, rates = [at for at, _ in own], [value for _, value in own]
+            columns[column] = np.interp(rows, places, rates)
     return RowRates(
         [
             [at, rounded(float(one)), rounded(float(two))]
