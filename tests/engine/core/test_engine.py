@@ -229,6 +229,8 @@ def test_an_engine_may_stop_for_good() -> None:
     teller.run()
     assert teller.ends["a"][0] is teller.ends["b"][0] is Finish.ERROR
     assert "step 2 failed" in teller.engine.broken
+    known = teller.engine.scheduler.view.ended  # as a recording of the scheduler has it
+    assert {one and one.finish for one in map(known, "ab")} == {Finish.ERROR}
     with pytest.raises(EngineFailed, match="step 2 failed"):
         teller.engine.submit(request("c"))
     assert_nothing_left(teller.engine.scheduler)

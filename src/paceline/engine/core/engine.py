@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -210,7 +211,7 @@ class Engine:
             case Submit(request, parked):
                 self._submit(request, parked)
             case Abort(request_id, None):
-                self._end(request_id, Finish.ABORT)
+                self._abort(request_id)
             case Abort(request_id, child):
                 with suppress(RequestError):  # a beam search has no choices to abort
                     self.scheduler.abort(request_id, self.clock(), child)
@@ -232,10 +233,9 @@ class Engine:
         self._has_news = True
         self._report.refused.append(Refused(request_id, error))
 
-    def _end(self, request_id: str, finish: Finish, message: str = "") -> None:
-        """End a request outside a commit. The scheduler aborts it, whatever the reason is."""
+    def _abort(self, request_id: str) -> None:
         if self.scheduler.abort(request_id, self.clock()):
-            self._report.ended.append(Ended(request_id, finish, message=message))
+            self._report.ended.append(Ended(request_id, Finish.ABORT))
             self._forget(request_id)
 
     def _submit(self, request: Request, parked: str) -> None:
@@ -357,7 +357,7 @@ class Engine:
         else:
             outputs = self.scheduler.fail(suspect, self.clock(), message)
         if self.settings.on_failure == "stop" or isinstance(error, DeviceLost):
-            self._stop(message)
+            return replace(outputs, finished=(*outputs.finished, *self._stop(message).finished))
         return outputs
 
     def _halt_now(self, error: PacelineError) -> None:
@@ -374,11 +374,9 @@ class Engine:
         log.error("%s", error)
         self._pipeline.abandon()
         self.resting = True
-        self.broken = f"the engine has stopped: {error}"
-        return self.scheduler.stop(self.clock(), self.broken)
+        return self._stop(str(error))
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str) -> Outputs:
         """End all remaining requests with an error, and refuse new ones."""
         self.broken = f"the engine has stopped: {reason}"
-        for request_id in self.scheduler.view.live_ids():
-            self._end(request_id, Finish.ERROR, self.broken)
+        return self.scheduler.stop(self.clock(), self.broken)
