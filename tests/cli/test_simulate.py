@@ -125,6 +125,17 @@ def test_a_matrix_of_policies_and_settings(
     assert html.read_text().count("<circle") == 4
 
 
+def test_long_names_of_variants_are_numbered(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--settings", "max_num_seqs=4,watermark=0.1", "--num-requests", "4", "--jobs", "1"]
+    trace = str(folder / "trace.jsonl")
+    assert called(folder, "compare", trace, "--policies", "fcfs,fair", *settings) == 0
+    said = capsys.readouterr().out
+    assert " 2  fair max_num_seqs=4 watermark=0.1\n" in said
+    assert re.search(r"^ +2 +4 ", said, re.MULTILINE)
+
+
 def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--ttft-p99", "0.3", "--itl-p99", "0.2", "--jobs", "1"]
     assert called(folder, "capacity", str(folder / "trace.jsonl"), *limits) == 0

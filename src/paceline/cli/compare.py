@@ -37,6 +37,7 @@ from paceline.simulate.comparison import (
 from paceline.simulate.experiment import Experiment, Variant, VariantResult, variants_of
 from paceline.simulate.recorded import RecordedLoad
 
+LONGEST_NAME = 16  # of a variant, in a table of 80 columns
 SHOWN = 5  # requests that gained most, and as many that lost most
 
 
@@ -123,7 +124,9 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
     from paceline.simulate.tables import table
 
     out = Console()
-    out.print(table("milliseconds", COLUMNS, rows_of(results)))
+    legend, rows = numbered(rows_of(results))
+    print(*legend, sep="\n", end="\n" if legend else "")
+    out.print(table("milliseconds", COLUMNS, rows))
     print("* no other variant has both more throughput and a lower TTFT p99")
     for one in results[1:]:
         print(sentence(results[0], one))
@@ -135,8 +138,11 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
     known = [(then, now) for then, now in pairs if then is not None and not isnan(now)]
     if known:
         then, now = (sum(column) / len(known) for column in zip(*known, strict=True))
-        print(f"recorded: {then:.3g} s end to end on average; simulated as {results[0].name}:")
-        print(f"{now:.3g} s, over {len(known):,} requests that completed")
+        print(
+            f"recorded: {then:.3g} s end to end on average, over {len(known):,} requests that ",
+            end="",
+        )
+        print(f"completed; simulated as {results[0].name}: {now:.3g} s")
     for one in results[1:]:
         gained, lost = largest_changes(results[0], one, SHOWN)
         rows = [cells("gains", change) for change in gained]
@@ -144,6 +150,15 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
         if rows:
             columns = ("request", "", "tenant", "prompt", results[0].name, one.name)
             out.print(table("seconds end to end", columns, rows))
+
+
+def numbered(rows: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Rows with a number in place of a name if names are too long for a table, and what each
+    number stands for."""
+    if max(len(row[0]) for row in rows) <= LONGEST_NAME:
+        return [], list(rows)
+    legend = [f"{number:2}  {row[0]}" for number, row in enumerate(rows, 1)]
+    return legend, [[f"{number}", *row[1:]] for number, row in enumerate(rows, 1)]
 
 
 def cells(kind: str, one: RequestChange) -> list[str]:
