@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import httpx
@@ -121,12 +120,7 @@ class Results:
     def __enter__(self) -> "Results":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._out.close()
 
     def __contains__(self, entry: BatchLine) -> bool:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import Any, TextIO
 
 LINES = 10  # from beginning to end, on a stream that is not a terminal
@@ -43,12 +42,7 @@ class RequestProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

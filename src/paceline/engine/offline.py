@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from paceline.core.adapter import LoRARequest
@@ -67,12 +66,7 @@ class OfflineEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from paceline.core.errors import QueueFull
@@ -78,23 +77,13 @@ class StreamingEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.shutdown()
 
     @property

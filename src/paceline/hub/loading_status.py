@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
@@ -41,17 +40,12 @@ class LoadingStatus(logging.Handler):
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._live is not None:
             self._live.stop()
             logging.getLogger(LOGGER).removeHandler(self)
             logging.getLogger(LOGGER).setLevel(self._level)
-        self._bar.__exit__(kind, error, trace)
+        self._bar.__exit__()
 
     def __call__(self, done: int, total: int | None) -> None:
         """Report a download: bytes done, and in all if known."""

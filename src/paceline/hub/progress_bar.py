@@ -2,7 +2,6 @@
 
 import sys
 from threading import Lock
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
@@ -37,12 +36,7 @@ class ProgressBar:
     def __enter__(self) -> "ProgressBar":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -50,6 +50,15 @@ def separated(separator: str, tags: Sequence[Format], *, parallel: bool) -> Form
     }
 
 
+def calls_of(
+    trigger: str, separator: str, tags: Sequence[Format], *, required: bool, parallel: bool
+) -> Format:
+    """Calls and nothing else if one is required, otherwise any text and calls in it."""
+    if required:
+        return separated(separator, tags, parallel=parallel)
+    return triggered(trigger, tags, parallel=parallel)
+
+
 def structural_tag(format: Format) -> Format:
     return {"type": "structural_tag", "format": format}
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
-from types import TracebackType
 from typing import Protocol, TextIO
 
 from paceline.engine.core.ports import Clock
@@ -51,12 +50,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Restore the terminal after an interrupt."""
         if self._bar is not None:
             self._bar.close()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.tools.definitions import Tool
-from paceline.tools.structure import separated, tag, triggered
+from paceline.tools.structure import calls_of, tag
 from paceline.tools.text_reader import Waiting
 from paceline.tools.tool_parser import ToolParser
 
@@ -33,6 +33,4 @@ class HermesParser(ToolParser):
             tag(f'{BEGIN}\n{{"name": "{tool.name}", "arguments": ', tool, f"}}\n{END}")
             for tool in tools
         ]
-        if required:
-            return separated("\n", tags, parallel=parallel)
-        return triggered(BEGIN, tags, parallel=parallel)
+        return calls_of(BEGIN, "\n", tags, required=required, parallel=parallel)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.tools.definitions import Tool
-from paceline.tools.structure import separated, tag, triggered
+from paceline.tools.structure import calls_of, tag
 from paceline.tools.text_reader import Waiting
 from paceline.tools.tool_parser import ToolParser
 
@@ -30,6 +30,4 @@ class Llama3JsonParser(ToolParser):
         cls, tools: Sequence[Tool], *, required: bool, parallel: bool, template: str
     ) -> dict[str, Any]:
         tags = [tag(f'{BEGIN}{tool.name}", "parameters": ', tool, "}") for tool in tools]
-        if required:
-            return separated("; ", tags, parallel=parallel)
-        return triggered(BEGIN, tags, parallel=parallel)
+        return calls_of(BEGIN, "; ", tags, required=required, parallel=parallel)

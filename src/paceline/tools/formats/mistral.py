@@ -7,7 +7,7 @@ from typing import Any
 from paceline.tools.calls import short_call_id
 from paceline.tools.definitions import Tool
 from paceline.tools.json_call import stream_object
-from paceline.tools.structure import separated, tag, triggered
+from paceline.tools.structure import calls_of, separated, tag, triggered
 from paceline.tools.text_reader import Waiting
 from paceline.tools.tool_parser import ToolParser
 
@@ -64,9 +64,7 @@ class MistralParser(ToolParser):
     ) -> dict[str, Any]:
         if ARGUMENTS in template:
             tags = [tag(f"{CALLS}{tool.name}{ARGUMENTS}", tool, "") for tool in tools]
-            if required:
-                return separated("", tags, parallel=parallel)
-            return triggered(CALLS, tags, parallel=parallel)
+            return calls_of(CALLS, "", tags, required=required, parallel=parallel)
         calls = [tag(f'{{"name": "{tool.name}", "arguments": ', tool, "}") for tool in tools]
         # The older templates differ in the space behind the marker.
         begin = f"{CALLS} [" if f"{CALLS} [" in template else f"{CALLS}["

@@ -1,4 +1,4 @@
-"""The dashboard: Grafana knows all that it says, and every query has an answer."""
+"""The dashboard of Grafana: it knows every field, and every query has an answer."""
 
 import json
 import re
