@@ -5,12 +5,12 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.browser.site import Site, site
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
+TIMEOUT_MS = 30_000
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +18,9 @@ def chromium() -> str:
     """The path of a browser; without one the tests are skipped, except in CI."""
     found = os.environ.get("PACELINE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), "")
     if not found and os.environ.get("CI"):
-        pytest.fail(f"CI has to test the page, and there is no browser: none of {', '.join(NAMES)}")
+        pytest.fail(f"CI tests the page in a browser, and finds none of {', '.join(NAMES)}")
     if not found:
-        pytest.skip("no browser; `apt-get install chromium` gets one")
+        pytest.skip("no browser is installed: scripts/browser installs one")
     return found
 
 
@@ -31,10 +31,17 @@ def served(chromium: str) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def page(chromium: str, served: Site) -> Iterator[Page]:
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1440, "height": 1000})
-        opened.set_default_timeout(30_000)
-        yield opened
-        browser.close()
+        # The tests may run as root, for whom chromium has no sandbox.
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, served: Site) -> Iterator[Page]:
+    opened = browser.new_page(viewport={"width": 1440, "height": 1000})
+    opened.set_default_timeout(TIMEOUT_MS)
+    yield opened
+    opened.close()

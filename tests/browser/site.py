@@ -1,9 +1,9 @@
-"""A server with its page, over a real scheduler in a process of its own and a model without weights."""
+"""A server with its page, over a scheduler in a process of its own and a model without weights."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from paceline.core.plan import Plan
-from paceline.engine.core.components import EngineComponents
+from paceline.engine.components import EngineComponents
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
 from paceline.engine.frontend.frontend import Frontend
@@ -34,7 +34,7 @@ STEP_S = 0.004
 SCHEDULER = {
     "policy": "fair",
     "max_num_seqs": 32,
-    "num_blocks": 480,
+    "num_blocks": 360,
     "block_size": 4,
     "max_num_batched_tokens": 256,
 }
@@ -57,8 +57,12 @@ class Site:
 
     url: str
     core: RestartingCore
+    engine: StreamingEngine
     server: DrainingServer
     loop: asyncio.AbstractEventLoop
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def load(self, requests: int) -> "Future[list[int]]":
         """So many requests at once, of three tenants; some have a prompt that begins alike."""
@@ -70,11 +74,13 @@ class Site:
         limits = httpx.Limits(max_connections=None)
 
         async def one(client: httpx.AsyncClient) -> int:
-            words = draw.choices(("the", "quick", "hello", "nothing", "world"), k=draw.randint(4, 40))
+            words = draw.choices(
+                ("the", "quick", "hello", "nothing", "world"), k=draw.randint(2, 12)
+            )
             body = {
-                "prompt": draw.choice(("", "The quick brown fox jumps over the lazy dog. " * 2))
+                "prompt": draw.choice(("", "The quick brown fox jumps over the lazy dog. "))
                 + " ".join(words),
-                "max_tokens": draw.randint(20, 90),
+                "max_tokens": draw.randint(24, 48),
                 "ignore_eos": True,
                 "user": draw.choice(("research", "chat", "batch")),
             }
@@ -90,8 +96,8 @@ class Site:
         os.kill(self.core.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End the server as a crash does, without a word to its pages."""
-        self.server.force_exit = self.server.should_exit = True
+        """As a signal does."""
+        self.loop.call_soon_threadsafe(self.server.handle_exit, signal.SIGTERM, None)
 
 
 @contextmanager
@@ -103,14 +109,18 @@ def site() -> Iterator[Site]:
     loop, started, found = asyncio.new_event_loop(), Event(), list[Site]()
 
     async def main() -> None:
-        engine = StreamingEngine(core, Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic))
+        engine = StreamingEngine(
+            core, Frontend(tokenizer(), ChatTemplate.of(tokenizer()), monotonic)
+        )
         settings = ServerSettings(dashboard=True, api_keys=(KEY,))
-        server = draining_server(create_app(engine, "oracle", tokenizer(), settings), "127.0.0.1", 0)
+        server = draining_server(
+            create_app(engine, "oracle", tokenizer(), settings), "127.0.0.1", 0
+        )
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)
         port = server.servers[0].sockets[0].getsockname()[1]
-        found.append(Site(f"http://127.0.0.1:{port}", core, server, loop))
+        found.append(Site(f"http://127.0.0.1:{port}", core, engine, server, loop))
         started.set()
         await serving
         await engine.shutdown()

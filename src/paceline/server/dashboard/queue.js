@@ -1,6 +1,6 @@
 // The requests that wait, in the order of admission, each with its reason.
 
-import { byId, fillList, requestRow, setRequest, setText, show } from "./dom.js";
+import { byId, fillList, requestRow, setRequest, setText, shortId, show } from "./dom.js";
 import { count, duration, stateWords } from "./words.js";
 
 const CLASSES = ["number", "", "number", "number", ""];
@@ -15,8 +15,8 @@ export class QueueTable {
   /** @param {import("./messages.js").Frame} frame */
   draw({ queue, counts, policy }) {
     const head = queue.first.find((one) => one.place === 1);
-    show(byId("queue-reason"), head !== undefined && head.reason !== "");
-    if (head) setText(byId("queue-reason"), `The first one ${because(head.reason)}.`);
+    show(byId("queue-reason"), Boolean(head?.reason));
+    if (head?.reason) setText(byId("queue-reason"), gateWords(head));
     setText(byId("queue-note"), noteOf(queue, counts, policy));
     show(byId("queue-empty"), queue.total === 0);
     show(byId("queue"), queue.total > 0);
@@ -25,7 +25,7 @@ export class QueueTable {
       setRequest(row, one.request_id, 12);
       setText(row.children[2], count(one.prompt));
       setText(row.children[3], duration(one.waited));
-      setText(row.children[4], why(one, head));
+      setText(row.children[4], why(one, queue.first));
     });
   }
 }
@@ -39,19 +39,28 @@ function noteOf({ first, total }, counts, policy) {
   return `${count(total)} by ${policy}${shown}${parked}`;
 }
 
-/** A reason that follows the name of a request. @param {string} reason */
-const because = (reason) =>
-  /^(for|in|while|behind) /.test(reason) ? `waits ${reason}` : `is ${reason}`;
+const BEHIND = /^behind '(.+?)', which (waits .*)$/;
 
-/** The reason in a few words; the whole one of the first request stands above the table.
+/** What keeps the queue from moving. @param {import("./messages.js").QueuedRequest} head */
+function gateWords({ reason }) {
+  const [, other, waits] = reason.match(BEHIND) ?? [];
+  if (waits) return `Request ${shortId(other)} ${waits}.`;
+  return /^(for|in|while) /.test(reason)
+    ? `The first one waits ${reason}.`
+    : `The first one is ${reason}.`;
+}
+
+/** The reason in a few words; that of the request that stops the queue stands above the table.
  * @param {import("./messages.js").QueuedRequest} one
- * @param {import("./messages.js").QueuedRequest | undefined} head */
-function why(one, head) {
+ * @param {import("./messages.js").QueuedRequest[]} first */
+function why(one, first) {
   const marks = [];
   if (one.state !== "WAITING") marks.push(stateWords(one.state));
   if (one.priority !== 0) marks.push(`priority ${one.priority}`);
   if (one.tenant) marks.push(one.tenant);
-  const isBehind = head && one !== head && one.reason.startsWith(`behind '${head.request_id}'`);
-  const reason = one === head ? "next" : isBehind ? "behind #1" : one.reason;
+  const other = one.reason.match(BEHIND)?.[1];
+  const place = first.find((each) => each.request_id === other)?.place;
+  const behind = place ? `behind #${place}` : "behind another";
+  const reason = one.place === 1 ? "next" : other ? behind : one.reason;
   return [reason, ...marks].filter(Boolean).join(" · ");
 }

@@ -241,22 +241,12 @@ export class SlotsPicture {
   #describe({ columns, group, rows }, { entry }) {
     const { counts, slots } = entry.frame;
     const each = group > 1 ? `, ${group} slots in each row` : "";
-    const first = columns.at(0)?.record.step ?? 0;
-    const last = columns.at(-1)?.record.step ?? 0;
-    const missing = columns.slice(1).reduce((sum, one) => sum + one.record.left_out, 0);
-    const but = missing ? `, ${count(missing)} not recorded` : "";
-    const steps = columns.length ? `steps ${count(first)} to ${count(last)}${but}` : "no steps yet";
-    setText(
-      byId("slots-note"),
-      `${count(counts.running)} of ${count(slots)} taken · ${steps}${each}`,
-    );
+    const steps = stepsWords(columns);
+    const taken = `${count(counts.running)} of ${count(slots)} taken`;
+    setText(byId("slots-note"), `${taken} · ${steps}${each}`);
     const shown =
       rows < slots ? ` The first ${count(rows)} are shown; the others were never taken.` : "";
-    setAttribute(
-      this.canvas,
-      "aria-label",
-      `Slots: ${count(counts.running)} of ${count(slots)} taken, ${steps}.${shown}`,
-    );
+    setAttribute(this.canvas, "aria-label", `Slots: ${taken}, ${steps}.${shown}`);
     show(byId("slots-empty"), columns.length === 0);
     if (columns.length === 0)
       setText(byId("slots-empty"), "No steps yet. Send a request, and it appears here.");
@@ -341,6 +331,17 @@ export class SlotsPicture {
     const { cell, seat } = this.#at(slot, this.geometry.columns.length - 1);
     say(`Slot ${slot}: ${seat ? `${seat[2]}, ` : ""}${cell.words}`);
   }
+}
+
+/** Which steps are drawn. @param {import("./history.js").Column[]} columns */
+function stepsWords(columns) {
+  const last = columns.at(-1);
+  if (!last) return "no steps yet";
+  const own = columns.filter((one) => one.run === last.run);
+  const missing = own.slice(1).reduce((sum, one) => sum + one.record.left_out, 0);
+  const but = missing ? `, ${count(missing)} not recorded` : "";
+  const after = own.length < columns.length ? ", after a restart" : "";
+  return `steps ${count(own[0].record.step)} to ${count(last.record.step)}${but}${after}`;
 }
 
 /** Pixels of each cell by its code: as they are, and pale. @returns {[Uint32Array, Uint32Array]} */
