@@ -47,6 +47,8 @@ $(VENV)/.run-stamp: $(VENV)/.made-stamp
 
 $(VENV)/.test-stamp: $(VENV)/.made-stamp
 	@echo "Installing the tools of the tests"
-	@$(INSTALL) -e '.[serve,dev]'
-	@$(INSTALL) --no-deps $$($(VENV)/bin/python -c '$(DYNAMO)')
+	@scripts/browser & \
+	$(INSTALL) -e '.[serve,dev]' && \
+	$(INSTALL) --no-deps $$($(VENV)/bin/python -c '$(DYNAMO)') && \
+	wait
 	@touch $(VENV)/.run-stamp $@

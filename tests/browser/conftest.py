@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.site import Site, site
 
@@ -32,6 +32,7 @@ def served(chromium: str) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[Browser]:
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         # The tests may run as root, for whom chromium has no sandbox.
         launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -4,7 +4,7 @@ import { cleared, font, hideTip, tip } from "./canvas.js";
 import { byId, setAttribute, setText } from "./dom.js";
 import { quantile, values } from "./figures.js";
 import { colour } from "./theme.js";
-import { count, duration, percent, plural } from "./words.js";
+import { duration, percent, plural } from "./words.js";
 
 /** @typedef {import("./messages.js").LatencyCounts} LatencyCounts */
 
@@ -36,6 +36,7 @@ export class Histogram {
     context.fillRect(0, floor, width, 1);
     const words = all ? quantileWords(latency) : "no values in this period";
     setText(this.note, words);
+    setAttribute(this.note, "title", plural(all, "value"));
     setAttribute(this.canvas, "aria-label", `${this.subject}: ${plural(all, "value")}, ${words}`);
     if (all === 0) return;
     this.first = Math.max(counts.findIndex((one) => one > 0) - 1, 0);
@@ -88,7 +89,7 @@ export class Histogram {
 /** @param {LatencyCounts} latency */
 function quantileWords(latency) {
   const p = (/** @type {number} */ share) => quantileOf(latency, share);
-  return `p50 ${p(0.5)} · p95 ${p(0.95)} · p99 ${p(0.99)} · ${count(values(latency))} values`;
+  return `p50 ${p(0.5)} · p95 ${p(0.95)} · p99 ${p(0.99)}`;
 }
 
 /** @param {LatencyCounts} latency @param {number} share */

@@ -104,7 +104,8 @@ function connected(now) {
     show(byId("key-wrong"), apiKey.get() !== "");
     dialog.showModal();
   }
-  if (now.name === "open" && start?.recording) player.goTo(history() ?? new History(), 0);
+  const shown = history();
+  if (now.name === "open" && start?.recording && shown?.entries.length === 0) player.goTo(shown, 0);
   redraw();
 }
 

@@ -121,9 +121,10 @@ export class EventSourceWithKey {
     if (one.event === "start") {
       this.isRecording = message.recording !== "";
       this.failures = 0;
-      this.onConnection({ name: "open", words: this.isRecording ? "Recording" : "Live" });
     }
     this.onEvent(one.event, message);
+    if (one.event === "start")
+      this.onConnection({ name: "open", words: this.isRecording ? "Recording" : "Live" });
   }
 
   /** @param {Refused | null} refused */

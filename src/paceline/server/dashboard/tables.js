@@ -33,7 +33,7 @@ export function drawTiles({ entry, figures }) {
     ["TTFT, p50", ...unitOf(quantileOf(figures.firstToken, 0.5))],
     ["ITL, p50", ...unitOf(quantileOf(figures.between, 0.5))],
     ["Step", ...unitOf(duration(figures.stepTime))],
-    ["Preemptions", count(figures.preemptions), `of ${count(totals.preemptions)}`],
+    ["Preemptions", count(figures.preemptions), `${count(totals.preemptions)} in all`],
   ];
   if (totals.drafted) tiles.push(["Drafts accepted", ...unitOf(percent(figures.acceptance))]);
   const makeTile = () => make("div", "", make("dt"), make("dd", "", make("span"), make("small")));
