@@ -26,9 +26,9 @@ from paceline.server.live.frame_stream import MOST_BEHIND, PageStream, frame_eve
 from paceline.server.live.page_files import PageFiles
 from paceline.server.settings import ServerSettings
 from tests.engine.live.shown import ShownEngine
+from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server, paced
 
-SHOWN = ServerSettings(dashboard=True)
 LONG: dict[str, Any] = {"prompt": "hello there", "max_tokens": 60, "ignore_eos": True}
 KINDS = {"start": StreamStart, "frame": Frame, "status": StreamStatus}
 
@@ -63,43 +63,23 @@ def test_a_page_sees_a_request_from_its_first_step_to_its_end() -> None:
             assert seen == {name}
             assert frames[-1].totals.tokens == 60
             assert [frame.number for frame in frames] == list(range(1, len(frames) + 1))
-        async with page(site) as events:
+        async with page(site, "?engine=0") as events:
             await anext(events)
             again = [await anext(events) for _ in frames]
             assert again == frames, "a page that comes later gets what was kept"
         found = await site.http.get(f"/dashboard/requests/{name}")
         life = msgspec.json.decode(found.content, type=RequestLife)
         assert (life.state, life.text, life.prompt) == ("FINISHED_LENGTH", None, life.known - 60)
-
-    on_its_own_server(scenario, SHOWN, breaks=paced)
-
-
-def test_engines_and_requests_that_are_not_there() -> None:
-    async def scenario(site: Site) -> None:
         for path in ("requests/nobody", "events?engine=1", "..%2fsettings.py", "none.js"):
             found = await site.http.get(f"/dashboard/{path}")
             assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
-        async with page(site, "?engine=0") as events:
-            assert isinstance(await anext(events), StreamStart)
+        async with page(site) as events:
+            await anext(events)
+            site.server.begin_drain(1)
+            rest = [one async for one in events]  # an open page does not keep a server from ending
+            assert all(isinstance(one, Frame) for one in rest)
 
-    on_its_own_server(scenario, SHOWN)
-
-
-def test_prompts_are_shown_only_on_request() -> None:
-    async def scenario(site: Site) -> None:
-        name = (await site.post("/v1/completions", **LONG)).json()["id"]
-        found = await site.http.get(f"/dashboard/requests/{name}")
-        assert found.json()["text"] == LONG["prompt"]
-
-    on_its_own_server(scenario, ServerSettings(dashboard=True, dashboard_show_prompts=True))
-
-
-def test_without_the_setting_there_is_no_page() -> None:
-    async def scenario(site: Site) -> None:
-        for path in ("", "/", "/events"):
-            assert (await site.http.get(f"/dashboard{path}")).status_code == 404
-
-    on_its_own_server(scenario)
+    on_its_own_server(scenario, ServerSettings(dashboard=True), breaks=paced)
 
 
 def test_frames_and_lives_need_the_key_and_files_do_not() -> None:
@@ -111,18 +91,20 @@ def test_frames_and_lives_need_the_key_and_files_do_not() -> None:
         site.http.headers["Authorization"] = "Bearer secret"
         async with page(site) as events:
             assert isinstance(await anext(events), StreamStart)
+        name = (await site.post("/v1/completions", **LONG)).json()["id"]
+        found = await site.http.get(f"/dashboard/requests/{name}")
+        assert found.json()["text"] == LONG["prompt"], "a setting lets the page show prompts"
 
-    on_its_own_server(scenario, ServerSettings(dashboard=True, api_keys=("secret",)))
+    settings = ServerSettings(dashboard=True, dashboard_show_prompts=True, api_keys=("secret",))
+    on_its_own_server(scenario, settings)
 
 
-def test_an_open_page_does_not_keep_a_server_from_ending() -> None:
+def test_without_the_setting_there_is_no_page(on: Play) -> None:
     async def scenario(site: Site) -> None:
-        async with page(site) as events:
-            await anext(events)
-            site.server.begin_drain(1)
-            assert all([isinstance(one, Frame) async for one in events])
+        for path in ("", "/", "/events"):
+            assert (await site.http.get(f"/dashboard{path}")).status_code == 404
 
-    on_its_own_server(scenario, SHOWN)
+    on(scenario)
 
 
 # -- the files --------------------------------------------------------------
