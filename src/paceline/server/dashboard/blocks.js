@@ -16,6 +16,8 @@ export class BlockMap {
     this.canvas = byId(canvas);
     this.legend = byId(legend);
     this.note = byId(note);
+    this.reading = make("p", "note reading");
+    this.legend.after(this.reading);
     this.mostHeight = mostHeight;
     this.side = 1;
     this.across = 1;
@@ -51,10 +53,11 @@ export class BlockMap {
   /** @param {import("./messages.js").BlockCells} blocks @param {number} blockSize
    * @param {number} [usage] */
   #describe(blocks, blockSize, usage) {
-    const each = blocks.per_cell > 1 ? ` · ${count(blocks.per_cell)} in a square` : "";
-    const age = blocks.age > 1.5 ? ` · up to ${blocks.age.toFixed(0)} s old` : "";
     const held = usage === undefined ? "" : ` · ${percent(usage)} held`;
-    setText(this.note, `${count(blocks.size)} blocks of ${blockSize} tokens${held}${each}${age}`);
+    setText(this.note, `${count(blocks.size)} blocks of ${blockSize} tokens${held}`);
+    const each = blocks.per_cell > 1 ? [`${count(blocks.per_cell)} in a square`] : [];
+    const age = blocks.age > 1.5 ? [`read within ${blocks.age.toFixed(0)} s`] : [];
+    setText(this.reading, [...each, ...age].join(", "));
     fillList(this.legend, [...KINDS], legendItem, (item, kind) => {
       setAttribute(item.firstElementChild, "class", `swatch block-${kind}`);
       setText(item.children[1], kind);

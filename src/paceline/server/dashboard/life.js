@@ -164,11 +164,10 @@ export class LifeView {
       return make(
         "tr",
         "",
-        make("td", "", button),
+        make("td", "", button, make("p", "note")),
         make("td", "number"),
         make("td", "number"),
         make("td", "number"),
-        make("td"),
       );
     };
     fillList(byId("life-phases").tBodies[0], life.phases, makeRow, (row, phase) => {
@@ -183,7 +182,7 @@ export class LifeView {
         duration((phase.end ?? life.now) - phase.begin) + (phase.end === null ? " …" : ""),
       );
       setText(row.children[3], phase.step > 0 ? count(phase.step) : "");
-      setText(row.children[4], phase.cause);
+      setText(row.children[0].lastElementChild, phase.cause);
     });
   }
 

@@ -40,10 +40,15 @@ let engine = 0;
 let windowS = 60;
 let lastFrame = performance.now();
 let isDue = false;
+/** @type {Scene | null} what was drawn last */
+let drawn = null;
 
 const player = new Player(redraw);
 const life = new LifeView(seek, redraw);
-const slots = new SlotsPicture((id) => life.open(id), redraw);
+const slots = new SlotsPicture(
+  (id) => life.open(id),
+  () => requestAnimationFrame(drawSlots),
+);
 const steps = new StepBars(slots);
 const running = new RunningTable((id) => life.open(id));
 const queue = new QueueTable((id) => life.open(id));
@@ -130,11 +135,9 @@ function draw() {
   const scene = { history: shown, index, entry, start, figures, windowS, selected: life.id };
   show(byId("hello"), false);
   show(byId("panels"), true);
+  drawn = scene;
   drawTiles(scene);
-  if (running.place.hidden) {
-    slots.draw(scene);
-    steps.draw();
-  } else running.draw(scene);
+  drawSlots();
   const { frame } = entry;
   queue.draw(frame);
   blocks.draw(frame.blocks, frame.block_size, frame.usage);
@@ -150,6 +153,14 @@ function draw() {
   life.mark(frame.time);
   show(byId("policy"), true);
   setText(byId("policy"), frame.policy);
+}
+
+/** The slots alone, which is enough while the mouse moves over them. */
+function drawSlots() {
+  if (!drawn) return;
+  if (!running.place.hidden) return running.draw(drawn);
+  slots.draw(drawn);
+  steps.draw();
 }
 
 /** What the page is doing, at the top and on the buttons. */
@@ -181,10 +192,11 @@ function stateOf(shown) {
   if (connection.name === "connecting") return ["connecting", connection.words];
   if (!player.isFollowing) return player.isPlaying ? ["behind", "Playing"] : ["paused", "Paused"];
   if (start?.recording) return ["live", "End of the recording"];
-  const silent = (performance.now() - lastFrame) / 1000;
-  if (silent > SILENT_S + (start?.frame_s ?? 0))
-    return ["lost", `No frame for ${duration(silent)}`];
   const last = shown?.last?.frame;
+  const silent = (performance.now() - lastFrame) / 1000;
+  // An engine whose frames take long makes them less often.
+  if (silent > SILENT_S + 3 * (last ? last.time - last.since : 0))
+    return ["lost", `No frame for ${duration(silent)}`];
   return ["live", last && last.counts.running + last.counts.waiting === 0 ? "Live, idle" : "Live"];
 }
 

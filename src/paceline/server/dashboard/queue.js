@@ -19,7 +19,7 @@ export class QueueTable {
     if (head?.reason) setText(byId("queue-reason"), gateWords(head));
     setText(byId("queue-note"), noteOf(queue, counts, policy));
     show(byId("queue-empty"), queue.total === 0);
-    show(byId("queue"), queue.total > 0);
+    show(byId("queue-list"), queue.total > 0);
     fillList(this.body, queue.first, this.makeRow, (row, one) => {
       setText(row.children[0], one.place > 0 ? count(one.place) : "–");
       setRequest(row, one.request_id, 12);

@@ -196,8 +196,11 @@ export class SlotsPicture {
       context.font = font();
       context.textAlign = "right";
       context.fillStyle = colour("faint");
-      for (let slot = 0; slot < rows; slot += every)
-        context.fillText(count(slot), left - 8, Math.max((slot / group) * tall + tall / 2, 6));
+      const floor = (rows / group) * tall;
+      for (let slot = 0; slot < rows; slot += every) {
+        const y = Math.max((slot / group) * tall + tall / 2, 6);
+        if (y < floor - 6) context.fillText(count(slot), left - 8, y);
+      }
       return;
     }
     for (let slot = 0; slot < rows; slot++) {
@@ -239,14 +242,19 @@ export class SlotsPicture {
 
   /** @param {Geometry} geometry @param {import("./main.js").Scene} scene */
   #describe({ columns, group, rows }, { entry }) {
-    const { counts, slots } = entry.frame;
-    const each = group > 1 ? `, ${group} slots in each row` : "";
+    const { slots } = entry.frame;
+    const each = group > 1 ? ` · ${group} in a row` : "";
     const steps = stepsWords(columns);
-    const taken = `${count(counts.running)} of ${count(slots)} taken`;
+    const taken = `${count(takenSlots(columns.at(-1), entry))} of ${count(slots)} taken`;
     setText(byId("slots-note"), `${taken} · ${steps}${each}`);
+    setAttribute(byId("slots-note"), "title", missingWords(columns));
     const shown =
       rows < slots ? ` The first ${count(rows)} are shown; the others were never taken.` : "";
-    setAttribute(this.canvas, "aria-label", `Slots: ${taken}, ${steps}.${shown}`);
+    setAttribute(
+      this.canvas,
+      "aria-label",
+      `Slots: ${taken}, ${steps}.${shown} ${missingWords(columns)}`,
+    );
     show(byId("slots-empty"), columns.length === 0);
     if (columns.length === 0)
       setText(byId("slots-empty"), "No steps yet. Send a request, and it appears here.");
@@ -333,15 +341,30 @@ export class SlotsPicture {
   }
 }
 
+/** Slots that sequences are in: a request may have several sequences.
+ * @param {import("./history.js").Column | undefined} latest
+ * @param {import("./history.js").Entry} entry */
+export function takenSlots(latest, { run, frame }) {
+  if (!latest || latest.run !== run || frame.counts.running === 0) return 0;
+  let taken = 0;
+  for (const cell of latest.record.cells) if (cell !== "." && cell !== "x") taken += 1;
+  return taken;
+}
+
 /** Which steps are drawn. @param {import("./history.js").Column[]} columns */
 function stepsWords(columns) {
   const last = columns.at(-1);
   if (!last) return "no steps yet";
   const own = columns.filter((one) => one.run === last.run);
-  const missing = own.slice(1).reduce((sum, one) => sum + one.record.left_out, 0);
-  const but = missing ? `, ${count(missing)} not recorded` : "";
   const after = own.length < columns.length ? ", after a restart" : "";
-  return `steps ${count(own[0].record.step)} to ${count(last.record.step)}${but}${after}`;
+  return `steps ${count(own[0].record.step)} to ${count(last.record.step)}${after}`;
+}
+
+/** How many steps between those that are drawn have no record.
+ * @param {import("./history.js").Column[]} columns */
+function missingWords(columns) {
+  const missing = columns.slice(1).reduce((sum, one) => sum + one.record.left_out, 0);
+  return missing ? `${plural(missing, "step")} between these are not recorded` : "";
 }
 
 /** Pixels of each cell by its code: as they are, and pale. @returns {[Uint32Array, Uint32Array]} */

@@ -12,6 +12,7 @@ import {
 } from "./dom.js";
 import { quantileOf } from "./histogram.js";
 import { CELLS, PARTS, PART_WORDS } from "./messages.js";
+import { takenSlots } from "./slots.js";
 import { count, duration, percent, plural, short } from "./words.js";
 
 /** @typedef {import("./main.js").Scene} Scene */
@@ -19,14 +20,19 @@ import { count, duration, percent, plural, short } from "./words.js";
 const MOST_ROWS = 256;
 
 /** The figures at the top. @param {Scene} scene */
-export function drawTiles({ entry, figures }) {
+export function drawTiles({ history, entry, figures }) {
   const { counts, slots, usage, totals } = entry.frame;
+  const taken = takenSlots(history.columnsUntil(entry, 1)[0], entry);
   const parked = counts.parked ? `+ ${count(counts.parked)} parked` : "";
   const swapped = counts.swapped ? `${count(counts.swapped)} on the host` : parked;
   /** @type {[string, string, string][]} */
   const tiles = [
     ["Generated", short(figures.tokensPerS), "tokens/s"],
-    ["Running", count(counts.running), `of ${count(slots)}`],
+    [
+      "Running",
+      count(counts.running),
+      taken > counts.running ? `in ${count(taken)} slots` : `of ${count(slots)}`,
+    ],
     ["Waiting", count(counts.waiting), swapped],
     ["Blocks held", ...unitOf(percent(usage))],
     ["Prefix hits", ...unitOf(percent(figures.hitRate))],

@@ -51,5 +51,10 @@ export function clock(time, wallOffset, origin) {
   return parts.map((part) => String(part).padStart(2, "0")).join(":");
 }
 
-/** `WAITING_FOR_A_GRAMMAR` as `waiting for a grammar`. @param {string} state */
-export const stateWords = (state) => state.toLowerCase().replaceAll("_", " ");
+/** `WAITING_FOR_A_GRAMMAR` as `waiting for a grammar`, `FINISHED_LENGTH` as `finished: length`.
+ * @param {string} state */
+export const stateWords = (state) =>
+  state
+    .toLowerCase()
+    .replace(/^finished_/, "finished: ")
+    .replaceAll("_", " ");
