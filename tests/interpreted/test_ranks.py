@@ -73,13 +73,15 @@ SAMPLINGS = [
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
-    one, run = Lock(), interpreter.GridExecutor.__call__
+    one, run = Lock(), interpreter.InterpretedFunction.run
 
     def alone(*given: Any, **named: Any) -> Any:
-        with one:  # the interpreter is at one place of one program
+        # The interpreter is at one place of one program. Before the first run of a kernel it adds
+        # names to its module, which other kernels of the module look through.
+        with one:
             return run(*given, **named)
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", alone)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", alone)
 
 
 def asked(samplings: list[Sampling]) -> list[Request]:
@@ -125,7 +127,7 @@ def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) ->
     held = {"constraint": Constraint.regex("[0-4]{2}"), "eos_token_ids": (END,)}
     first, second = asked([Sampling(temperature=0.0), SAMPLINGS[1]])
     both = [
-        replace(first, max_tokens=12, ignore_eos=True),
+        replace(first, max_tokens=10, ignore_eos=True),
         replace(second, max_tokens=4, **held),
     ]
     config = tiny(architectures=["Qwen3ForCausalLM"], **SIZES)

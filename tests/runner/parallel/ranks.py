@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from unittest import mock
 
 from torch import distributed
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan
 from paceline.engine.core.constrained_requests import ConstrainedRequests
+from paceline.runner.parallel import group as group_module
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.parallel.shard import Shard
 from tests.runner.driving import drive
@@ -20,9 +23,9 @@ dist: Any = distributed
 
 
 def on_ranks(size: int, work: Callable[[RankGroup], T]) -> list[T]:
-    """What each rank returns, in their order."""
-    store = dist.HashStore()
-    with ThreadPoolExecutor(size) as threads:
+    """What each rank returns, in their order. If one fails, the others do not wait for long."""
+    store, soon = dist.HashStore(), mock.patch.object(group_module, "TIMEOUT", timedelta(minutes=1))
+    with soon, ThreadPoolExecutor(size) as threads:
         started = [
             threads.submit(lambda shard: work(RankGroup(shard, store)), Shard(rank, size))
             for rank in range(size)
