@@ -28,6 +28,15 @@ def stopped_in_a_stream(server: Running) -> Iterator[Iterator[str]]:
         yield lines
 
 
+@contextmanager
+def live_page(server: Running) -> Iterator[Iterator[Any]]:
+    """What an open page learns about the status of the engine."""
+    with server.http.stream("GET", "/dashboard/events") as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: start"
+        yield (json.loads(next(lines)[6:]) for line in lines if line == "event: status")
+
+
 def answered(server: Running) -> None:
     response = server.http.post(PATH, json={**LONG, "max_tokens": 3})
     assert response.json()["usage"]["completion_tokens"] == 3
@@ -41,20 +50,24 @@ def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(fol
             os.kill(server.core, signal.SIGCONT)
             server.until("/health", 200)
             assert [*lines][-1] == "data: [DONE]"
-        with stopped_in_a_stream(server) as lines:
-            os.kill(server.core, signal.SIGKILL)
-            *_, last = lines
-            error = json.loads(last.removeprefix("data: "))["error"]
-            assert error["code"] == "engine_failed"
-            assert "process has died with code -9" in error["message"]
-        assert "is being restarted" in server.until("/health", 503).text
-        refused = server.http.post(PATH, json=LONG)
-        assert refused.status_code == 503
-        assert int(refused.headers["retry-after"]) >= 1
-        figures = server.http.get("/metrics").text
-        assert re.search(r"paceline:engine_healthy{.*} 0.0", figures)
-        assert re.search(r"paceline:engine_crashes_total{.*} 1.0", figures)
-        server.until("/health", 200)
+        with live_page(server) as page:
+            with stopped_in_a_stream(server) as lines:
+                os.kill(server.core, signal.SIGKILL)
+                *_, last = lines
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert error["code"] == "engine_failed"
+                assert "process has died with code -9" in error["message"]
+            assert "is being restarted" in server.until("/health", 503).text
+            refused = server.http.post(PATH, json=LONG)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            figures = server.http.get("/metrics").text
+            assert re.search(r"paceline:engine_healthy{.*} 0.0", figures)
+            assert re.search(r"paceline:engine_crashes_total{.*} 1.0", figures)
+            server.until("/health", 200)
+            died, back = next(page), next(page)
+            assert "process has died with code -9" in died["trouble"]
+            assert (back["trouble"], back["restarts"]) == ("", 1)
         answered(server)
         with stopped_in_a_stream(server) as lines:
             os.kill(server.core, signal.SIGKILL)

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
@@ -20,6 +22,7 @@ from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.stream import DeltaStream
+from paceline.engine.live.frames import Frame, FrameQuestion
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine
 from paceline.text.chat_template import ChatTemplate
@@ -384,3 +387,37 @@ def test_an_explanation_names_its_engine() -> None:
             await engine.explain("unknown")
 
     on(use, engines=3)
+
+
+# -- live pages -------------------------------------------------------------
+
+
+def test_each_engine_has_frames_and_one_of_them_knows_a_request() -> None:
+    async def use(several: Several) -> None:
+        live = several.engine.live
+        streams = [several.engine.generate(ask(f"text {n}", **SHORT)) for n in range(2)]
+        homes = [several.home(stream) for stream in streams]
+        for stream in streams:
+            await stream.whole()
+        for stream, home in zip(streams, homes, strict=True):
+            life, head = await live.life(stream.request_id)
+            assert (life.engine, life.state) == (home, "FINISHED_LENGTH")
+            assert head == list(stream.prompt_token_ids)
+        with pytest.raises(RequestError, match="no request 'x'"):
+            await live.life("x")
+        with pytest.raises(RequestError, match="there are 2"):
+            await live.frames(FrameQuestion(engine=2))
+        runs = list[int]()
+        for engine in range(2):
+            answer = await live.frames(FrameQuestion(engine))
+            frame = msgspec.json.decode(answer.frames[0], type=Frame)
+            assert (frame.engine, frame.totals.finished) == (engine, homes.count(engine))
+            runs.append(answer.run)
+        several.kill(1)
+        while runs[1] == answer.run:
+            with suppress(EngineFailed):  # while it is being restarted
+                answer = await live.frames(FrameQuestion(1, runs[1], number=1))
+            await asyncio.sleep(0.002)
+        assert (answer.number, len(answer.frames)) == (1, 1), "numbers begin anew"
+
+    on(use)
