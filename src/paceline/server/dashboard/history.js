@@ -106,6 +106,15 @@ export class History {
     return taken?.findLast((one) => one[1] <= step) ?? null;
   }
 
+  /** Does a request have several sequences in a step? @param {Column} column */
+  hasFamilies({ run, record }) {
+    for (const [slot, taken] of this.seats.get(run) ?? []) {
+      const seat = taken.findLast((one) => one[1] <= record.step);
+      if (seat && seat[3] >= 0 && (record.cells[slot] ?? ".") !== ".") return true;
+    }
+    return false;
+  }
+
   /** The last columns up to an entry, oldest first. @param {Entry} entry @param {number} most
    * @returns {Column[]} */
   columnsUntil(entry, most) {

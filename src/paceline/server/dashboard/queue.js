@@ -14,9 +14,9 @@ export class QueueTable {
 
   /** @param {import("./messages.js").Frame} frame */
   draw({ queue, counts, policy }) {
-    const head = queue.first.find((one) => one.place === 1);
-    show(byId("queue-reason"), Boolean(head?.reason));
-    if (head?.reason) setText(byId("queue-reason"), gateWords(head));
+    const head = queue.first.find((one) => one.place === 1 && one.reason && one.reason !== NEW);
+    show(byId("queue-reason"), head !== undefined);
+    if (head) setText(byId("queue-reason"), gateWords(head));
     setText(byId("queue-note"), noteOf(queue, counts, policy));
     show(byId("queue-empty"), queue.total === 0);
     show(byId("queue-list"), queue.total > 0);
@@ -39,6 +39,7 @@ function noteOf({ first, total }, counts, policy) {
   return `${count(total)} by ${policy}${shown}${parked}`;
 }
 
+const NEW = "not considered yet"; // it came after the latest step
 const BEHIND = /^behind '(.+?)', which (waits .*)$/;
 
 /** What keeps the queue from moving. @param {import("./messages.js").QueuedRequest} head */
@@ -61,6 +62,7 @@ function why(one, first) {
   const other = one.reason.match(BEHIND)?.[1];
   const place = first.find((each) => each.request_id === other)?.place;
   const behind = place ? `behind #${place}` : "behind another";
-  const reason = one.place === 1 ? "next" : other ? behind : one.reason;
+  const own = one.reason === NEW ? "new" : one.reason;
+  const reason = one.place === 1 ? "next" : other ? behind : own;
   return [reason, ...marks].filter(Boolean).join(" · ");
 }

@@ -76,7 +76,7 @@ export class SlotsPicture {
     const group = fitting ? 1 : Math.max(Math.ceil((rows * pixel) / MOST_HEIGHT), 1);
     const tall =
       fitting ?? pixel * Math.max(Math.floor(MOST_HEIGHT / pixel / Math.ceil(rows / group)), 1);
-    const left = tall >= LABELLED ? 142 : 40;
+    const left = tall >= LABELLED ? 142 : 52;
     const right = this.canvas.clientWidth;
     const wide = WIDTHS[this.zoom];
     const columns = history.columnsUntil(entry, Math.floor((right - left) / wide));

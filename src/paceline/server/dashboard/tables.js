@@ -22,17 +22,15 @@ const MOST_ROWS = 256;
 /** The figures at the top. @param {Scene} scene */
 export function drawTiles({ history, entry, figures }) {
   const { counts, slots, usage, totals } = entry.frame;
-  const taken = takenSlots(history.columnsUntil(entry, 1)[0], entry);
+  const latest = history.columnsUntil(entry, 1)[0];
+  const isSeveral = latest && history.hasFamilies(latest);
+  const among = isSeveral ? `in ${count(takenSlots(latest, entry))} slots` : `of ${count(slots)}`;
   const parked = counts.parked ? `+ ${count(counts.parked)} parked` : "";
   const swapped = counts.swapped ? `${count(counts.swapped)} on the host` : parked;
   /** @type {[string, string, string][]} */
   const tiles = [
     ["Generated", short(figures.tokensPerS), "tokens/s"],
-    [
-      "Running",
-      count(counts.running),
-      taken > counts.running ? `in ${count(taken)} slots` : `of ${count(slots)}`,
-    ],
+    ["Running", count(counts.running), among],
     ["Waiting", count(counts.waiting), swapped],
     ["Blocks held", ...unitOf(percent(usage))],
     ["Prefix hits", ...unitOf(percent(figures.hitRate))],
