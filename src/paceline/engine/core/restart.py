@@ -192,8 +192,10 @@ class RestartingCore:
         asked: dict[str, Question] = {}
         while isinstance(later := self._admit(core, asked), dict):
             for question in later.values():
-                with suppress(PacelineError):  # files may be gone, and requests are then refused
+                try:
                     core.ask(question).result()
+                except PacelineError as error:  # files may be gone: requests for them are refused
+                    log.warning("the new engine refuses %s: %s", question.verb, error)
             asked |= later
         if later is None:
             log.warning("the engine has been restarted")
