@@ -257,12 +257,12 @@ class Sending:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize("way", ["drafted", "drafted by a model", "drafted by a head"])
+@pytest.mark.parametrize("way", ["drafted", "drafted by a head"])
 def test_ranks_exchange_the_same_in_the_same_order(way: str, launches: Launches) -> None:
     """While graphs are captured and requests run; otherwise they would wait for each other forever.
     Rank 0 alone has masks, a drafter with weights, and an encoder of images."""
     masks, random = constrained_requests(SHAPE["vocab_size"]), Random(3)
-    requests = random_requests(random)
+    requests = random_requests(random)[::2]
     settings: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **WAYS[way]}
     if way == "drafted by a head":
         settings |= {"config": image_config(), "encoder_cache_size": 32}
