@@ -14,6 +14,7 @@ from paceline.engine.live.lives import HEAD
 
 Ask = Callable[[Verb, str], Awaitable[Any]]
 ANSWER_S = 5.0  # for an engine to answer
+SOON_S = FRAME_S / 4  # after an answer without frames: the next one was not due yet
 SHARED = 8  # latest answers, for several pages
 
 decode_answer = msgspec.msgpack.Decoder(FrameAnswer).decode
@@ -95,5 +96,5 @@ class SharedAnswers:
                 self._answers[question] = found
             if len(self._answers) > SHARED:
                 del self._answers[next(iter(self._answers))]
-        self._due = now + FRAME_S
+        self._due = now + (FRAME_S if found.frames else SOON_S)
         return found
