@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 
 from paceline.core.request import Request
 from paceline.engine.api import EngineFailed
+from paceline.engine.live.control import LiveControl
 from paceline.engine.live.frames import (
     LATEST,
     Frame,
@@ -182,6 +183,28 @@ def test_the_status_of_an_engine_that_dies_and_comes_back(monkeypatch: pytest.Mo
         ("frame", 2),
     ]
     assert source.questions[3:] == [FrameQuestion(0, 1, 2), FrameQuestion(0, 2, 1)]
+
+
+def test_a_page_that_does_not_read_is_sent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its frames would pile up in the memory of the server."""
+    asked = list[FrameQuestion]()
+
+    async def large(_: LiveControl, question: FrameQuestion) -> FrameAnswer:
+        asked.append(question)
+        await asyncio.sleep(0)
+        return FrameAnswer(1, question.number + 1, (b'"%b"' % (b"x" * 2**18),))
+
+    async def scenario(site: Site) -> None:
+        async with site.http.stream("GET", "/dashboard/events"):
+            before = -1
+            while len(asked) > before:
+                before = len(asked)
+                await asyncio.sleep(0.2)
+        await site.until(lambda: not site.server.server_state.tasks)
+
+    monkeypatch.setattr(LiveControl, "frames", large)
+    on_its_own_server(scenario, ServerSettings(dashboard=True))
+    assert 0 < len(asked) < 100
 
 
 def test_a_page_that_is_behind_loses_frames() -> None:
