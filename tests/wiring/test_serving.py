@@ -19,7 +19,7 @@ from paceline.hub.progress import silent
 from paceline.server.settings import ServerSettings
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import serving
-from paceline.wiring.serving import exit_on_sigterm, front_ends, loaded, log_keys
+from paceline.wiring.serving import exit_on_sigterm, front_ends, loaded, log_keys, with_page
 from paceline.wiring.tokenizer import bytes_as_tokens
 from tests.text.support import byte_level
 
@@ -176,3 +176,20 @@ def test_the_number_of_front_ends_depends_on_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     chosen = ServerSettings(api_server_count=given)
     assert front_ends(chosen, CoreSettings(core=core)) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "uds", "given", "expected"),
+    [
+        ("127.0.0.1", "", {}, True),
+        ("localhost", "", {}, True),
+        ("0.0.0.0", "", {}, False),
+        ("0.0.0.0", "/run/socket", {}, True),
+        ("0.0.0.0", "", {"dashboard": True}, True),
+        ("::1", "", {"dashboard": False}, False),
+    ],
+)
+def test_the_live_page_is_for_this_machine_by_default(
+    host: str, uds: str, given: dict[str, bool], expected: bool
+) -> None:
+    assert with_page(given, host, uds)["dashboard"] is expected

@@ -77,7 +77,7 @@ def serve(
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
-    settings = {"dashboard": bool(uds) or host in LOOPBACK} | as_json(settings)
+    settings = with_page(as_json(settings), host, uds)
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     http.log_to_stderr(as_json=chosen.log_format == "json")
     if uds:
@@ -104,6 +104,11 @@ def serve(
             await engine.shutdown()
 
     asyncio.run(main())
+
+
+def with_page(settings: Mapping[str, Any], host: str, uds: str) -> dict[str, Any]:
+    """By default the live page is served where only this machine can reach it."""
+    return {"dashboard": bool(uds) or host in LOOPBACK, **settings}
 
 
 def front_ends(chosen: ServerSettings, core: CoreSettings) -> int:
