@@ -43,11 +43,11 @@ def test_a_recording_is_served_until_it_is_interrupted(
     address = re.match(r"(http://127.0.0.1:\d+)/dashboard ", capsys.readouterr().out)
     assert address
     with httpx.Client(base_url=address[1], timeout=60) as http:
-        with http.stream("GET", "/dashboard/events") as response:
-            lines = response.iter_lines()
-            begin = [next(lines) for _ in range(4)]
-            assert '"recording":"run"' in begin[1]
-            assert begin[3] == "event: frame"
+        events = http.get("/dashboard/events").text
+        start, *frames, _ = events.split("\n\n")
+        assert '"recording":"run"' in start
+        assert frames
+        assert all(one.startswith("event: frame\n") for one in frames)
         assert http.get("/dashboard/requests/a").json()["state"] == "FINISHED_LENGTH"
         assert http.get("/dashboard/requests/z").status_code == 404
     server.should_exit = True

@@ -136,7 +136,7 @@ def test_files_have_their_types_and_are_not_sent_twice(tmp_path: Any) -> None:
 class ScriptedSource:
     """Answers as they come; one that is an error is raised. Then it ends the stream."""
 
-    engines = 1
+    engines, goes_on = 1, True
 
     def __init__(self, *answers: FrameAnswer | EngineFailed) -> None:
         self.answers, self.questions = list(answers), list[FrameQuestion]()
@@ -163,6 +163,7 @@ class ScriptedSource:
 
         asyncio.run(PageStream(self, lambda: not self.answers, send).run([0]))
         parts = [part.split("\n") for part in body.decode().split("\n\n") if part]
+        parts = [part for part in parts if not part[0].startswith(":")]
         return [(name[7:], json.loads(data[6:])) for name, data in parts]
 
 
@@ -173,6 +174,7 @@ def answer_of(run: int, *numbers: int, more: bool = False) -> FrameAnswer:
 def test_the_status_of_an_engine_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.server.live.frame_stream.RETRY_S", 0.0)
     gone = EngineFailed("it died")
+    monkeypatch.setattr("paceline.server.live.frame_stream.SILENCE_S", -1.0)
     source = ScriptedSource(answer_of(1, 1, 2), gone, gone, answer_of(2, 1), answer_of(2, 2))
     assert source.sent()[1:] == [
         ("frame", 1),

@@ -13,6 +13,11 @@ class FrameSource(Protocol):
     @property
     def engines(self) -> int: ...
 
+    @property
+    def goes_on(self) -> bool:
+        """May there be further frames after the last one?"""
+        ...
+
     def start(self) -> StreamStart:
         """The first event of a stream."""
         ...
@@ -32,6 +37,8 @@ class FrameSource(Protocol):
 
 class EngineFrames:
     """See `FrameSource`: engines that run."""
+
+    goes_on = True
 
     def __init__(self, engine: LiveEngine, model: str) -> None:
         self._engine, self._model = engine, model

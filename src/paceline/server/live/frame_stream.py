@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import msgspec
 from fastapi import Response
@@ -22,6 +23,7 @@ from paceline.server.respond import hung_up, until
 
 BODY = "http.response.body"
 RETRY_S = 0.5  # between two questions to an engine that does not answer
+SILENCE_S, COMMENT = 5.0, b": nothing new\n\n"
 MOST_BEHIND = 6  # frames; a page that is further behind loses all but the latest
 
 decode_frame = msgspec.json.Decoder(Frame).decode
@@ -72,6 +74,7 @@ class PageStream:
     ends: Callable[[], bool]  # does the server end?
     send: Send
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _written: float = field(default_factory=monotonic)  # when something was written last
 
     async def run(self, engines: Sequence[int]) -> None:
         await self._write(struct_event("start", self.source.start()))
@@ -79,7 +82,7 @@ class PageStream:
         await self.send({"type": BODY, "body": b""})
 
     async def _follow(self, cursor: EngineCursor) -> None:
-        """Send the frames of an engine until the server ends."""
+        """Send the frames of an engine until the server ends, or the recording."""
         while not self.ends():
             try:
                 answer = await self.source.frames(cursor.question())
@@ -90,9 +93,13 @@ class PageStream:
                 if cursor.trouble != str(error):
                     cursor.trouble = str(error)
                     await self._write(cursor.status())
+                await self._keep_open()
                 await asyncio.sleep(RETRY_S)
                 continue
             await self._write(self._events(cursor, answer))
+            if not (answer.more or self.source.goes_on):
+                return
+            await self._keep_open()
 
     def _events(self, cursor: EngineCursor, answer: FrameAnswer) -> bytes:
         """The frames, after a change in the status of the engine."""
@@ -111,6 +118,12 @@ class PageStream:
         if events:
             async with self._sending:
                 await self.send({"type": BODY, "body": events, "more_body": True})
+                self._written = monotonic()
+
+    async def _keep_open(self) -> None:
+        """Send a comment now and then, so that neither a proxy nor the page gives up."""
+        if monotonic() - self._written > SILENCE_S:
+            await self._write(COMMENT)
 
 
 class FrameStream(Response):

@@ -1,6 +1,5 @@
 """A server of the live page that shows a recording."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from paceline.server.live.page_routes import page_routes
 class RecordedFrames:
     """See `FrameSource`: all frames of a recording at once, and none later."""
 
-    engines = 1
+    engines, goes_on = 1, False
 
     def __init__(self, run: ReplayedRun, name: str) -> None:
         self._run, self._name = run, name
@@ -38,8 +37,6 @@ class RecordedFrames:
 
     async def frames(self, question: FrameQuestion) -> FrameAnswer:
         first = last = max(question.number, 0)
-        if first >= len(self._bodies):
-            await asyncio.Event().wait()  # until the page hangs up
         size = 0
         while last < len(self._bodies) and (last == first or size < ANSWER_BYTES):
             size += len(self._bodies[last])
