@@ -301,6 +301,12 @@ listen([
   { keys: ["ArrowRight"], shown: ["→"], words: "forward one frame", act: () => move(1) },
   { keys: ["Home"], shown: ["Home"], words: "the oldest frame", act: () => goTo(0) },
   { keys: ["End"], shown: ["End"], words: "the newest frame", act: () => player.follow() },
+  {
+    keys: [], // the slots themselves listen to these
+    shown: ["↑", "↓", "Enter"],
+    words: "in the slots: choose one, open its request",
+    act: () => {},
+  },
   { keys: ["+", "="], shown: ["+"], words: "wider steps", act: () => slots.widen(1) },
   { keys: ["-"], shown: ["-"], words: "narrower steps", act: () => slots.widen(-1) },
   { keys: ["v"], shown: ["v"], words: "slots as a picture or a table", act: toggleTable },
