@@ -16,7 +16,7 @@ export class QueueTable {
   draw({ queue, counts, policy }) {
     const head = queue.first.find((one) => one.place === 1 && one.reason && one.reason !== NEW);
     show(byId("queue-reason"), head !== undefined);
-    if (head) setText(byId("queue-reason"), gateWords(head));
+    if (head) setText(byId("queue-reason"), gateWords(head, queue.first));
     setText(byId("queue-note"), noteOf(queue, counts, policy));
     show(byId("queue-empty"), queue.total === 0);
     show(byId("queue-list"), queue.total > 0);
@@ -42,13 +42,15 @@ function noteOf({ first, total }, counts, policy) {
 const NEW = "not considered yet"; // it came after the latest step
 const BEHIND = /^behind '(.+?)', which (waits .*)$/;
 
-/** What keeps the queue from moving. @param {import("./messages.js").QueuedRequest} head */
-function gateWords({ reason }) {
+/** What keeps the queue from moving: ranks may have changed since, so that the request that stopped
+ * it need not be the first one. @param {import("./messages.js").QueuedRequest} head
+ * @param {import("./messages.js").QueuedRequest[]} first */
+function gateWords({ reason }, first) {
   const [, other, waits] = reason.match(BEHIND) ?? [];
-  if (waits) return `Request ${shortId(other)} ${waits}.`;
-  return /^(for|in|while) /.test(reason)
-    ? `The first one waits ${reason}.`
-    : `The first one is ${reason}.`;
+  const place = first.find((one) => one.request_id === other)?.place;
+  if (waits) return `${place ? `Number ${place}` : `Request ${shortId(other)}`} ${waits}.`;
+  const verb = /^(for|in|while) /.test(reason) ? "waits" : "is";
+  return `The first one ${verb} ${reason}.`;
 }
 
 /** The reason in a few words; that of the request that stops the queue stands above the table.
