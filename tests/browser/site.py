@@ -29,7 +29,7 @@ from tests.engine.support import components, tokenizer
 
 KEY = "a key"
 PATIENCE_S = 60.0
-STEP_S = 0.004
+STEP_S = 0.008
 # Blocks for about half of what 32 sequences need, so that requests wait for them and are preempted.
 SCHEDULER = {
     "policy": "fair",

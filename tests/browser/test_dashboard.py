@@ -99,7 +99,7 @@ def test_it_goes_back_in_time(page: Page) -> None:
     page.keyboard.press("Home")
     expect(page.locator("#state")).to_have_text("Paused")
     assert figure(page, "Running") == "0", "the page was opened before the load came"
-    for _ in range(40):
+    for _ in range(frames(page)):
         page.keyboard.press("ArrowRight")
         page.wait_for_timeout(20)
         if int(figure(page, "Running")) > FEW:
