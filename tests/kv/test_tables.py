@@ -192,22 +192,29 @@ def test_many_steps_take_the_blocks_that_single_steps_take() -> None:
     slots = np.array([2, 0, 1])
     start = np.array([3, 12, 6], np.int32)
     (_, at_once), (_, one_by_one) = tables(3, 2, 1), tables(3, 2, 1)
-    at_once.grow_along(slots, start, 7)
+    steps = np.array([7, 2, 5], np.int32)
+    edges = at_once.edges(slots, start, start + steps)
+    assert edges is not None
+    for first, end in ((0, edges.before(3)), (edges.before(3), len(edges.steps))):
+        at_once.grow_along(edges, first, end)
     for step in range(7):
-        assert one_by_one.grow_at(slots, start + step) is not None
+        going_on = steps > step
+        assert one_by_one.grow_at(slots[going_on], (start + step)[going_on]) is not None
     assert [at_once.blocks(slot) for slot in range(3)] == [
         one_by_one.blocks(slot) for slot in range(3)
     ]
     assert at_once.held.tolist() == one_by_one.held.tolist()
 
 
-@pytest.mark.parametrize(("blocks", "steps"), [(6, 0), (7, 1), (8, 2), (9, 4), (16, 7)])
-def test_steps_until_the_pool_has_too_few_blocks(blocks: int, steps: int) -> None:
+def test_the_steps_in_which_blocks_are_taken() -> None:
     slots, start = np.array([2, 0, 1]), np.array([3, 12, 6], np.int32)
-    assert tables(3, 2, 1, blocks=blocks)[1].steps_until_short(slots, start, 7) == steps
+    edges = tables(3, 2, 1)[1].edges(slots, start, start + 7)
+    assert edges is not None
+    assert edges.steps == [0, 1, 2, 4, 5, 6]
+    assert [edges.before(step) for step in (0, 1, 3, 9)] == [0, 1, 3, 6]
 
 
 def test_steps_that_end_inside_a_block_take_none() -> None:
-    pool, made = tables(3, 2)
-    made.grow_along(np.array([1, 0]), np.array([5, 8], np.int32), 3)
-    assert (made.held.tolist(), pool.free) == ([3, 2, 0, 0], 11)
+    _, made = tables(3, 2)
+    start = np.array([5, 8], np.int32)
+    assert made.edges(np.array([1, 0]), start, start + 3) is None

@@ -11,7 +11,7 @@ def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
     line.add(0.01, Occupancy(1, 5, 10))
     line.add(0.02, Occupancy(2, 3, 9))
     line.add_tokens_at(0.02, 4)
-    line.add_tokens(np.array([0.03, 0.27]), 2)
+    line.add_tokens(np.array([0.03, 0.27]), np.array([2, 2]))
     line.add(0.27, Occupancy(1, 0, 0))
     assert line.to_dict() == {
         "time_s": [0.0, FIRST_WIDTH_S],
@@ -31,4 +31,5 @@ def test_a_long_run_has_no_more_points() -> None:
     assert len(found["time_s"]) <= POINTS
     assert max(found["running"]) == 1499
     assert sum(found["tokens_per_s"]) * line.width_s == 1500
-    assert line.span_end(3.2) == 4.0
+    assert line.last_of_spans(np.array([3.2, 3.4, 4.1, 4.2, 6.0])) == [1, 3]
+    assert line.last_of_spans(np.array([3.2, 3.4])) == []

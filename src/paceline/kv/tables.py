@@ -1,8 +1,10 @@
 """Block tables: which blocks each slot reads and writes, in order."""
 
 import struct
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +12,18 @@ from paceline.core.arrays import I32, Bool, Index, sparse_zeros
 from paceline.core.plan import NOTHING_GROWN, Blocks, Grown, Pairs
 from paceline.kv.hit import Hit
 from paceline.kv.pool import BlockPool
+
+
+class Edges(NamedTuple):
+    """Blocks that steps to come will append: in which step, to which slot, at which index."""
+
+    steps: list[int]  # ascending; 0: the next one
+    slots: list[int]
+    indices: list[int]
+
+    def before(self, step: int) -> int:
+        """How many are appended before this step."""
+        return bisect_left(self.steps, step)
 
 
 class BlockTables:
@@ -155,33 +169,29 @@ class BlockTables:
         edge = np.flatnonzero(self.room(slot) == start)
         return self.grow_by_one(slot[edge]) if len(edge) <= self._pool.free else None
 
-    def edges(self, slot: Index, start: I32, steps: int) -> tuple[Index, I32]:
-        """The blocks that slots need which go on from `start[i]`, one position in each of `steps`
-        steps: the row and the step of each, in the order in which single steps take them."""
-        short = self.short(slot, start + steps)
-        row = np.repeat(np.arange(len(slot)), short)
-        within = np.arange(len(row)) - np.repeat(np.cumsum(short) - short, short)
-        step = (self.room(slot) - start)[row] + within.astype(np.int32) * self.block_size
-        order = np.lexsort((row, step))
-        return row[order], step[order]
+    def edges(self, slot: Index, start: I32, end: I32) -> Edges | None:
+        """The blocks that slots need which go on from `start[i]` to before `end[i]`, one position
+        in each step, in the order in which single steps take them; None: they need none."""
+        if not (self.room(slot) < end).any():
+            return None
+        size, held = self.block_size, self.held[slot].tolist()
+        found: list[tuple[int, int, int]] = []
+        for row, (first, have, last) in enumerate(
+            zip(start.tolist(), held, end.tolist(), strict=True)
+        ):
+            for index in range(have, -(-last // size)):
+                found.append((index * size - first, row, index))
+        found.sort()
+        slots: list[int] = slot.tolist()
+        owners = [slots[row] for _, row, _ in found]
+        return Edges([step for step, _, _ in found], owners, [index for _, _, index in found])
 
-    def steps_until_short(self, slot: Index, start: I32, steps: int) -> int:
-        """Of so many steps, those for which the pool has enough blocks."""
-        if len(slot) * (steps // self.block_size + 1) <= self._pool.free:
-            return steps
-        _, step = self.edges(slot, start, steps)
-        return steps if len(step) <= self._pool.free else int(step[self._pool.free])
-
-    def grow_along(self, slot: Index, start: I32, steps: int) -> None:
-        """Append the blocks that so many single steps would append."""
-        row, _ = self.edges(slot, start, steps)
-        if not len(row):
-            return
-        taken = np.array(self._pool.take(len(row)), np.int32)
-        count = np.bincount(row, minlength=len(slot)).astype(np.int32)
-        owner, index = places(slot, self.held[slot], count)
-        self.table[owner, index] = taken[np.argsort(row, kind="stable")]
-        self.held[slot] += count
+    def grow_along(self, edges: Edges, first: int, end: int) -> None:
+        """Append the blocks of some edges, one after the other."""
+        slots, indices = edges.slots[first:end], edges.indices[first:end]
+        self.table[slots, indices] = self._pool.take(end - first)
+        for slot, index in zip(slots, indices, strict=True):
+            self.held[slot] = index + 1
 
     # -- swapping -----------------------------------------------------------
 

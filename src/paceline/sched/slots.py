@@ -316,13 +316,17 @@ class SlotTable:
         self.computed[slot] = known
         self.known[slot] = known + 1
 
-    def append_many(self, slot: Index, ids: I32) -> None:
-        """What `append_one` does with each column of `ids` [slots, steps]."""
-        known, steps = self.known[slot], ids.shape[1]
-        first: Index = slot * self._width + known
-        self._flat[first[:, None] + np.arange(steps)] = ids
-        self.computed[slot] = known + (steps - 1)
-        self.known[slot] = known + steps
+    def run_ahead(self, slot: Index, planned: I32, known: I32, ids: I32 | int) -> None:
+        """What many steps do that decode: all positions before `planned[i]` are handed out, and
+        `known[i]` tokens are known. `ids` are the new ones, of one slot after the other."""
+        before = self.known[slot]
+        more = known - before
+        first: Index = slot * self._width + before
+        within = np.arange(int(more.sum())) - np.repeat(np.cumsum(more) - more, more)
+        self._flat[np.repeat(first, more) + within] = ids
+        self.planned[slot] = planned
+        self.computed[slot] = np.where(more > 0, known - 1, self.computed[slot])
+        self.known[slot] = known
 
     def check(self) -> None:
         order = self.order

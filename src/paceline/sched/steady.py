@@ -75,30 +75,14 @@ class Steady:
         return Plan(step, self.rows, start, grown, kind=self._kind)
 
     @property
-    def known(self) -> I32:
-        """Tokens of each row."""
-        return self._table.known[self.rows.slot]
+    def steps_left(self) -> int:
+        """Further steps that can be planned with these rows, if there are blocks for them."""
+        return 0 if self._table.needs_host else self._steps_left
 
-    def steps_ahead(self, most: int) -> int:
-        """How many of the next `most` steps can be planned and committed with these rows: none of
-        them completes a row or lacks a block."""
-        slot, table = self.rows.slot, self._table
-        if table.needs_host:
-            return 0
-        incomplete = int((table.limit[slot] - self.known).min()) - 1
-        steps = min(self._steps_left, incomplete, most)
-        tables = self._cache.tables
-        return tables.steps_until_short(slot, table.planned[slot], steps) if steps > 0 else 0
-
-    def skip(self, ids: I32) -> None:
-        """Plan and commit as many steps as `ids` [rows, steps] has columns, all at once."""
-        slot, steps = self.rows.slot, ids.shape[1]
-        start = self._table.planned[slot]
-        self._cache.tables.grow_along(slot, start, steps)
-        self._table.advance(slot, start + steps)
-        self._table.append_many(slot, ids)
+    def skipped(self, steps: int) -> None:
+        """So many steps have been planned and committed with these rows."""
         self._steps_left -= steps
-        self._steps_to_edge = self._to_edge(start + steps)
+        self._steps_to_edge = self._to_edge(self._table.planned[self.rows.slot])
         if self._commits_left is not None:
             self._commits_left -= steps
 

@@ -31,6 +31,15 @@ class Coming:
     def __len__(self) -> int:
         return len(self._sent)
 
+    @property
+    def has_followers(self) -> bool:
+        """Does any request that has not been sent follow another one?"""
+        return bool(self._after)
+
+    def is_followed(self, number: int) -> bool:
+        """Will the end of a request send another one?"""
+        return number in self._after
+
     def pop(self) -> tuple[float, int]:
         """The next to reach the engine: when it was sent, and its number."""
         self._free_at = self.next_at

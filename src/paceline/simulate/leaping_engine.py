@@ -1,5 +1,8 @@
-"""The engine, with one method more: many equal turns at once."""
+"""The engine, with one method more: many turns at once."""
 
+from collections.abc import Iterable
+
+from paceline.core.plan import Plan
 from paceline.engine.core.engine import Engine
 
 
@@ -11,6 +14,7 @@ class LeapingEngine(Engine):
         """Are there requests that the latest turn did not accept?"""
         return bool(self._inbox)
 
-    def leap(self, steps: int) -> None:
-        """The scheduler made so many turns on its own."""
-        self._pipeline.skip(steps)
+    def leap(self, in_flight: Iterable[Plan]) -> None:
+        """The scheduler made turns on its own. These steps are in flight now."""
+        self._pipeline.put(in_flight)
+        self.resting = False

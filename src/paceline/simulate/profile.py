@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_origin, get_type_hints
 
 import numpy as np
 
-from paceline.core.arrays import F64
+from paceline.core.arrays import F64, I64
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
@@ -118,6 +118,11 @@ class FrontEndTerms:
     def __add__(self, other: "FrontEndTerms") -> "FrontEndTerms":
         names = [one.name for one in fields(self)]
         return FrontEndTerms(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    def deliver_each_s(self, rows: I64) -> F64:
+        """The same of each of many steps, to the last bit."""
+        found: F64 = self.delivery_s + rows * self.delivery_row_s
+        return found
 
     def deliver_s(self, rows: int) -> float:
         """Until the clients of a step with so many rows have their tokens."""

@@ -8,6 +8,7 @@ import numpy as np
 from paceline.core.arrays import F64, I32, I64
 from paceline.core.plan import Ended
 from paceline.engine.core.messages import Delivery
+from paceline.sched.course import Course
 from paceline.simulate.gap_histogram import GapHistogram
 from paceline.simulate.requests import SimulatedRequest
 
@@ -65,18 +66,31 @@ class RequestLog:
             self.gaps.add(gaps)
         return len(rows)
 
-    def repeated(self, rows: I64, times: F64) -> None:
-        """The clients of these requests have a token at each of these times."""
-        gaps = times[0] - self.last[rows]
+    def repeated(self, course: Course, times: F64) -> int:
+        """The clients have the tokens of the first turns of a course, at these times. Returns
+        their number."""
+        rows, first = course.handle, course.first_turn
+        end = np.minimum(course.last_turn + 1, len(times))
+        if (late := first >= len(times)).any():  # it has just joined
+            rows, first, end = rows[~late], first[~late], end[~late]
+        if not len(rows):
+            return 0
+        gaps = times[first] - self.last[rows]
+        longest = np.fmax(self.longest[rows], gaps)
+        is_new = np.isnan(gaps)
+        if is_new.any():
+            self.first[rows[is_new]] = times[first[is_new]]
+            gaps = gaps[~is_new]
         self.gaps.add(gaps)
-        longest = np.maximum(self.longest[rows], gaps)
         if len(times) > 1:
             between = times[1:] - times[:-1]
-            self.gaps.add(between, len(rows))
-            longest = np.maximum(longest, between.max())
+            self.gaps.add(between, between_rows(first, end, len(times)))
+            longest = np.maximum(longest, longest_within(between, first, end))
         self.longest[rows] = longest
-        self.last[rows] = times[-1]
-        self.tokens[rows] += len(times)
+        self.last[rows] = times[end - 1]
+        more = end - first
+        self.tokens[rows] += more
+        return int(more.sum())
 
     def close(self, number: int, ended: Ended, time: float) -> None:
         self.ended[number] = time
@@ -91,3 +105,22 @@ class RequestLog:
         self.ended[number] = time
         self.outcome[number] = outcome
         self.message[number] = message
+
+
+def between_rows(first: I32, end: I32, turns: int) -> I64:  # [turns - 1]
+    """How many rows have a token in each turn but the first, and one in the turn before it."""
+    begins, ends = (
+        np.bincount(first + 1, minlength=turns + 1),
+        np.bincount(end, minlength=turns + 1),
+    )
+    found: I64 = np.cumsum(begins - ends)[1:turns]
+    return found
+
+
+def longest_within(between: F64, first: I32, end: I32) -> F64:
+    """The longest gap of each row, whose tokens come in the turns from `first[i]` to before
+    `end[i]`; 0 if it has only one."""
+    found: F64 = np.concatenate([[0.0], np.maximum.accumulate(between)])[end - 1]
+    for row in np.flatnonzero(first).tolist():
+        found[row] = between[first[row] : end[row] - 1].max(initial=0.0)
+    return found

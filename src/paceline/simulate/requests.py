@@ -66,7 +66,9 @@ class RequestBuilder:
         if not isinstance(content, tuple):
             return content
         ids = [self._ids.setdefault(segment.key, len(self._ids)) for segment in content]
-        return np.repeat(np.array(ids, np.int32), [segment.tokens for segment in content])
+        found = np.repeat(np.array(ids, np.int32), [segment.tokens for segment in content])
+        found.flags.writeable = False  # then a request takes it as it is
+        return found
 
 
 def check(requests: Sequence[SimulatedRequest]) -> None:

@@ -1,16 +1,22 @@
 """A simulated server: requests arrive, the real engine runs on a virtual clock, clients leave."""
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from paceline.core.arrays import I32
+from paceline.core.arrays import F64, I32
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Request
 from paceline.engine.core.messages import Delivery
+from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
-from paceline.sched.leaping import LeapingScheduler
+from paceline.sched.course import Course
+from paceline.sched.leaping import LeapingScheduler, Occupancy
 from paceline.sched.stats import Stats
 from paceline.sched.swapping import Rates
 from paceline.sim.clock import VirtualClock
@@ -20,10 +26,9 @@ from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import FrontEndTerms, Profile
 from paceline.simulate.request_log import RequestLog
 from paceline.simulate.requests import RequestBuilder, SimulatedRequest, check
-from paceline.simulate.timed_runner import TimedRunner
+from paceline.simulate.timed_runner import Stretch, TimedRunner
 from paceline.simulate.timeline import Timeline
 
-LONGEST_LEAP = 4096  # steps
 MEASURED_POSITIONS = 2048
 LEAST_S = 1e-9  # of a profile that has no time for something
 
@@ -106,27 +111,13 @@ class SimulatedServer:
         self._frontend = model.frontend
         self._coming = Coming(requests, self._frontend)
         self._builder = RequestBuilder()
-        self._open: dict[str, int] = {}  # numbers of requests, by id
+        self._numbers: dict[str, int] = {}  # of open requests, by id
         self._leaving: list[tuple[float, int]] = []  # when clients leave, and their requests
 
     def run(self) -> SimulatedRun:
-        engine = self._engine
-        while True:
-            self._take_due()
-            if engine.idle:
-                if not self._coming:
-                    break
-                self._clock.advance_to(self._next_event() + self._model.profile.host.wake_s)
-                continue
-            delivery = engine.turn()
-            if delivery is not None:
-                self._deliver(delivery)
-            self._observe()
-            if engine.resting and not engine.idle:
-                patience = engine.patience_s or 0.0
-                self._clock.advance_to(min(self._clock() + patience, self._next_event()))
-            elif self._model.leaping:
-                self._leap()
+        with uncollected():
+            while self._go_on():
+                pass
         return SimulatedRun(
             self.requests,
             self.log,
@@ -136,35 +127,73 @@ class SimulatedServer:
             self._explained,
         )
 
+    def _go_on(self) -> bool:
+        """Make a turn, or many, or wait for the next event. False: there is none."""
+        engine, due = self._engine, self._due()
+        if self._model.leaping and self._leap(due):
+            return True
+        self.scheduler.settle()
+        while due:
+            self._submit(due)
+            due = self._due()
+        self._let_leave()
+        if engine.idle:
+            if self._coming:
+                self._clock.advance_to(self._next_event() + self._model.profile.host.wake_s)
+            return bool(self._coming)
+        delivery = engine.turn()
+        if delivery is not None:
+            self._deliver(delivery)
+        self.timeline.add(self._clock(), self.scheduler.occupancy)
+        if engine.resting and not engine.idle:
+            patience = engine.patience_s or 0.0
+            self._clock.advance_to(min(self._clock() + patience, self._next_event()))
+        return True
+
     # -- clients ------------------------------------------------------------
 
     def _next_event(self) -> float:
         leaving = self._leaving[0][0] if self._leaving else inf
         return min(self._coming.next_at, leaving)
 
-    def _take_due(self) -> None:
-        """Let requests arrive and clients leave whose time has come."""
+    def _due(self) -> list[Request]:
+        """The requests that reach the engine now."""
+        now, coming, due = self._clock(), self._coming, list[Request]()
+        while coming.next_at <= now:
+            arrival, number = coming.pop()
+            self.log.arrival[number] = arrival
+            try:
+                due.append(self._builder.request(self.requests[number], number, arrival))
+            except RequestError as error:
+                self._refuse(number, error)
+        return due
+
+    def _submit(self, due: Sequence[Request]) -> None:
+        for request in due:
+            try:
+                self._engine.submit(request)
+            except RequestError as error:
+                self._refuse(request.handle, error)
+            else:
+                self._open(request)
+
+    def _open(self, request: Request) -> None:
+        """The engine has a request. Its client may leave before its end."""
+        self._numbers[request.id] = request.handle
+        if (leaves_at := self._leaves_at(request)) < inf:
+            heappush(self._leaving, (leaves_at, request.handle))
+
+    def _leaves_at(self, request: Request) -> float:
+        stays = min(self.requests[request.handle].leaves_after_s, self._model.timeout_s or inf)
+        return (request.arrival or 0.0) + stays
+
+    def _let_leave(self) -> None:
+        """Abort the requests of clients that leave now."""
         now = self._clock()
-        while self._coming.next_at <= now:
-            self._submit(*self._coming.pop())
         while self._leaving and self._leaving[0][0] <= now:
             request_id = self.requests[heappop(self._leaving)[1]].id
-            if request_id in self._open:
+            if request_id in self._numbers:
                 self._engine.abort(request_id)
-
-    def _submit(self, arrival: float, number: int) -> None:
-        one = self.requests[number]
-        self.log.arrival[number] = arrival
-        try:
-            request = self._builder.request(one, number, arrival)
-            self._engine.submit(request)
-        except RequestError as error:
-            self._refuse(number, error)
-            return
-        self._open[one.id] = number
-        timeout = self._model.timeout_s or inf
-        if (stays := min(one.leaves_after_s, timeout)) < inf:
-            heappush(self._leaving, (arrival + stays, number))
 
     def _refuse(self, number: int, error: Exception) -> None:
         outcome = "refused" if isinstance(error, QueueFull) else "impossible"
@@ -176,39 +205,93 @@ class SimulatedServer:
         if new := self.log.delivered(delivery, time):
             self.timeline.add_tokens_at(delivery.time, new)
         for refused in delivery.refused:
-            self._refuse(self._open.pop(refused.request_id), refused.error)
+            self._refuse(self._numbers.pop(refused.request_id), refused.error)
         for ended in delivery.ended:
-            number = self._open.pop(ended.request_id)
-            self.log.close(number, ended, time)
-            self._coming.ended(number, time)
-            if ended.request_id in self._explained:
-                self._explained[ended.request_id] = self.scheduler.explain(ended.request_id)
+            self.close(ended, time)
 
-    def _observe(self) -> None:
-        self.timeline.add(self._clock(), self.scheduler.occupancy)
+    def close(self, ended: Ended, time: float) -> None:
+        """The client knows that its request has ended."""
+        number = self._numbers.pop(ended.request_id)
+        self.log.close(number, ended, time)
+        self._coming.ended(number, time)
+        if ended.request_id in self._explained:
+            self._explained[ended.request_id] = self.scheduler.explain(ended.request_id)
 
-    # -- many equal steps at once -------------------------------------------
+    # -- many turns at once ---------------------------------------------------
 
-    def _leap(self) -> None:
-        """Make all turns at once in which nothing is decided, until the next event."""
-        scheduler, runner, steady = self.scheduler, self._runner, self.scheduler.steady
-        now = self._clock()
-        until = self._next_event()
-        if steady is None or until <= now or self._engine.has_messages:
-            return
-        if not runner.repeats(steady.rows, self._depth):
-            return
-        ahead = scheduler.steps_ahead(LONGEST_LEAP)
-        if ahead < self._depth:
-            return
-        stretch = runner.stretch(ahead, until).ended_by(self.timeline.span_end(now))
-        if len(stretch) < self._depth:
-            return
-        ids = runner.ids(steady.rows, steady.known, len(stretch))
-        scheduler.leap(ids, stretch.begun, stretch.ended)
-        self._engine.leap(len(stretch))
-        runner.skip(stretch)
-        late = self._frontend.deliver_s(steady.size)
-        self.log.repeated(steady.handle, stretch.ended + late)
-        self.timeline.add_tokens(stretch.ended, steady.size)
-        self._observe()
+    def _leap(self, due: list[Request]) -> bool:
+        """Make all turns at once in which nothing is decided, until the next event. Returns whether
+        there were any."""
+        scheduler, runner, now = self.scheduler, self._runner, self._clock()
+        if self._next_event() <= now or self._engine.has_messages:
+            return False
+        if (self._engine.resting and not self._engine.idle) or any(
+            self._leaves_at(one) <= now for one in due
+        ):
+            return False
+        most = runner.turns_within(self._next_event() - now)
+        course = scheduler.course(runner.in_flight, self._depth, most, due, now)
+        if course is None:
+            return False
+        for request in due:
+            self._open(request)
+        runner.follow(course)
+        stretch = runner.stretch(course, self._next_event())
+        turns = self._turns_until_follower(course, len(stretch))
+        if turns < max(course.behind, 1):
+            assert not due, "requests have joined a step that is not made"
+            return False
+        self._make(course, stretch.first(turns))
+        return True
+
+    def _make(self, course: Course, stretch: Stretch) -> None:
+        scheduler, runner, turns = self.scheduler, self._runner, len(stretch)
+        sent = course.tokens(turns)
+        times = stretch.ended + self._frontend.deliver_each_s(sent)
+        new = self.log.repeated(course, times)
+        watch = LeapWatch(self, stretch.ended, times)
+        if watch.turns:
+            self.timeline.add_tokens(stretch.ended, sent)
+        else:
+            self.timeline.add_tokens_at(float(stretch.ended[-1]), new)
+        ids = runner.ids(course, turns)
+        scheduler.leap(course, stretch.begun, stretch.ended, ids, watch)
+        plans = scheduler.latest(course, turns)
+        self._engine.leap(plans if course.behind else ())
+        runner.skip(course, stretch, plans)
+
+    def _turns_until_follower(self, course: Course, turns: int) -> int:
+        """Of so many turns, those up to the first end of a request that another one follows."""
+        if self._coming.has_followers:
+            for turn, rows in course.endings(turns):
+                if any(map(self._coming.is_followed, course.handle[rows].tolist())):
+                    return turn + 1
+        return turns
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector: a simulation leaves no cycles behind, and the collector would
+    walk over all requests of the load again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class LeapWatch:
+    """Tells a server what happens in a leap of its scheduler."""
+
+    def __init__(self, server: SimulatedServer, ended: F64, times: F64) -> None:
+        """Turns end at the times `ended`, and clients know at `times`."""
+        self._server, self._ended, self._times = server, ended, times
+        self.turns = server.timeline.last_of_spans(ended)
+
+    def ended(self, turn: int, end: Ended) -> None:
+        self._server.close(timed(self._server.scheduler, end), float(self._times[turn]))
+
+    def observe(self, turn: int, found: Occupancy) -> None:
+        self._server.timeline.add(float(self._ended[turn]), found)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.core.arrays import F64
+from paceline.core.arrays import F64, I64
 from paceline.sched.leaping import Occupancy
 
 POINTS = 1024
@@ -23,23 +23,29 @@ class Timeline:
         self._tokens: F64 = np.zeros(POINTS)
         self._end = 0  # spans that have begun
 
-    def span_end(self, time: float) -> float:
-        """When the span of this time is over."""
-        return (int(time / self.width_s) + 1) * self.width_s
+    def last_of_spans(self, times: F64) -> list[int]:
+        """Which of these times, ascending, are the last ones of spans that others follow in."""
+        first, last = int(times[0] / self.width_s), int(times[-1] / self.width_s)
+        if first == last:
+            return []
+        spans = (times / self.width_s).astype(np.int64)
+        return np.flatnonzero(spans[1:] > spans[:-1]).tolist()
 
     def add(self, time: float, point: Occupancy) -> None:
         place = self._place(time)
         values = point.running, point.waiting, point.used_blocks
-        np.maximum(self._most[:, place], values, out=self._most[:, place])
+        for most, value in zip(self._most, values, strict=True):
+            most[place] = max(most[place], value)
 
     def add_tokens_at(self, time: float, count: int) -> None:
         self._tokens[self._place(time)] += count
 
-    def add_tokens(self, times: F64, each: int) -> None:
-        """`each` tokens were generated at each of these times, the last of which is the latest."""
+    def add_tokens(self, times: F64, counts: I64) -> None:
+        """`counts[i]` tokens were generated at each of these times, the last of which is the
+        latest."""
         self._place(float(times[-1]))
         places = (times / self.width_s).astype(np.int64)
-        self._tokens += each * np.bincount(places, minlength=POINTS)
+        self._tokens += np.bincount(places, counts, POINTS)
 
     def _place(self, time: float) -> int:
         while time >= POINTS * self.width_s:

@@ -1,11 +1,11 @@
 """The steps in flight, oldest first."""
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 from paceline.core.errors import DeviceLost, StepError
-from paceline.core.plan import NOTHING_GROWN, Plan, StepResult
+from paceline.core.plan import Plan, StepResult
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.ports import Runner
 
@@ -51,12 +51,9 @@ class Pipeline:
         except Exception as error:  # a device may fail in any way
             raise self._failure(plan, error) from error
 
-    def skip(self, steps: int) -> None:
-        """Let plans that repeat those in flight, so many steps later, take their places."""
-        self._flight = deque(
-            replace(plan, step=plan.step + steps, start=plan.start + steps, grown=NOTHING_GROWN)
-            for plan in self._flight
-        )
+    def put(self, plans: Iterable[Plan]) -> None:
+        """Let later plans take the places of those in flight."""
+        self._flight = deque(plans)
 
     def abandon(self) -> None:
         """Wait for the steps in flight, and drop their results and errors."""
