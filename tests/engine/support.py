@@ -200,9 +200,14 @@ def build(_model: str, **settings: Any) -> EngineComponents:
     return components(**settings)
 
 
-def build_breaking(_model: str, step: int, **settings: Any) -> EngineComponents:
-    """A device that fails in one step."""
-    return components(lambda plan, where: plan.step == step and where == "wait", **settings)
+def build_breaking(
+    _model: str, step: int, closes: bool = True, **settings: Any
+) -> EngineComponents:
+    """A device that fails in one step, and then may never close."""
+    made = components(lambda plan, where: plan.step == step and where == "wait", **settings)
+    if not closes:
+        made.runner.close = Event().wait  # type: ignore[method-assign]
+    return made
 
 
 def build_mistaken(_model: str, tokens: int, crowd: int = 1, **settings: Any) -> EngineComponents:

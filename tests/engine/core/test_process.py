@@ -18,6 +18,7 @@ from paceline.core.item import Item
 from paceline.core.openmp import CHOSEN
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.components import factory_named
+from paceline.engine.core import process
 from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend
@@ -193,14 +194,19 @@ def test_a_failed_step_or_a_full_queue_ends_requests_and_not_the_engine() -> Non
     with_process(use, "build_breaking", step=4, max_num_queued_reqs=5)
 
 
-def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it() -> None:
+def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if its device cannot be closed."""
+    monkeypatch.setattr(process, "CLOSE_S", 0.2)
+
     async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "step 4 failed" in output.error
         assert "step 4 failed" in await engine.gone()
         assert "step 4 failed" in (engine.healthy() or "")
 
-    with_process(use, "build_breaking", on_failure="stop", step=4)
+    with_process(use, "build_breaking", on_failure="stop", step=4, closes=False)
 
 
 def test_a_stuck_device_is_seen_from_outside() -> None:

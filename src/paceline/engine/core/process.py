@@ -142,6 +142,8 @@ class ProcessCore:
                     settle(self._questions.pop(number), value, fault and fault.error())
                 case wire.Died(reason):
                     self._die(reason)
+                    # Its requests are moved, or it is restarted, when the process is gone.
+                    Thread(target=self._process.wait, args=(CLOSE_S,), daemon=True).start()
                 case wire.LogMessage(name, level, text):
                     logging.getLogger(name).log(level, "%s", text)
                 case wire.Ready(capacity, fault):

@@ -36,11 +36,10 @@ def main(address: str) -> None:
         keep_heap()
         outbox.send(wire.Ready(engine.capacity))
         broken = CoreLoop(engine, commands, outbox).run()
-        engine.close()
         if broken:
-            outbox.send(wire.Died(broken))
-        else:
-            status = 0
+            outbox.send(wire.Died(broken))  # a device that is lost may take long to close
+        engine.close()
+        status = int(bool(broken))
     except PacelineError as error:
         outbox.send(wire.Ready(fault=wire.EncodedError.of(error)))
     except Exception as error:

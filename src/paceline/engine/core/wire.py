@@ -114,7 +114,7 @@ class NumberedAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The last message of a core that failed."""
+    """What a core that failed says before it closes."""
 
     reason: str
 
