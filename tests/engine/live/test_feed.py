@@ -1,5 +1,6 @@
 """Frames say what the scheduler says, are bounded, and nothing is recorded without a page."""
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from paceline.engine.core.messages import Question
 from paceline.engine.live import feed as module
 from paceline.engine.live.feed import FRAME_S, UNASKED_S
 from paceline.engine.live.frame_maker import MOST_QUEUED
-from paceline.engine.live.frames import LATEST, Frame, FrameQuestion, StepRecord
+from paceline.engine.live.frames import LATEST, Frame, FrameQuestion, Seat, StepRecord
 from tests.engine.live.shown import ShownEngine
 from tests.seeds import seeds
 
@@ -217,6 +218,30 @@ def test_a_page_that_is_behind_gets_the_latest_frame_alone() -> None:
     drawn = [slot for slot in table.order.tolist() if slot in seated]
     assert drawn
     assert all(seated[slot] == table.sequence(slot).id for slot in drawn)
+
+
+class CountedSeats(tuple[Seat, ...]):
+    """Counts how often they are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Seat]:
+        CountedSeats.reads += 1
+        return super().__iter__()
+
+
+def test_a_question_reads_no_seats_of_frames_that_the_page_has() -> None:
+    """With many requests per second they are hundreds of thousands, and the engine waits."""
+    history = module.FrameHistory()
+    for number in range(1, 9):
+        seats = CountedSeats([Seat(0, number, f"r{number}", -1, 1)])
+        history.add(module.KeptFrame(number, b"{}", seats))
+    CountedSeats.reads = 0
+    frames, base, _ = history.after(5)
+    assert ([one.number for one in frames], base) == ([6, 7, 8], ())
+    (frame,), (before,), _ = history.after(LATEST)
+    assert (frame.number, before.request_id) == (8, "r7")
+    assert CountedSeats.reads == 0
 
 
 def test_another_run_begins_anew() -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from time import thread_time, time
 from typing import Any
 
@@ -34,12 +35,14 @@ class KeptFrame(msgspec.Struct, frozen=True):
 
 
 class FrameHistory:
-    """The latest frames, encoded; `_base` has who was in each slot before the first of them."""
+    """The latest frames, encoded. `_base` has who was in each slot before the first of them, and
+    `_seated` before the last: an answer reads no seats, of which there may be very many."""
 
     def __init__(self) -> None:
         self._frames: deque[KeptFrame] = deque()
         self._bytes = 0
         self._base: dict[int, Seat] = {}
+        self._seated: dict[int, Seat] = {}
 
     @property
     def last(self) -> int:
@@ -47,31 +50,34 @@ class FrameHistory:
         return self._frames[-1].number if self._frames else 0
 
     def add(self, frame: KeptFrame) -> None:
+        if self._frames:
+            self._seated |= by_slot(self._frames[-1])
         self._frames.append(frame)
         self._bytes += len(frame.body)
         while len(self._frames) > KEPT_FRAMES or self._bytes > KEPT_BYTES:
             oldest = self._frames.popleft()
             self._bytes -= len(oldest.body)
-            self._base |= {seat.slot: seat for seat in oldest.seats}
+            self._base |= by_slot(oldest)
 
     def after(self, number: int) -> tuple[list[KeptFrame], tuple[Seat, ...], bool]:
         """Some frames after one, who was in the slots before them unless the asker has the frame
         before them, and whether there are more."""
         if number == LATEST:
-            number = self.last - 1
-            known = False
-        else:
-            known = bool(number) and number >= self._frames[0].number - 1
-        base, found, size = dict(self._base), list[KeptFrame](), 0
-        for frame in self._frames:
-            if frame.number <= number:
-                base |= {seat.slot: seat for seat in frame.seats}
-                continue
+            return [self._frames[-1]], tuple(self._seated.values()), False
+        before = self._frames[0].number - 1
+        base = () if number and number >= before else tuple(self._base.values())
+        found, size = list[KeptFrame](), 0
+        for frame in islice(self._frames, max(number - before, 0), None):
             if found and size + len(frame.body) > ANSWER_BYTES:
-                return found, () if known else tuple(base.values()), True
+                return found, base, True
             found.append(frame)
             size += len(frame.body)
-        return found, () if known else tuple(base.values()), False
+        return found, base, False
+
+
+def by_slot(frame: KeptFrame) -> dict[int, Seat]:
+    """The last seat of each slot."""
+    return {seat.slot: seat for seat in frame.seats}
 
 
 class LiveFeed:
