@@ -96,16 +96,21 @@ def columns(run: SimulatedRun) -> dict[str, Any]:
 def test_leaps_change_nothing(seed: int) -> None:
     random = Random(seed)
     settings, load = drawn_settings(random), drawn_load(random, 25)
-    depth = random.choice((1, 2, 3))
+    settings["discipline"] = random.choice(("unified", "unified", "prefill_first"))
+    depth = random.choice((1, 2, 2, 3))
     profile = PROFILE if seed % 2 else replace(PROFILE, host=Profile().host)
+    told = {one.id: np.arange(one.output_len, dtype=np.int32) for one in load[: seed % 4]}
     runs: list[SimulatedRun] = []
+    reused: list[list[int]] = []
     for leaping in (False, True):
-        server = SimulatedServer(
-            ServerModel(profile, settings, depth, leaping=leaping), load, explained=["r3", "r7"]
-        )
+        model = ServerModel(profile, settings, depth, leaping=leaping)
+        server = SimulatedServer(model, load, told, ["r3", "r7"])
         runs.append(server.run())
         server.scheduler.check()
+        pool = server.scheduler.state.cache.pool
+        reused.append(pool.take(pool.free))
     stepped, leapt = runs
+    assert reused[0] == reused[1], "blocks are reused in the same order"
     assert leapt.log.outcome == stepped.log.outcome
     assert all(leapt.log.outcome), "each request ends"
     assert leapt.log.message == stepped.log.message
@@ -188,4 +193,17 @@ def test_a_steady_batch_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None
     settings = TINY | {"num_blocks": 400, "policy": "fair"}
     run = SimulatedServer(ServerModel(PROFILE, settings, depth=2), load).run()
     assert run.stats.steps > 200
-    assert len(turns) < 100
+    assert len(turns) < 20
+
+
+def test_requests_that_nothing_holds_up_take_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They join a leap, and it goes on when they end."""
+    monkeypatch.setattr(LeapingEngine, "turn", None)
+    load = [
+        SimulatedRequest(f"{n}", 0.1 * n, (Segment(f"{n}", 4 + n),), 1 + 7 * n % 31)
+        for n in range(20)
+    ]
+    settings = TINY | {"num_blocks": 400, "max_num_batched_tokens": 200, "max_num_seqs": 20}
+    for depth in (1, 2):
+        run = SimulatedServer(ServerModel(PROFILE, settings, depth), load).run()
+        assert run.log.outcome == ["length"] * 20
