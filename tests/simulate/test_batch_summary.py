@@ -12,7 +12,7 @@ def test_of_a_plan() -> None:
     plan = scheduler.plan(now=0.0)
     prompt = BatchSummary.of(plan)
     kind = {"has_prompts": True, "is_changed": True}
-    assert prompt == BatchSummary(1, 10, 1, 10, 10, pairs=55, admitted=1, **kind)
+    assert prompt == BatchSummary(1, 10, 1, 10, pairs=55, admitted=1, deepest=10, **kind)
     scheduler.commit(plan, StepResult.of(plan, {"a": [1]}), now=0.0)
     first = scheduler.plan(now=0.0)
     assert BatchSummary.of(first, plan) == replace(BatchSummary.decode(1, 11), is_changed=True)
@@ -22,4 +22,5 @@ def test_of_a_plan() -> None:
 
 
 def test_a_chunk_attends_to_what_is_in_front_of_it() -> None:
-    assert BatchSummary.prompt(4, 8).pairs == 9 + 10 + 11 + 12
+    chunk = BatchSummary.prompt(4, 8)
+    assert (chunk.pairs, chunk.deepest, chunk.longest) == (9 + 10 + 11 + 12, 12, 0)

@@ -27,11 +27,11 @@ def test_profiles_of_the_package_are_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize(("rows", "published_ms"), [(1, 0.785), (64, 2.10), (256, 5.72)])
-def test_the_estimate_agrees_with_published_figures(
+def test_a_calibration_agrees_with_published_figures(
     profile: Profile, rows: int, published_ms: float
 ) -> None:
     batch = BatchSummary.decode(rows, 644)
-    assert 1e3 * profile.device_s(batch) == pytest.approx(published_ms, rel=0.01)
+    assert 1e3 * profile.device_s(batch) == pytest.approx(published_ms, rel=0.05)
 
 
 def test_repetitions_take_what_single_steps_take(profile: Profile) -> None:
@@ -66,6 +66,9 @@ def test_prompts_moves_and_the_host_add_up() -> None:
         ({"format": 1, "decode": []}, "must be an object"),
         ({"format": 1, "decode": {"fixed_s": -1.0}}, "fixed_s is -1.0"),
         ({"format": 1, "decode": {"pairs": [[1]]}}, "a curve is"),
+        ({"format": 1, "decode": {"sizes": [4, 2]}}, "sizes are"),
+        ({"format": 1, "decode": {"reading": [[4, 1e-8]]}}, "rows and two numbers"),
+        ({"format": 1, "decode": {"reading": [[4, 0, 0], [2, 0, 0]]}}, "rows must rise"),
         ({"format": 1, "source": "dreamt"}, "source is 'dreamt'"),
     ],
 )

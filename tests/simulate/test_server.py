@@ -25,7 +25,6 @@ PROFILE = Profile.of(
         "mixed": {"fixed_s": 0.012, "positions": [[0, 0], [1, 0.0013]], "pairs": [[1, 1e-4]]},
         "moves": {"swap_out": [[0, 0], [1, 0.002]], "swap_in": [[1, 0.003]]},
         "host": {
-            "wake_s": 0.0004,
             "plan_s": 0.001,
             "plan_row_s": 0.0003,
             "change_s": 0.0002,
@@ -123,7 +122,7 @@ def test_a_request_alone() -> None:
     """Each time of a request adds up."""
     load = [SimulatedRequest("a", 1.0, (Segment("a", 10),), 5)]
     run = SimulatedServer(ServerModel(PROFILE, TINY | {"num_blocks": 40}), load).run()
-    read = 0.002 + 10 * 1e-5 + 0.0004  # the engine had rested
+    read = 0.002 + 10 * 1e-5
     prompt = 0.012 + 10 * 0.0013 + 1e-4
     delivery = 0.0011 + 0.0001
     first = 1.0 + read + (0.001 + 0.0003 + 0.0002 + 0.002) + prompt + 0.0007 + delivery

@@ -16,7 +16,8 @@ class BatchSummary:
     positions     that they compute together
     samples       rows that yield a token
     contexts      tokens whose keys and values the rows read: all up to the last position of each
-    longest       tokens that the row with the longest context reads
+    longest       tokens that the longest of the rows reads that compute one position each
+    deepest       the same of the rows that compute several
     pairs         of a position and a token that it attends to, in rows of several positions
     has_prompts   whether a row computes more than one position, drafts not counted
     copies, swap_out, swap_in   blocks copied on the device, to the host and from it
@@ -37,6 +38,7 @@ class BatchSummary:
     admitted: int = 0
     finished: int = 0
     is_changed: bool = False
+    deepest: int = 0
 
     @staticmethod
     def decode(rows: int, context: int) -> "BatchSummary":
@@ -53,13 +55,10 @@ class BatchSummary:
     def prompt(count: int, start: int = 0) -> "BatchSummary":
         """One row that computes `count` positions from `start` on, and samples."""
         end = start + count
-        return BatchSummary(1, count, 1, end, end, pairs_of(count, start), count > 1)
-
-    @property
-    def excess(self) -> float:
-        """Tokens by which the longest context exceeds the mean."""
-        rows = max(self.rows, 1)
-        return (rows * self.longest - self.contexts) / rows  # the same, to the last bit, in `later`
+        if count == 1:
+            return BatchSummary.decode(1, end)
+        pairs = pairs_of(count, start)
+        return BatchSummary(1, count, 1, end, pairs=pairs, has_prompts=True, deepest=end)
 
     def later(self, steps: int) -> "BatchSummary":
         """The same rows, of one position each, so many steps later."""
@@ -78,7 +77,7 @@ class BatchSummary:
             positions=int(count.sum()),
             samples=int(rows.samples.sum()),
             contexts=int((start + count).sum()),
-            longest=int((start + count).max(initial=0)),
+            longest=int((start[count == 1] + 1).max(initial=0)),
             pairs=pairs,
             has_prompts=bool((count - rows.drafts > 1).any()),
             copies=len(plan.copies),
@@ -86,6 +85,7 @@ class BatchSummary:
             swap_in=len(plan.swap_in),
             admitted=len(plan.admitted),
             finished=len(plan.finished),
+            deepest=int((start + count)[several].max(initial=0)),
             is_changed=before is None or before.rows is not plan.rows,
         )
 

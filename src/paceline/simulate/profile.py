@@ -37,7 +37,7 @@ class StepTerms:
     positions: TimeCurve = NOTHING  # products, by positions
     samples: TimeCurve = NOTHING  # the head and the choice of tokens, by rows that sample
     contexts: TimeCurve = NOTHING  # reading keys and values, by tokens
-    longest: TimeCurve = NOTHING  # the row that reads most, where others wait for it, by tokens
+    deepest: TimeCurve = NOTHING  # the prompt that reads most, where others wait for it, by tokens
     pairs: TimeCurve = NOTHING  # the arithmetic of attention in prompts, by pairs
     reading: RowRates = NO_RATES  # keys and values, by rows that read them
     sizes: tuple[int, ...] = ()  # of steps, in positions; none: any size
@@ -50,19 +50,18 @@ class StepTerms:
 
     def seconds(self, batch: BatchSummary) -> float:
         """Of a step that moves no blocks."""
-        curves = self.contexts(batch.contexts) + self.longest(batch.longest)
-        return self.level(batch) + (curves + self.rates(batch)[0] * batch.contexts)
+        reading = self.reading.seconds(self.readers(batch), batch.contexts, batch.longest)
+        return self.level(batch) + (self.contexts(batch.contexts) + reading)
 
     def level(self, batch: BatchSummary) -> float:
         """What is the same in each repetition of a step."""
         products = self.fixed_s + self.positions(self.filled(batch.positions))
-        others = self.samples(batch.samples) + self.pairs(batch.pairs)
-        return products + others + self.rates(batch)[1] * batch.excess
+        prompts = self.pairs(batch.pairs) + self.deepest(batch.deepest)
+        return products + self.samples(batch.samples) + prompts
 
-    def rates(self, batch: BatchSummary) -> tuple[float, float]:
-        """Of reading; a step of one position each is as large as it is filled up to be."""
-        is_filled = batch.rows == batch.positions
-        return self.reading.at(self.filled(batch.rows) if is_filled else batch.rows)
+    def readers(self, batch: BatchSummary) -> int:
+        """Rows that read; those of a step of one position each are filled up."""
+        return self.filled(batch.rows) if batch.rows == batch.positions else batch.rows
 
     def filled(self, positions: int) -> int:
         """The size that a step of so many positions is filled up to."""
@@ -87,7 +86,6 @@ class HostTerms:
     takes longer than the host.
     """
 
-    wake_s: float = 0.0  # after a rest, from a message until it plans
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
     mixed_s: float = 0.0  # of every step with prompts
@@ -200,9 +198,9 @@ class Profile:
         """
         terms = self._terms(batch)
         later = np.arange(1, steps + 1, dtype=np.float64)
-        tokens = batch.contexts + batch.rows * later
-        curves = terms.contexts(tokens) + terms.longest(batch.longest + later)
-        return terms.level(batch) + (curves + terms.rates(batch)[0] * tokens)
+        tokens, longest = batch.contexts + batch.rows * later, batch.longest + later
+        reading = terms.reading.seconds(terms.readers(batch), tokens, longest)
+        return terms.level(batch) + (terms.contexts(tokens) + reading)
 
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""

@@ -1,21 +1,24 @@
 """What it costs to read contexts, by the number of rows that read them."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, sqrt
+from typing import overload
 
 import numpy as np
 
+from paceline.core.arrays import F64
 from paceline.core.errors import ConfigError
 
-Point = tuple[float, float, float]  # rows, seconds per token, seconds per token of excess
+Point = tuple[float, float, float]  # rows, seconds per token, seconds per token of the longest
 
 
 class RowRates:
-    """Seconds per token that rows read, and per token by which the longest exceeds their mean.
+    """Seconds per token that all rows read, and seconds per token of the longest row.
 
-    Both are given at several numbers of rows, with straight lines between them, and level lines
-    before the first and after the last. Kernels share out contexts in other ways for few rows and
-    for many: where a context is not split, all rows wait for the longest.
+    Reading takes as long as the larger of the two, roughly: memory limits all rows together, and
+    where a context is not split, all rows wait for the longest. Both rates are given at several
+    numbers of rows, with straight lines between them, and level lines before the first and after
+    the last: kernels share out contexts in other ways for few rows and for many.
     """
 
     __slots__ = ("_found", "points")
@@ -39,15 +42,46 @@ class RowRates:
             return 0.0, 0.0
         if rows not in self._found:
             given, *rates = zip(*self.points, strict=True)
-            token, excess = (float(np.interp(rows, given, rate)) for rate in rates)
-            self._found[rows] = token, excess
+            token, longest = (float(np.interp(rows, given, rate)) for rate in rates)
+            self._found[rows] = token, longest
         return self._found[rows]
+
+    @overload
+    def seconds(self, rows: int, tokens: float, longest: float) -> float: ...
+
+    @overload
+    def seconds(self, rows: int, tokens: F64, longest: F64) -> F64: ...
+
+    def seconds(self, rows: int, tokens: float | F64, longest: float | F64) -> float | F64:
+        """Of so many rows that read so many tokens, or of each of many such steps."""
+        per_token, per_longest = self.at(rows)
+        return larger(per_token * tokens, per_longest * longest)
+
+
+@overload
+def larger(one: float, other: float) -> float: ...
+
+
+@overload
+def larger(one: F64, other: F64) -> F64: ...
+
+
+@overload
+def larger(one: float | F64, other: float | F64) -> float | F64: ...
+
+
+def larger(one: float | F64, other: float | F64) -> float | F64:
+    """The larger of two times, and a little more where they are close: the fourth root of the sum
+    of fourth powers. Square roots are exact: numbers and arrays give the same, to the last bit."""
+    one, other = one * one, other * other
+    total = one * one + other * other
+    return np.sqrt(np.sqrt(total)) if isinstance(total, np.ndarray) else sqrt(sqrt(total))
 
 
 def checked(points: Sequence[Sequence[float]]) -> list[Point]:
     """The points, if their rows rise and nothing is negative."""
     try:
-        found = [(float(rows), float(token), float(excess)) for rows, token, excess in points]
+        found = [(float(rows), float(token), float(longest)) for rows, token, longest in points]
     except (TypeError, ValueError):
         raise ConfigError(
             f"the rates of reading are {points!r}; each must be rows and two numbers"

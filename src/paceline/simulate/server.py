@@ -139,7 +139,7 @@ class SimulatedServer:
         self._let_leave()
         if engine.idle:
             if self._coming:
-                self._clock.advance_to(self._next_event() + self._model.profile.host.wake_s)
+                self._clock.advance_to(self._next_event())
             return bool(self._coming)
         delivery = engine.turn()
         if delivery is not None:

@@ -11,6 +11,7 @@ from paceline.core.arrays import F64
 from paceline.core.errors import ConfigError
 
 Point = tuple[float, float]  # an amount and seconds
+MOST_KNOWN = 4096  # a step has one of few sizes, and is asked for often
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TimeCurve:
     A number and an array of numbers give the same seconds, to the last bit.
     """
 
-    __slots__ = ("_first", "_hinges", "points")
+    __slots__ = ("_first", "_hinges", "_known", "points")
 
     def __init__(self, points: Sequence[Sequence[float]]) -> None:
         self.points = tuple(checked(points))
@@ -47,6 +48,7 @@ class TimeCurve:
             hinges.append(Hinge(x, steeper))
             slope += steeper
         self._hinges = tuple(hinges)
+        self._known: dict[float, float] = {}  # seconds of amounts that were asked for
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TimeCurve) and self.points == other.points
@@ -69,10 +71,14 @@ class TimeCurve:
             return self._of_many(amount)
         if amount <= 0:
             return 0.0
+        if (known := self._known.get(amount)) is not None:
+            return known
         seconds = self._first
         for hinge in self._hinges:
             if amount > hinge.knee:
                 seconds += (amount - hinge.knee) * hinge.slope
+        if len(self._known) < MOST_KNOWN:
+            self._known[amount] = seconds
         return seconds
 
     def _of_many(self, amounts: F64) -> F64:

@@ -50,7 +50,7 @@ def test_sizes_and_uneven_contexts_are_found() -> None:
     known = StepTerms(
         1e-3,
         positions=TimeCurve([[0, 0], [4, 2e-4], [8, 3e-4], [16, 2e-3]]),
-        reading=RowRates([[4, 2e-8, 0.0], [8, 2e-8, 1e-7], [16, 3e-8, 2e-6]]),
+        reading=RowRates([[4, 2e-8, 0.0], [8, 2e-8, 5e-8], [16, 3e-8, 2e-7]]),
         sizes=(4, 8, 16),
     )
     batches = [
@@ -61,9 +61,9 @@ def test_sizes_and_uneven_contexts_are_found() -> None:
     ]
     observations = [Observation((one,), known.seconds(one)) for one in batches]
     found = fit(observations, Bends({}, sizes=(4, 8, 16), rows=(8,), each=True))
-    assert relative_errors(found, observations).max() < 2e-3
+    assert relative_errors(found, observations).max() < 0.01
     assert found.sizes == known.sizes
     for (rows, *rates), (at, *wanted) in zip(
         found.reading.points, known.reading.points, strict=True
     ):
-        assert (rows, rates) == (at, pytest.approx(wanted, rel=0.02, abs=1e-10))
+        assert (rows, rates) == (at, pytest.approx(wanted, rel=0.1, abs=3e-8))

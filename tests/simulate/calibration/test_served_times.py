@@ -15,7 +15,6 @@ from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import tokenizer
 
 HOST = HostTerms(
-    wake_s=7e-4,
     plan_s=1e-4,
     plan_row_s=1e-6,
     change_s=3e-4,
@@ -34,7 +33,6 @@ def known_log() -> tuple[TurnLog, list[SentRequest]]:
     for count, prompt in ((1, 16), (1, 2000), (1, 500), (8, 16), (64, 16), (200, 16)):
         sent = now
         now += FRONT_END.request_s + prompt * FRONT_END.prompt_token_s
-        passed, now = now, now + HOST.wake_s
         times: list[float] = []
         for step in range(STEPS):
             admitted = count if step == 0 else 0
@@ -50,7 +48,7 @@ def known_log() -> tuple[TurnLog, list[SentRequest]]:
                 (planning, launched, landed, now - 1e-9, rows, admitted, finished, changed)
             )
             times.append(now + FRONT_END.deliver_s(rows))
-        requests.append(SentRequest(prompt, sent, passed, np.array(times), count == 1))
+        requests.append(SentRequest(prompt, sent, np.array(times), count == 1))
         now += 1.0
     return TurnLog(*map(np.array, zip(*lines, strict=True))), requests
 

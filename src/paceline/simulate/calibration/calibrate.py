@@ -46,6 +46,7 @@ MIXED = Bends(
         "positions": (16.0, 64.0, 256.0, 1024.0, 4096.0),
         "samples": (8.0,),
         "pairs": (1e6,),
+        "deepest": (1000.0,),
     },
     rows=(64, 128),
 )

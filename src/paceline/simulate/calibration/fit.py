@@ -1,7 +1,7 @@
 """Fits the terms of a profile to observed steps."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,14 +10,17 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.simulate.calibration.step_meter import Observation
 from paceline.simulate.profile import StepTerms
-from paceline.simulate.row_rates import RowRates
+from paceline.simulate.row_rates import NO_RATES, RowRates, larger
 from paceline.simulate.time_curve import NOTHING, TimeCurve
 
 Knees = dict[str, tuple[float, ...]]  # by the name of an amount; where a curve may bend
 SMALLEST = 1e-15  # a coefficient below it is 0
 SIGNIFICANT = 4  # digits of what is written
 ROUNDS, LEAST_S = 20, 1e-6  # of a search for the least sum of errors; smaller ones count as this
-UNEVEN = 0.1  # contexts are uneven if the longest exceeds the mean by this share
+UNEVEN = 1.1  # contexts are uneven if the longest is longer than the mean by this factor
+LEAST = 0.1  # share of a step that is no waiting for the longest row
+PASSES, ROUNDS_OF_RATES = 3, 3  # of a fit, and of a search in each
+CANDIDATES = (0.0, *(float(one) for one in np.geomspace(1e-9, 1e-4, 141)))  # seconds per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class Bends:
 
     knees    of curves, by their amount
     sizes    that steps are filled up to
-    rows     at which contexts have a rate of their own
-    each     whether every size has a rate of its own for uneven contexts, and a knee
+    rows     at which reading has rates of its own
+    each     whether every size has a rate of its own for the longest row, and a knee
     """
 
     knees: Knees
@@ -41,10 +44,47 @@ def fit(observations: Sequence[Observation], bends: Bends) -> StepTerms:
 
     Each curve is made of straight pieces between its knees, and none falls, and rates lie on
     straight lines between some numbers of rows: so the fit is linear with coefficients that are
-    not negative, and has one solution.
+    not negative, and has one solution. Only the rates of the longest row are searched for, with
+    all others as they are; then the others are fitted again.
     """
-    frame = StepTerms(sizes=bends.sizes)
-    seen = [Amounts(one, frame) for one in observations]
+    seen = [Amounts(one, StepTerms(sizes=bends.sizes)) for one in observations]
+    even = [one for one in seen if not one.is_uneven] or seen
+    terms = linear(even if bends.each else seen, even, bends)
+    uneven = [one for one in seen if one.is_uneven]
+    at = sorted({one.rows for one in uneven}) if bends.each else rate_rows(uneven, bends.rows)
+    for _ in range(PASSES if uneven and bends.rows else 0):
+        terms = replace(terms, reading=longest_rates(terms, uneven, at))
+        terms = linear(seen, even, bends, terms)
+    return rounded_terms(terms)
+
+
+class Amounts:
+    """What the steps of an observation are made of, on average."""
+
+    def __init__(self, one: Observation, frame: StepTerms) -> None:
+        self.batches, self.step_s, self._frame = one.batches, one.step_s, frame
+        middle = self.middle = one.batches[len(one.batches) // 2]
+        self.rows = frame.readers(middle)
+        self.is_uneven = middle.rows * middle.longest > UNEVEN * middle.contexts
+        self.is_uneven &= middle.rows > 1
+
+    def all_of(self, name: str) -> F64:
+        found = np.array([float(getattr(batch, name)) for batch in self.batches])
+        if name != "positions":
+            return found
+        return np.array([float(self._frame.filled(int(one))) for one in found])
+
+    def within(self, name: str, low: float, high: float) -> float:
+        """How much of an amount lies within a piece, for each step."""
+        return float(np.mean(np.clip(self.all_of(name), low, high) - low))
+
+
+def linear(
+    seen: Sequence[Amounts], even: Sequence[Amounts], bends: Bends, before: StepTerms | None = None
+) -> StepTerms:
+    """All terms but the rates of the longest row, which are those of `before`.
+
+    Rates bend only where there are even contexts."""
     knees = dict(bends.knees)
     if bends.each:
         knees["positions"] = tuple(sorted({one.rows for one in seen}))
@@ -53,42 +93,48 @@ def fit(observations: Sequence[Observation], bends: Bends) -> StepTerms:
         for name, given in knees.items()
         for ends in spans([knee for knee in given if knee < most_of(seen, name)])
     ]
-    rates = [("contexts", rows) for rows in rate_rows(seen, bends.rows)]
-    uneven = [one for one in seen if one.is_uneven]
-    at = sorted({one.rows for one in uneven}) if bends.each else rate_rows(uneven, bends.rows)
-    rates += [("excess", rows) for rows in at]
+    at = rate_rows(even, bends.rows)
     columns = [[1.0] * len(seen)]  # fixed_s
     columns += [[one.within(name, low, high) for one in seen] for name, low, high in pieces]
-    for name in ("contexts", "excess"):
-        columns += shared_out(seen, name, [rows for of, rows in rates if of == name])
-    seconds = np.array([one.step_s for one in observations])
+    columns += shared_out(seen, at)
+    seconds = np.array([one.step_s for one in seen])
+    waited = np.array([0.0 if before is None else waiting(before, one) for one in seen])
+    rest = np.maximum(seconds - waited, LEAST * seconds)
     table = np.array(columns).T / seconds[:, None]
-    fixed, *found = not_negative_squares(table, np.ones(len(seconds))).tolist()
+    fixed, *found = not_negative_squares(table, rest / seconds).tolist()
     sloped = [(*piece, slope) for piece, slope in zip(pieces, found, strict=False)]
     curves = {name: curve_of([rest for of, *rest in sloped if of == name]) for name in knees}
-    values = dict(zip(rates, found[len(pieces) :], strict=True))
-    return StepTerms(rounded(fixed), **curves, reading=joined(values), sizes=bends.sizes)
+    longest = NO_RATES if before is None else before.reading
+    reading = joined(at, found[len(pieces) :], longest)
+    return StepTerms(fixed, **curves, reading=reading, sizes=bends.sizes)
 
 
-class Amounts:
-    """What the steps of an observation are made of."""
+def waiting(terms: StepTerms, one: Amounts) -> float:
+    """Seconds of reading beyond those that the tokens take by themselves."""
+    middle = one.middle
+    alone = terms.reading.at(one.rows)[0] * middle.contexts
+    return terms.reading.seconds(one.rows, middle.contexts, middle.longest) - alone
 
-    def __init__(self, one: Observation, frame: StepTerms) -> None:
-        self._batches, self._frame = one.batches, frame
-        first = one.batches[0]
-        is_filled = first.rows == first.positions
-        self.rows = frame.filled(first.rows) if is_filled else first.rows
-        self.is_uneven = first.excess * first.rows > UNEVEN * first.contexts
 
-    def all_of(self, name: str) -> F64:
-        found = np.array([float(getattr(batch, name)) for batch in self._batches])
-        if name != "positions":
-            return found
-        return np.array([float(self._frame.filled(int(one))) for one in found])
-
-    def within(self, name: str, low: float, high: float) -> float:
-        """How much of an amount lies within a piece, for each step."""
-        return float(np.mean(np.clip(self.all_of(name), low, high) - low))
+def longest_rates(terms: StepTerms, uneven: Sequence[Amounts], at: Sequence[int]) -> RowRates:
+    """The rates with the least sum of relative errors, one after the other."""
+    middles = [one.middle for one in uneven]
+    seconds = np.array([one.step_s for one in uneven])
+    level = np.array([terms.level(one) for one in middles])
+    tokens = np.array([terms.reading.at(one.rows)[0] * one.middle.contexts for one in uneven])
+    longest = np.array([float(one.longest) for one in middles])
+    shares = hats([one.rows for one in uneven], at)
+    rates = np.zeros(len(at))
+    for number in [*range(len(at))] * ROUNDS_OF_RATES:
+        errors: list[float] = []
+        for candidate in CANDIDATES:
+            rates[number] = candidate
+            told = level + larger(tokens, (shares @ rates) * longest)
+            errors.append(float(np.abs(told / seconds - 1).sum()))
+        rates[number] = CANDIDATES[int(np.argmin(errors))]
+    rows = sorted({int(one) for one, _, _ in terms.reading.points} | set(at))
+    both = [terms.reading.at(one)[0] for one in rows], np.interp(rows, at, rates).tolist()
+    return RowRates([list(point) for point in zip(rows, *both, strict=True)])
 
 
 def rate_rows(seen: Sequence[Amounts], wanted: Sequence[int]) -> list[int]:
@@ -99,33 +145,29 @@ def rate_rows(seen: Sequence[Amounts], wanted: Sequence[int]) -> list[int]:
     return sorted({least, most, *(rows for rows in wanted if least < rows < most)})
 
 
-def shared_out(seen: Sequence[Amounts], name: str, rows: Sequence[int]) -> list[list[float]]:
-    """An amount of each observation, shared out between the two numbers of rows around its own."""
-    columns: list[list[float]] = []
-    for number in range(len(rows)):
-        peak = np.zeros(len(rows))
-        peak[number] = 1.0
-        share = [float(np.interp(one.rows, rows, peak)) for one in seen]
-        amounts = [float(one.all_of(name).mean()) for one in seen]
-        columns.append([part * amount for part, amount in zip(share, amounts, strict=True)])
-    return columns
+def hats(rows: Sequence[int], at: Sequence[int]) -> F64:  # [observations, places]
+    """How each number of rows is shared out between the two places around it."""
+    return np.stack([np.interp(rows, at, peak) for peak in np.eye(len(at))], axis=1)
 
 
-def joined(values: Mapping[tuple[str, int], float]) -> RowRates:
-    """Both rates at all numbers of rows at which there is one of them."""
-    rows = sorted({at for _, at in values})
-    columns = [np.zeros(len(rows)), np.zeros(len(rows))]
-    for column, name in enumerate(("contexts", "excess")):
-        own = [(at, value) for (of, at), value in sorted(values.items()) if of == name]
-        if own:
-            places, rates = [at for at, _ in own], [value for _, value in own]
-            columns[column] = np.interp(rows, places, rates)
-    return RowRates(
-        [
-            [at, rounded(float(one)), rounded(float(two))]
-            for at, one, two in zip(rows, *columns, strict=True)
-        ]
-    )
+def shared_out(seen: Sequence[Amounts], at: Sequence[int]) -> list[list[float]]:
+    """The contexts of each observation, shared out between the numbers of rows around its own."""
+    if not at:
+        return []
+    contexts = np.array([one.all_of("contexts").mean() for one in seen])
+    return (hats([one.rows for one in seen], at) * contexts[:, None]).T.tolist()
+
+
+def joined(at: Sequence[int], rates: Sequence[float], longest: RowRates) -> RowRates:
+    """New rates per token, with the rates of the longest row as they are."""
+    rows = sorted({*at, *(int(one) for one, _, _ in longest.points)})
+    own = np.interp(rows, at, rates).tolist() if at else [0.0] * len(rows)
+    return RowRates([[one, rate, longest.at(one)[1]] for one, rate in zip(rows, own, strict=True)])
+
+
+def rounded_terms(terms: StepTerms) -> StepTerms:
+    points = [[rows, *map(rounded, rates)] for rows, *rates in terms.reading.points]
+    return replace(terms, fixed_s=rounded(terms.fixed_s), reading=RowRates(points))
 
 
 def most_of(seen: Sequence[Amounts], name: str) -> float:

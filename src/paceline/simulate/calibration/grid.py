@@ -16,7 +16,7 @@ CONTEXTS = (200, 1500)  # tokens of all rows, at every size
 CHECKED = 600  # the same at every other size, to check a fit that does not see them
 LONG = (8192, 32768)  # at few sizes
 FEW_ROWS = (1, 8, 32)
-MIDDLE, SPREAD = 400, 0.8  # contexts of different length: their median, and how far they spread
+MIDDLE, SPREAD = 400, 0.7  # contexts of different length: their median, and how far they spread
 BESIDE = (0, 8, 64, 128, 200)  # rows that decode beside prompts
 BESIDE_CONTEXT = 512
 PROMPTS = (1, 2, 4)  # rows of several positions in a step
@@ -81,7 +81,8 @@ class MixedPoint:
         contexts = contexts_of(self.beside, self.context)
         decoding = [Part(slot, context - 1 + step) for slot, context in enumerate(contexts)]
         first = self.beside + step * self.prompts
-        samples = step % 2 == 0  # every other chunk is the last one of its prompt
+        # Every other chunk is the last one of its prompt. The end of a step is seen by its samples.
+        samples = step % 2 == 0 or not self.beside
         return decoding + [
             Part(first + at, self.start, self.count, samples) for at in range(self.prompts)
         ]
@@ -89,11 +90,13 @@ class MixedPoint:
 
 @cache
 def contexts_of(rows: int, context: int) -> tuple[int, ...]:
-    """As long as that, or of different lengths, as the contexts of a server are."""
+    """As long as that, or of different lengths in any order, as the contexts of a server are."""
     if context != UNEVEN:
         return (context,) * rows
     normal = NormalDist(0.0, SPREAD)
-    return tuple(int(MIDDLE * exp(normal.inv_cdf((at + 0.5) / rows))) for at in range(rows))
+    found = [int(MIDDLE * exp(normal.inv_cdf((at + 0.5) / rows))) for at in range(rows)]
+    Random(rows).shuffle(found)
+    return tuple(found)
 
 
 def sizes(most: int, first: int = 1) -> tuple[int, ...]:

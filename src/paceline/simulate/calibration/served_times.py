@@ -16,7 +16,7 @@ from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.streaming import StreamingEngine
-from paceline.simulate.calibration.fit import closest, rounded
+from paceline.simulate.calibration.fit import closest
 from paceline.simulate.calibration.idle_device import FACTORY, TOKEN, TurnLog
 from paceline.simulate.profile import FrontEndTerms, HostTerms
 from paceline.simulate.recorded import UNUSED
@@ -40,12 +40,10 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentRequest:
-    """A request, when it was sent, when the front end had passed it on, and when its tokens came,
-    in seconds on the system's clock."""
+    """A request, when it was sent, and when its tokens came, in seconds on the system's clock."""
 
     prompt: int  # tokens
     sent: float
-    passed: float
     times: F64
     is_alone: bool
 
@@ -83,7 +81,7 @@ async def all_of(engine: StreamingEngine, wanted: Iterator[Burst]) -> list[SentR
                 await one.ended()
                 times = np.array(one.times)
                 is_alone = burst.count == 1
-                found.append(SentRequest(burst.prompt, one.sent, one.passed, times, is_alone))
+                found.append(SentRequest(burst.prompt, one.sent, times, is_alone))
     return found
 
 
@@ -96,7 +94,6 @@ class Waiting:
         self.sent = monotonic()
         self._stream = engine.generate(GenerationRequest(prompt_token_ids=prompt, params=params))
         self._stream.listen(self._came)
-        self.passed = monotonic()
 
     def _came(self, delta: TextDelta) -> bool:
         self.times += [monotonic()] * len(delta.token_ids)
@@ -120,9 +117,7 @@ def terms_of(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[HostTerms, 
     taken = log.launched - np.where(rested, log.planning, np.minimum(since, log.launched))
     amounts = log.rows, log.changed, log.admitted, log.finished
     plan_s, plan_row_s, change_s, admit_s, finish_s = closest(taken, *amounts)
-    request_s, token_s, wake_s = request_terms(log, requests)
     host = HostTerms(
-        wake_s=wake_s,
         plan_s=plan_s,
         plan_row_s=plan_row_s,
         change_s=change_s,
@@ -131,19 +126,17 @@ def terms_of(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[HostTerms, 
         commit_s=commit_s,
         commit_row_s=commit_row_s,
     )
-    return host, FrontEndTerms(request_s, token_s, *delivery_terms(log, requests, host))
+    way = request_terms(log, requests)
+    return host, FrontEndTerms(*way, *delivery_terms(log, requests, host))
 
 
-def request_terms(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[float, float, float]:
-    """What the front end takes for a request and for each token of its prompt, and how much later
-    an engine that rested begins to plan. A front end that rested is slow too."""
-    prompts = np.array([one.prompt for one in requests])
-    is_alone = np.array([one.is_alone for one in requests])
-    sent, passed = (np.array([getattr(one, of) for one in requests]) for of in ("sent", "passed"))
-    request_s, token_s, _ = closest(passed - sent, prompts, is_alone)
-    begun = log.planning[np.searchsorted(log.planning, sent[is_alone])]
-    woken = begun - sent[is_alone] - request_s - token_s * prompts[is_alone]
-    return request_s, token_s, rounded(max(float(np.median(woken)), 0.0))
+def request_terms(log: TurnLog, requests: Sequence[SentRequest]) -> tuple[float, ...]:
+    """How long a request takes until an idle engine plans it: a fixed part, and one per token of
+    its prompt."""
+    alone = [one for one in requests if one.is_alone]
+    sent = np.array([one.sent for one in alone])
+    begun = log.planning[np.searchsorted(log.planning, sent)]
+    return closest(begun - sent, np.array([one.prompt for one in alone]))
 
 
 def commit_terms(log: TurnLog) -> tuple[float, float]:
