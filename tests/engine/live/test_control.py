@@ -59,10 +59,17 @@ def test_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "ANSWER_S", 0.01)
 
     async def never(verb: str, argument: str) -> FrameAnswer:
+        asked.append(argument)
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
+    asked: list[str] = []
+
     async def scenario() -> None:
-        with pytest.raises(EngineFailed, match="not answered for"):
-            await LiveControl(never).frames(FrameQuestion())
+        control = LiveControl(never)
+        pages = [control.frames(FrameQuestion()) for _ in range(3)]
+        for found in await asyncio.gather(*pages, return_exceptions=True):
+            assert isinstance(found, EngineFailed)
+            assert "not answered for" in str(found)
+        assert len(asked) == 1, "pages do not wait for one another before they are told"
 
     asyncio.run(scenario())

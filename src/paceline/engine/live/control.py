@@ -75,15 +75,23 @@ class SharedAnswers:
         self._answers: dict[FrameQuestion, FrameAnswer] = {}
         self._latest = FrameQuestion()  # what will be asked next by those that have every frame
         self._due = 0.0  # when it may have an answer
+        self._failures, self._trouble = 0, ""  # how often it failed, and why the last time
 
     async def after(self, question: FrameQuestion) -> FrameAnswer:
         if question != self._latest:
             return self._answers.get(question) or await self._answered(question)
+        failures = self._failures
         async with self._asking:
             if found := self._answers.get(question):
                 return found
+            if failures != self._failures:  # no page waits for a failure of its own
+                raise EngineFailed(self._trouble)
             await sleep(self._due - monotonic())
-            return await self._answered(question)
+            try:
+                return await self._answered(question)
+            except EngineFailed as error:
+                self._failures, self._trouble = failures + 1, str(error)
+                raise
 
     async def _answered(self, question: FrameQuestion) -> FrameAnswer:
         found = await self._ask(question)
