@@ -11,12 +11,12 @@ from paceline.kv.tables import Edges
 
 
 class Joined(NamedTuple):
-    """A request that joins with the first step of a course, and computes `count` positions in it:
-    all that it lacks of its prompt."""
+    """A request that joins with the first step of a course, and computes all `positions` in it that
+    it lacks of its prompt."""
 
     request: Request
     slot: int
-    count: int
+    positions: int
 
 
 class Course(NamedTuple):

@@ -47,7 +47,10 @@ class Leapt:
 class Watch(Protocol):
     """Sees what happens in the turns of a leap."""
 
-    turns: Collection[int]  # that are observed, besides others
+    @property
+    def turns(self) -> Collection[int]:
+        """Those that are observed, besides others."""
+        ...
 
     def ended(self, turn: int, end: Ended) -> None:
         """A request ended in a turn."""
@@ -250,7 +253,7 @@ class LeapingScheduler(Scheduler):
         known, planned = course.known_after(turns), np.minimum(course.left, turns)
         state.table.run_ahead(course.slot, course.start + planned, known, ids)
         state.stats.steps += turns
-        state.stats.planned += int(planned.sum()) + sum(one.count - 1 for one in course.joined)
+        state.stats.planned += int(planned.sum()) + sum(one.positions - 1 for one in course.joined)
         state.stats.sampled += int((known - course.known).sum())
         self._note_first(course, ended)
         if state.waiting:
@@ -351,7 +354,7 @@ class LeapingScheduler(Scheduler):
             if rows is None or (steady is None and course.is_built(step)):
                 count = np.ones(len(slot), np.int32)
                 if step == 0 and course.joined:
-                    count[-len(course.joined) :] = [one.count for one in course.joined]
+                    count[-len(course.joined) :] = [one.positions for one in course.joined]
                     start += 1 - count
                 end = table.known[slot]  # where each row ends that samples
                 rows = table.rows(slot, end - count, count, np.zeros_like(count))

@@ -119,8 +119,7 @@ class FrontEndTerms:
 
     def deliver_each_s(self, rows: I64) -> F64:
         """The same of each of many steps, to the last bit."""
-        found: F64 = self.delivery_s + rows * self.delivery_row_s
-        return found
+        return self.delivery_s + rows.astype(np.float64) * self.delivery_row_s
 
     def deliver_s(self, rows: int) -> float:
         """Until the clients of a step with so many rows have their tokens."""

@@ -234,7 +234,7 @@ def segments(course: Course) -> Iterator[tuple[int, int, BatchSummary]]:
 def with_prompts(course: Course) -> BatchSummary:
     """The first step of a course in which requests join."""
     ends = course.start[course.left > 0] + 1
-    rows, counts = len(ends), [one.count for one in course.joined]
+    rows, counts = len(ends), [one.positions for one in course.joined]
     parts = zip(counts, ends[-len(counts) :].tolist(), strict=True)
     return BatchSummary(
         rows=rows,
