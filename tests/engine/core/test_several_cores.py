@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.core.request import Finish
+from paceline.engine.adapter_control import load_question
 from paceline.engine.api import GenerationRequest
 from paceline.engine.core.adapters import AdapterRequests
 from paceline.engine.core.messages import EngineFailed, Question
@@ -372,6 +375,60 @@ def test_an_adapter_that_one_engine_refuses_is_in_none() -> None:
         with pytest.raises(RequestError, match="'kept' is not loaded"):
             await engine.adapters.unload("kept")
         assert several.cores[0].ask(Question("adapters")).result() == listed
+
+    on(use)
+
+
+def test_an_engine_that_dies_before_it_has_undone_a_load_does_not_repeat_it() -> None:
+    async def use(several: Several) -> None:
+        folders = [Folder(), Folder()]
+        for core, folder in zip(several.cores, folders, strict=True):
+            found: Any = core._core
+            found._engine.serve_adapters(AdapterRequests(folder, 4))
+        folders[1].bad = "/two"
+        dying, asked = several.cores[0], several.cores[0].ask
+
+        def asking(question: Question) -> Future[Any]:
+            if question.verb == "unload_adapter":
+                raise EngineFailed("it is gone")
+            return asked(question)
+
+        dying.ask = asking  # type: ignore[method-assign]
+        with pytest.raises(RequestError, match="bad files"):
+            await several.engine.adapters.load("new", "/two")
+        assert not dying._controls
+
+    on(use)
+
+
+def test_changes_that_several_threads_ask_for_reach_all_engines_in_one_order() -> None:
+    async def use(several: Several) -> None:
+        for core in several.cores:
+            found: Any = core._core
+            found._engine.serve_adapters(AdapterRequests(Folder(), 4))
+        assert await several.engine.adapters.listed() == {}  # the engines run from now on
+        first, asked = several.cores[0], several.cores[0].ask
+        both = list[Future[Any]]()
+
+        def change(path: str) -> None:
+            both.append(several.core.ask(load_question("a", path, in_place=True)))
+
+        second = Thread(target=change, args=("/two",))
+
+        def asking(question: Question) -> Future[Any]:
+            answer = asked(question)
+            if question.verb == "load_adapter" and not second.ident:
+                second.start()
+                second.join(0.05)  # it can ask all engines meanwhile, unless it has to wait
+            return answer
+
+        first.ask = asking  # type: ignore[method-assign]
+        change("/one")
+        second.join()
+        for answer in both:
+            answer.result(10)
+        paths = [core.ask(Question("adapters")).result() for core in several.cores]
+        assert paths == [[{"name": "a", "path": "/two"}]] * 2
 
     on(use)
 

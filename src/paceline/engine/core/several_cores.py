@@ -90,7 +90,7 @@ class SeveralCores:
         self._figures = [first_figures(one) | {"crashes": 0} for one in found]  # latest of each
         self._gone = [False] * len(cores)
         self._placements = Placements(self._capacity)
-        self._lock = Lock()  # for the placements
+        self._lock = Lock()  # for the placements, and while questions are sent to all engines
         self._receiver: Receiver | None = None
 
     def ready(self) -> Capacity:
@@ -201,15 +201,17 @@ class SeveralCores:
         return answer
 
     def _ask_all(self, question: Question) -> Future[Any]:
-        asked = [self._asked(core, question) for core in self._cores]
+        with self._lock:  # so that all engines have questions of several threads in one order
+            asked = [self._asked(core, question) for core in self._cores]
         answer: Future[Any] = Future()
         when_all_done(asked, lambda: self._join(question, asked, answer))
         return answer
 
     def _change_adapters(self, question: Question) -> Future[Any]:
         """Load or unload an adapter in all engines, or in none if one of them refuses."""
-        before = [self._asked(core, Question("adapters")) for core in self._cores]
-        asked = [self._asked(core, question) for core in self._cores]
+        with self._lock:  # as in `_ask_all`
+            before = [self._asked(core, Question("adapters")) for core in self._cores]
+            asked = [self._asked(core, question) for core in self._cores]
         answer: Future[Any] = Future()
 
         def answered() -> None:
@@ -222,7 +224,9 @@ class SeveralCores:
             undone: list[Future[Any]] = []
             for engine in changed:
                 listed: Any = () if before[engine].exception() else before[engine].result()
-                undone.append(self._asked(self._cores[engine], undoing(question, listed)))
+                undo = undoing(question, listed)
+                self._cores[engine].keep(undo)  # it may be gone before it has done it
+                undone.append(self._asked(self._cores[engine], undo))
             when_all_done(undone, lambda: settle(answer, None, refusals[0]))
 
         when_all_done([*before, *asked], answered)
