@@ -53,8 +53,9 @@ class RankTasks:
         self._runner.host_adapters.drop(message.identity)
 
     def _read_adapter(self, task: ReadAdapter) -> str:
-        for number in [one for one in self._read if one not in task.held]:
-            self._read.pop(number, None)
+        for number in tuple(self._read):  # a copy: `keep` runs on another thread
+            if number not in task.held:
+                self._read.pop(number, None)
         found = self._read[task.adapter] = self._runner.host_adapters.read(task.path)
         return found.version
 
