@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.request import Request
-from paceline.engine.core.choice_rows import CLOSED
+from paceline.engine.core.choice_rows import NOBODY, ChoiceRows
 from paceline.engine.core.messages import Delivery
 from paceline.engine.core.sequence_rows import SequenceRows
 
@@ -33,7 +33,8 @@ def test_tokens_are_kept_by_sequence_until_the_request_ends() -> None:
     rows.release(one)
     another = rows.add(ask("c", 9000))
     late = rows.delivered(delivery({one.handle: [7], another.handle: [8]}))
-    assert late.handle.tolist() == [CLOSED, 9000]
+    assert late.handle.tolist() == [NOBODY, 9000]
+    assert not len(ChoiceRows[None]().new_tokens(late).row), "no row of a front end takes them"
     assert rows.tokens(another) == [(8,)]
 
 

@@ -13,7 +13,8 @@ from paceline.engine.core.messages import Delivery
 from paceline.engine.core.token_pages import TokenPages, extended
 
 FIRST_ROWS = 64
-CLOSED = -2  # the handle of a row that takes no tokens; requests of no front end have -1
+CLOSED = -2  # the handle of a row that takes no tokens
+NOBODY = -1  # the handle of requests of no front end; no row has it
 
 Owner = TypeVar("Owner")
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.arrays import I64
 from paceline.core.request import Request
-from paceline.engine.core.choice_rows import CLOSED, ROW, ChoiceRows
+from paceline.engine.core.choice_rows import NOBODY, ROW, ChoiceRows
 from paceline.engine.core.messages import Delivery
 from paceline.engine.core.token_pages import extended
 
@@ -37,7 +37,7 @@ class SequenceRows:
         """Keep the tokens of a delivery; returns it as the front ends know its sequences."""
         new = self._rows.new_tokens(delivery)
         self._rows.tokens.append(new.row, new.ids, new.count)
-        theirs = np.full(len(delivery.handle), CLOSED)
+        theirs = np.full(len(delivery.handle), NOBODY)
         theirs[new.place] = self._theirs[new.row]
         return replace(delivery, handle=theirs)
 
