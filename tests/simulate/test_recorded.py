@@ -56,6 +56,24 @@ def test_requests_have_their_lengths_times_and_tenants(recording: Path) -> None:
     assert load.times["r5"].e2e_s is None
 
 
+def test_a_request_that_came_from_another_engine_has_all_of_its_output(tmp_path: Path) -> None:
+    """And a sequence that ended there is no request here."""
+    path = tmp_path / "run.paceline"
+    one = Request(id="a", prompt=range(20), max_tokens=10, arrival=1.0, generated=((5, 6, 7),))
+    two = Request(id="b", prompt=range(20), max_tokens=10, arrival=2.0, n=2, generated=(None, (8,)))
+    with RecordedScheduler.create(**SMALL, record=str(path)) as scheduler:
+        oracle = OracleRunner(SMALL["num_blocks"], SMALL["block_size"], 1000)
+        for _ in Loop(scheduler, SimulatedDevice(oracle.run, lambda plan: 0.4)).run([one, two]):
+            pass
+    load = RecordedLoad(path)
+    work = load.workload()
+    assert [one.id for one in work.requests] == ["a", "1_b"]
+    assert [one.output_len for one in work.requests] == [10, 10]
+    assert work.outputs["a"][:3].tolist() == [5, 6, 7]
+    assert work.outputs["1_b"][0] == 8
+    assert {one.ttft_s for one in load.times.values()} == {None}
+
+
 def test_a_part_of_a_recording(recording: Path) -> None:
     load = RecordedLoad(recording, count=3, speed=4.0, max_input_len=7, max_output_len=2)
     work = load.workload()

@@ -40,7 +40,8 @@ def is_recording(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimes:
-    """What a request took in the recorded run; None: it did not come so far."""
+    """What a request took in the recorded run; None: it did not come so far, or had its first
+    token in another engine."""
 
     ttft_s: float | None
     e2e_s: float | None
@@ -97,13 +98,15 @@ class RecordedRequests(Replay):
         for name in names:
             self._taken.add(name)
             sequence = self.scheduler.view.ended(name)
-            width = 1 if sequence is None else sequence.request.width
-            for child in range(width) if width > 1 else [-1]:
+            if sequence is None:
+                self._new.pop(name, None)
+                continue
+            request = sequence.request
+            for child in request.open_children if request.width > 1 else [-1]:
                 label = child_label(name, child)
-                pieces = self._new.pop(label, [])
-                if sequence is not None:
-                    tokens = np.concatenate([np.empty(0, np.int32), *pieces]).astype(np.int32)
-                    self.ended.append(RecordedRequest(label, sequence, tokens))
+                before = request.known(max(child, 0))[len(request.prompt) :]  # in another engine
+                tokens = np.concatenate([before, *self._new.pop(label, [])]).astype(np.int32)
+                self.ended.append(RecordedRequest(label, sequence, tokens))
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,8 @@ def simulated(recorded: RecordedRequest, begun: float, max_model_len: int) -> Si
 
 
 def times_of(one: Sequence) -> RecordedTimes:
-    first = next((m.time for m in one.life if m.happened is Happened.FIRST_TOKEN), None)
+    times = {moment.happened: moment.time for moment in reversed(one.life)}  # the first of each
+    first = None if Happened.CONTINUED in times else times.get(Happened.FIRST_TOKEN)
     ended = one.life[-1].time if one.finish in (Finish.STOP, Finish.LENGTH) else None
     return RecordedTimes(
         None if first is None else first - one.arrival,
