@@ -19,6 +19,7 @@ from paceline.sim.oracle import OracleRunner
 from tests.browser.site import Site
 
 STEP_S = 0.1
+BEGIN = 5000.0  # the clock of an engine does not begin at 0
 
 
 def record(path: Path) -> None:
@@ -29,8 +30,8 @@ def record(path: Path) -> None:
     )
     runner = OracleRunner(blocks=16, block_size=4, vocab=50)
     for i in range(8):
-        scheduler.submit(Request(f"r{i}", np.arange(10) + 20 * i, max_tokens=12), now=0.0)
-    now = 0.0
+        scheduler.submit(Request(f"r{i}", np.arange(10) + 20 * i, max_tokens=12), now=BEGIN)
+    now = BEGIN
     while not scheduler.idle:
         plan = scheduler.plan(now=now)
         now += STEP_S

@@ -46,9 +46,11 @@ export class Player {
       this.goTo(history, this.index(history));
       this.isPlaying = false;
     } else {
+      const at = this.index(history);
       this.isPlaying = true;
       this.lastTick = performance.now();
-      if (this.index(history) === history.entries.length - 1) this.follow();
+      this.clock = history.entries[at].frame.time;
+      if (at === history.entries.length - 1) this.follow();
     }
     this.changed();
   }
@@ -65,8 +67,13 @@ export class Player {
     const isAtEnd = at === entries.length - 1;
     const next = entries[at + 1];
     // A new run has a clock of its own, or stood still for a while.
-    if (next && next.run !== entries[at].run) at += 1;
-    if (at !== this.index(history)) this.goTo(history, at);
+    const isNewRun = next && next.run !== entries[at].run;
+    if (isNewRun) at += 1;
+    if (at !== this.index(history)) {
+      const { clock } = this;
+      this.goTo(history, at);
+      if (!isNewRun) this.clock = clock; // what is left of this tick is not lost
+    }
     if (isAtEnd) {
       this.isPlaying = false;
       if (isLive) this.follow();

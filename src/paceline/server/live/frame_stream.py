@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -24,6 +25,7 @@ from paceline.server.respond import hung_up, until
 BODY = "http.response.body"
 RETRY_S = 0.5  # between two questions to an engine that does not answer
 SILENCE_S, COMMENT = 5.0, b": nothing new\n\n"
+LAST_S = 0.5  # for the end of a stream to be sent
 MOST_BEHIND = 6  # frames; a page that is further behind loses all but the latest
 
 decode_frame = msgspec.json.Decoder(Frame).decode
@@ -78,8 +80,18 @@ class PageStream:
 
     async def run(self, engines: Sequence[int]) -> None:
         await self._write(struct_event("start", self.source.start()))
+        await until(self._ended(), self._follow_all(engines))
+        with suppress(TimeoutError):  # a page that reads nothing
+            async with asyncio.timeout(LAST_S):
+                await self.send({"type": BODY, "body": b""})
+
+    async def _ended(self) -> None:
+        """Return when the server ends, whatever engines and the page do."""
+        while not self.ends():
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_all(self, engines: Sequence[int]) -> None:
         await asyncio.gather(*(self._follow(EngineCursor(engine)) for engine in engines))
-        await self.send({"type": BODY, "body": b""})
 
     async def _follow(self, cursor: EngineCursor) -> None:
         """Send the frames of an engine until the server ends, or the recording."""

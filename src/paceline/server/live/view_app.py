@@ -13,6 +13,7 @@ from paceline.engine.live.frames import FrameAnswer, FrameQuestion, RequestLife,
 from paceline.engine.live.replayed import RUN, ReplayedRun
 from paceline.server.errors import NOT_FOUND, ApiError, answer_errors
 from paceline.server.live.page_routes import page_routes
+from paceline.server.middleware import HeadAsGet
 
 
 class RecordedFrames:
@@ -59,4 +60,5 @@ def view_app(source: RecordedFrames) -> FastAPI:
 
     app.include_router(page_routes(source, life, ends=lambda: False))
     answer_errors(app, lambda: 1, defaultdict(set))
+    app.add_middleware(HeadAsGet)
     return app
