@@ -32,13 +32,14 @@ const SILENT_S = 3; // without a frame for so long, the page says so
 const histories = new Map();
 /** @type {Map<number, string>} engines in trouble */
 const troubles = new Map();
+/** @type {Map<number, number>} when the latest frame of each engine came */
+const heard = new Map();
 /** @type {import("./messages.js").StreamStart | null} */
 let start = null;
 /** @type {import("./server.js").Connection} */
 let connection = { name: "connecting", words: "Connecting" };
 let engine = 0;
 let windowS = 60;
-let lastFrame = performance.now();
 let isDue = false;
 /** @type {Scene | null} what was drawn last */
 let drawn = null;
@@ -74,7 +75,7 @@ function receive(event, message) {
     say(again);
   }
   if (event === "frame") {
-    lastFrame = performance.now();
+    heard.set(message.engine, performance.now());
     histories.get(message.engine)?.add(message);
   }
   redraw();
@@ -84,8 +85,8 @@ function receive(event, message) {
 function started(message) {
   start = message;
   troubles.clear();
-  lastFrame = performance.now();
   for (let i = 0; i < message.engines; i++) {
+    heard.set(i, performance.now());
     if (!histories.has(i)) histories.set(i, new History());
     histories.get(i)?.keep(message.kept);
   }
@@ -104,14 +105,15 @@ function started(message) {
 function connected(now) {
   if (now.name !== connection.name) say(now.words);
   connection = now;
-  const dialog = byId("key-dialog");
-  if (now.name === "key" && !dialog.open) {
-    show(byId("key-wrong"), apiKey.get() !== "");
-    dialog.showModal();
-  }
+  if (now.name === "key") askForKey();
   const shown = history();
   if (now.name === "open" && start?.recording && shown?.entries.length === 0) player.goTo(shown, 0);
   redraw();
+}
+
+function askForKey() {
+  show(byId("key-wrong"), apiKey.get() !== "");
+  if (!byId("key-dialog").open) byId("key-dialog").showModal();
 }
 
 function redraw() {
@@ -172,13 +174,11 @@ function drawState() {
   const lost = shown?.lost ?? 0;
   show(byId("lost"), lost > 0);
   setText(byId("lost"), `${plural(lost, "frame")} lost`);
-  const trouble = connection.name === "lost" ? connection.words : troubles.get(engine);
-  show(byId("banner"), trouble !== undefined);
-  if (trouble !== undefined)
-    setText(
-      byId("banner"),
-      troubles.has(engine) && connection.name !== "lost" ? `Engine ${engine}: ${trouble}` : trouble,
-    );
+  const engines = [...troubles].map(([number, words]) => `Engine ${number}: ${words}`);
+  const trouble = connection.name === "lost" ? connection.words : engines.sort().join(" · ");
+  show(byId("banner"), trouble !== "");
+  setText(byId("banner"), trouble);
+  show(byId("ask-key"), connection.name === "key");
   setAttribute(byId("pause"), "data-moving", String(player.isMoving));
   setAttribute(byId("pause"), "aria-label", player.isMoving ? "Pause" : "Play");
   setAttribute(byId("live"), "aria-pressed", String(player.isFollowing));
@@ -192,8 +192,9 @@ function stateOf(shown) {
   if (connection.name === "connecting") return ["connecting", connection.words];
   if (!player.isFollowing) return player.isPlaying ? ["behind", "Playing"] : ["paused", "Paused"];
   if (start?.recording) return ["live", "End of the recording"];
+  if (troubles.has(engine)) return ["lost", "No answer"];
   const last = shown?.last?.frame;
-  const silent = (performance.now() - lastFrame) / 1000;
+  const silent = (performance.now() - (heard.get(engine) ?? 0)) / 1000;
   // An engine whose frames take long makes them less often.
   if (silent > SILENT_S + 3 * (last ? last.time - last.since : 0))
     return ["lost", `No frame for ${duration(silent)}`];
@@ -268,6 +269,7 @@ byId("find").addEventListener("submit", (/** @type {Event} */ event) => {
   const id = byId("find-id").value.trim();
   if (id) life.open(id);
 });
+byId("ask-key").addEventListener("click", askForKey);
 byId("key-form").addEventListener("submit", () => {
   apiKey.set(byId("key").value);
   byId("key").value = "";

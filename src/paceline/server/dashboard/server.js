@@ -30,11 +30,14 @@ export const apiKey = {
 /** @param {string} path @param {AbortSignal} [signal] */
 async function ask(path, signal) {
   const key = apiKey.get();
-  const headers = key ? { Authorization: `Bearer ${key}` } : undefined;
+  const headers = key ? { Authorization: `Bearer ${asBytes(key)}` } : undefined;
   const response = await fetch(new URL(path, HERE), { headers, signal, cache: "no-store" });
   if (!response.ok) throw new Refused(response.status, await reason(response));
   return response;
 }
+
+/** A key in UTF-8, one character per byte: a header has no others. @param {string} key */
+const asBytes = (key) => String.fromCharCode(...new TextEncoder().encode(key));
 
 /** @param {Response} response */
 async function reason(response) {
