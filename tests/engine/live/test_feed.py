@@ -256,8 +256,9 @@ def test_another_run_begins_anew() -> None:
 
 def test_the_life_of_a_request() -> None:
     shown = ShownEngine(max_num_seqs=1)
-    for name in "ab":
-        shown.engine.submit(Request(name, [1, 2, 3], max_tokens=3, tenant="t"))
+    for name, arrival in (("a", None), ("b", -2.0)):
+        request = Request(name, [1, 2, 3], max_tokens=3, tenant="t", arrival=arrival)
+        shown.engine.submit(request)
     for _ in range(2):
         shown.turn()
     first, second = (shown.engine.answer(Question("life", name)) for name in "ab")
@@ -266,6 +267,9 @@ def test_the_life_of_a_request() -> None:
     assert first["phases"][-1]["end"] is None
     assert list(first["sentences"]) == shown.scheduler.explain("a").splitlines()
     assert (second["state"], second["prompt"], second["tenant"]) == ("WAITING", 3, "t")
+    before, waiting = second["phases"]
+    assert (before["phase"], before["begin"], before["end"]) == ("before the engine", -2.0, 0.0)
+    assert (waiting["phase"], waiting["begin"]) == ("waiting", 0.0)
     while not shown.engine.idle:
         shown.turn()
     ended = shown.engine.answer(Question("life", "a"))

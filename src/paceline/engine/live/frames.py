@@ -213,8 +213,8 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class LifePhase(msgspec.Struct, frozen=True):
-    """What a request did for a while: waiting, parked, prefill, decode, computing again,
-    preempted, swapped out."""
+    """What a request did for a while: before the engine, waiting, parked, prefill, decode,
+    computing again, preempted, swapped out."""
 
     phase: str
     begin: float
@@ -247,7 +247,7 @@ class RequestLife(msgspec.Struct, frozen=True):
     tenant, priority    as it was submitted
     phases              what it did, one after another
     moments             turns of its life, with a sentence each
-    sentences           the lines of `explain`
+    sentences           the lines of `explain`, whose times begin when the engine took it up
     text                the beginning of the prompt; null unless the server may show it
     """
 

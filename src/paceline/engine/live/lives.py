@@ -17,6 +17,7 @@ from paceline.sched.scheduler import Scheduler
 HEAD_TOKENS = 256  # of a prompt, for servers that may show prompts
 HEAD = "head"  # the key of these
 MOST_MOMENTS = 512
+SHOWN_S = 0.001  # a shorter time before the engine is no phase
 
 
 def life_of(scheduler: Scheduler, request_id: str, now: float) -> dict[str, Any]:
@@ -52,10 +53,17 @@ def life(scheduler: Scheduler, sequence: Sequence, text: str, now: float) -> Req
         preemptions=sequence.preemptions,
         tenant=request.tenant,
         priority=request.priority,
-        phases=tuple(phases_of(sequence.life)),
+        phases=(*way_here(sequence), *phases_of(sequence.life)),
         moments=tuple(moment_of(one) for one in sequence.life[-MOST_MOMENTS:]),
         sentences=tuple(text.splitlines()),
     )
+
+
+def way_here(sequence: Sequence) -> list[LifePhase]:
+    """The time before the engine took a request up: a step was in progress, or another engine had
+    the request."""
+    begin, end = sequence.arrival, sequence.queued_at
+    return [LifePhase("before the engine", begin, end, 0)] if end - begin >= SHOWN_S else []
 
 
 def phases_of(moments: Several[Moment]) -> list[LifePhase]:

@@ -1,6 +1,6 @@
 // Lines over time, drawn by uPlot: they share the time axis and the cursor.
 
-import { byId, make, setText } from "./dom.js";
+import { byId, make, setAttribute, setText } from "./dom.js";
 import { ratio } from "./figures.js";
 import { PARTS } from "./messages.js";
 import { colour } from "./theme.js";
@@ -166,6 +166,7 @@ export class Charts {
     for (const { label } of chart.lines)
       legend.append(make("li", "", make("i", "swatch"), make("span", "", label), make("b")));
     const place = make("div", "plot");
+    place.setAttribute("role", "img");
     const caption = make("figcaption", "", make("span", "", chart.title), legend);
     this.grid.append(make("figure", "", caption, place));
     chart.lines.forEach((line, i) => {
@@ -223,10 +224,13 @@ export class Charts {
    * @param {Chart} chart @param {Element} legend */
   #tell(plot, chart, legend) {
     const at = plot.cursor.idx ?? plot.data[0].length - 1;
-    chart.lines.forEach((_, i) => {
+    const values = chart.lines.map((_, i) => {
       const value = plot.data[i + 1]?.[at];
-      setText(legend.children[i].children[2], value == null ? "–" : chart.format(value));
+      return value == null ? "–" : chart.format(value);
     });
+    values.forEach((value, i) => setText(legend.children[i].children[2], value));
+    const words = chart.lines.map(({ label }, i) => `${label} ${values[i]}`);
+    setAttribute(plot.root.parentElement, "aria-label", `${chart.title}: ${words.join(", ")}`);
   }
 }
 
