@@ -12,7 +12,9 @@ from paceline.core.errors import ConfigError
 from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import Profile
 from paceline.simulate.requests import OUTPUT, SimulatedRequest
+from paceline.simulate.row_rates import RowRates
 from paceline.simulate.server import ServerModel, SimulatedRun, SimulatedServer
+from paceline.simulate.time_curve import TimeCurve
 from paceline.workloads.call import Segment
 
 POLICIES = ("fcfs", "fair", "shortest", "deadline", "priority", "longest")
@@ -34,6 +36,21 @@ PROFILE = Profile.of(
         "frontend": {"request_s": 0.002, "prompt_token_s": 1e-5, "delivery_row_s": 0.0001},
         "http": {"delivery_s": 0.0011},
     }
+)
+
+
+# Steps are filled up to sizes, and wait for long contexts and deep prompts.
+UNEVEN = replace(
+    PROFILE,
+    decode=replace(
+        PROFILE.decode, sizes=(1, 2, 4, 6), reading=RowRates([[2, 1e-5, 1e-5], [6, 1e-5, 7e-5]])
+    ),
+    mixed=replace(
+        PROFILE.mixed,
+        sizes=(8, 16, 24),
+        reading=RowRates([[1, 1e-5, 3e-5]]),
+        deepest=TimeCurve([[0, 0], [50, 0.003]]),
+    ),
 )
 
 
@@ -97,7 +114,7 @@ def test_leaps_change_nothing(seed: int) -> None:
     settings, load = drawn_settings(random), drawn_load(random, 25)
     settings["discipline"] = random.choice(("unified", "unified", "prefill_first"))
     depth = random.choice((1, 2, 2, 3))
-    profile = PROFILE if seed % 2 else replace(PROFILE, host=Profile().host)
+    profile = UNEVEN if seed % 2 else replace(PROFILE, host=Profile().host)
     told = {one.id: np.arange(one.output_len, dtype=np.int32) for one in load[: seed % 4]}
     runs: list[SimulatedRun] = []
     reused: list[list[int]] = []
@@ -206,3 +223,17 @@ def test_requests_that_nothing_holds_up_take_no_turn(monkeypatch: pytest.MonkeyP
     for depth in (1, 2):
         run = SimulatedServer(ServerModel(PROFILE, settings, depth), load).run()
         assert run.log.outcome == ["length"] * 20
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_leaps_over_joining_requests_tell_prompts_from_contexts(depth: int) -> None:
+    load = [
+        SimulatedRequest(f"{n}", 0.3 * n, (Segment(f"{n}", 10 + 7 * n),), 60 + 9 * (n % 5))
+        for n in range(20)
+    ]
+    settings = TINY | {"num_blocks": 400, "max_num_batched_tokens": 200, "max_num_seqs": 20}
+    model = ServerModel(UNEVEN, settings, depth)
+    leapt = SimulatedServer(model, load).run().log
+    stepped = SimulatedServer(replace(model, leaping=False), load).run().log
+    np.testing.assert_array_equal(leapt.first, stepped.first)
+    np.testing.assert_array_equal(leapt.ended, stepped.ended)

@@ -235,13 +235,15 @@ def with_prompts(course: Course) -> BatchSummary:
     """The first step of a course in which requests join."""
     ends = course.start[course.left > 0] + 1
     rows, counts = len(ends), [one.positions for one in course.joined]
-    parts = zip(counts, ends[-len(counts) :].tolist(), strict=True)
+    parts = list(zip(counts, ends[-len(counts) :].tolist(), strict=True))
+    singles = [*ends[: -len(counts)].tolist(), *(end for count, end in parts if count == 1)]
     return BatchSummary(
         rows=rows,
         positions=rows + sum(counts) - len(counts),
         samples=rows,
         contexts=int(ends.sum()),
-        longest=int(ends.max()),
+        longest=max(singles, default=0),
+        deepest=max((end for count, end in parts if count > 1), default=0),
         pairs=sum(pairs_of(count, end - count) for count, end in parts if count > 1),
         has_prompts=max(counts) > 1,
         admitted=len(counts),
