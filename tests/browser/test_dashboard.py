@@ -149,6 +149,10 @@ def test_keys_and_themes(page: Page) -> None:
         page.keyboard.press("t")
         colours.add(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
     assert len(colours) == 2
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.keyboard.press("/")
+    expect(page.locator("#find-id")).to_be_focused()
+    page.set_viewport_size({"width": 1440, "height": 1000})
     page.focus("#slots")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#said")).to_contain_text("Slot 0")
