@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -49,7 +50,9 @@ def recording(served: Site, tmp_path: Path) -> Iterator[str]:
     server = uvicorn.Server(config)
     serving = asyncio.run_coroutine_threadsafe(server.serve(), served.loop)
     while not server.started:
+        assert served.loop.is_running(), "tests of a page that ends its server come last"
         assert not serving.done(), serving.result()
+        sleep(0.01)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/dashboard"
     server.should_exit = server.force_exit = True
     serving.result(10)
