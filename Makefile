@@ -45,10 +45,10 @@ $(VENV)/.run-stamp: $(VENV)/.made-stamp
 	@$(INSTALL) -e '.[serve]'
 	@touch $@
 
-$(VENV)/.test-stamp: $(VENV)/.made-stamp
+$(VENV)/.test-stamp: $(VENV)/.made-stamp tests/versions.txt
 	@echo "Installing the tools of the tests"
 	@scripts/browser & \
-	$(INSTALL) -e '.[serve,dev]' && \
+	$(INSTALL) -e '.[serve,dev]' -c tests/versions.txt && \
 	$(INSTALL) --no-deps $$($(VENV)/bin/python -c '$(DYNAMO)') && \
 	wait
 	@touch $(VENV)/.run-stamp $@
