@@ -92,7 +92,7 @@ class ModelDrive(Drive):
     def _with_fewer_drafts(self, plan: Plan, result: StepResult) -> StepResult:
         return result
 
-    def _judge_one(self, request: Request, label: str, length: int) -> None:
+    def _judge_one(self, request: Request, child: int, label: str) -> None:
         tokens = self._alone(replace(request, n=1, best_of=None))[request.id]
         got, end = self.got[label], self.ends[label]
         expected = tokens[: len(got)] if end in ("abort", "error", "timeout") else tokens
