@@ -11,9 +11,8 @@ from zlib import crc32
 import numpy as np
 
 from paceline.core.arrays import F64, I32
-from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.streaming import StreamingEngine
-from paceline.engine.text_delta import TextDelta
+from paceline.simulate.calibration.served_times import TimedClient
 from paceline.simulate.requests import SimulatedRequest
 from paceline.workloads.call import Segment
 
@@ -87,24 +86,6 @@ def token_ids(one: SimulatedRequest, vocabulary: int) -> I32:
     return np.concatenate(parts).astype(np.int32)
 
 
-class Client:
-    """One request on its way."""
-
-    def __init__(self, engine: StreamingEngine, prompt: Sequence[int], output_len: int) -> None:
-        params = SamplingParams(max_tokens=output_len, ignore_eos=True, temperature=1.0)
-        self.times: list[float] = []
-        self.sent = monotonic()
-        self._stream = engine.generate(GenerationRequest(prompt_token_ids=prompt, params=params))
-        self._stream.listen(self._came)
-
-    def _came(self, delta: TextDelta) -> bool:
-        self.times += [monotonic()] * len(delta.token_ids)
-        return True
-
-    async def ended(self) -> Any:
-        return await self._stream.whole()
-
-
 async def send(
     engine: StreamingEngine, name: str, share: float, requests: Sequence[SimulatedRequest]
 ) -> RealRun:
@@ -112,10 +93,10 @@ async def send(
     vocabulary = engine.get_tokenizer().vocab_size
     prompts = [token_ids(one, vocabulary).tolist() for one in requests]
     begun = monotonic() + LEAD_S
-    clients: list[Client] = []
+    clients: list[TimedClient] = []
     for one, prompt in zip(requests, prompts, strict=True):
         await asyncio.sleep(begun + one.at_s - monotonic())
-        clients.append(Client(engine, prompt, one.output_len))
+        clients.append(TimedClient(engine, prompt, one.output_len))
     outputs = [await client.ended() for client in clients]
     if wrong := [one.error for one in outputs if one.error]:
         raise SystemExit(f"{len(wrong)} requests of the load {name} failed: {wrong[0]}")

@@ -10,11 +10,10 @@ import typer
 from paceline.cli.command import WrongOption, os_problem
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.cli.replay import (
-    COMPLETE,
     UNREADABLE,
     AloneFlag,
     complain,
-    ending,
+    complain_of_cuts,
     replay_of,
     status,
 )
@@ -93,10 +92,7 @@ def from_recording(path: Path, request_id: str | None, alone: bool) -> int:
     except OSError as error:
         complain("explain", os_problem(error))
         return UNREADABLE
-    if replay.divergence is not None:
-        complain("explain", f"{path}: the replay diverged, {replay.divergence}")
-    if replay.reader.ending not in COMPLETE:
-        complain("explain", f"{replay.reader.current.path}: {ending(replay)}")
+    complain_of_cuts("explain", path, replay)
     if request_id is None:
         print(*lives.listing(), sep="\n")
     else:

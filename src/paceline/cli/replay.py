@@ -132,6 +132,14 @@ def replay_of(path: Path, alone: bool, command: str) -> Replay:
     return Replay(*older)
 
 
+def complain_of_cuts(command: str, path: Path, replay: Replay) -> None:
+    """Say where a replay diverged, or that its recording breaks off."""
+    if replay.divergence is not None:
+        complain(command, f"{path}: the replay diverged, {replay.divergence}")
+    if replay.reader.ending not in COMPLETE:
+        complain(command, f"{replay.reader.current.path}: {ending(replay)}")
+
+
 def status(replay: Replay) -> int:
     if replay.divergence is not None:
         return DIVERGED

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.command import os_problem
-from paceline.cli.replay import COMPLETE, UNREADABLE, AloneFlag, complain, ending, replay_of
+from paceline.cli.replay import UNREADABLE, AloneFlag, complain, complain_of_cuts, replay_of
 from paceline.sched.replay.records import RecordingError
 
 HOST = "127.0.0.1"
@@ -47,9 +47,6 @@ def run(options: ViewOptions) -> int:
     except OSError as error:
         complain("view", os_problem(error))
         return UNREADABLE
-    if replay.divergence is not None:
-        complain("view", f"{options.file}: the replay diverged, {replay.divergence}")
-    if replay.reader.ending not in COMPLETE:
-        complain("view", f"{replay.reader.current.path}: {ending(replay)}")
+    complain_of_cuts("view", options.file, replay)
     serve(source, HOST, options.port)
     return 0

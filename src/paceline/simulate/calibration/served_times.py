@@ -76,7 +76,7 @@ async def all_of(engine: StreamingEngine, wanted: Iterator[Burst]) -> list[SentR
         for number, burst in enumerate(wanted):
             await asyncio.sleep(PAUSE_S)
             prompts = [[number, at, *[TOKEN] * burst.prompt] for at in range(burst.count)]
-            waiting = [Waiting(engine, one[: burst.prompt], burst.output) for one in prompts]
+            waiting = [TimedClient(engine, one[: burst.prompt], burst.output) for one in prompts]
             for one in waiting:
                 await one.ended()
                 times = np.array(one.times)
@@ -85,10 +85,10 @@ async def all_of(engine: StreamingEngine, wanted: Iterator[Burst]) -> list[SentR
     return found
 
 
-class Waiting:
-    """A client of one request."""
+class TimedClient:
+    """A client of one request, which notes when tokens come."""
 
-    def __init__(self, engine: StreamingEngine, prompt: list[int], output: int) -> None:
+    def __init__(self, engine: StreamingEngine, prompt: Sequence[int], output: int) -> None:
         params = SamplingParams(max_tokens=output, ignore_eos=True)
         self.times: list[float] = []
         self.sent = monotonic()
