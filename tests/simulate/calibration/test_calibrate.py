@@ -9,10 +9,11 @@ import pytest
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulate.calibration import calibrate as calibration
 from paceline.simulate.calibration import step_meter
-from paceline.simulate.calibration.calibrate import calibrate, spread
-from paceline.simulate.calibration.grid import DecodePoint
-from paceline.simulate.calibration.step_meter import StepMeter
+from paceline.simulate.calibration.calibrate import calibrate, spread, typical
+from paceline.simulate.calibration.grid import UNEVEN, DecodePoint, decode_points, mixed_points
+from paceline.simulate.calibration.step_meter import Observation, StepMeter
 from paceline.simulate.profile import HostTerms, Profile
 from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 
@@ -20,6 +21,7 @@ from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_meter, "MOST", 3)
+    monkeypatch.setattr(calibration, "TIMES", 1)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -64,3 +66,24 @@ def test_a_model_that_is_too_short() -> None:
     runner, config = KnownRunner(), Config.of(max_model_len=64, num_blocks=64)
     with pytest.raises(ConfigError, match="only 0 kinds of steps fit into max_model_len 64"):
         calibrate(StepMeter(runner, config, 1, runner.clock), Profile(), limit_s=1.0)
+
+
+def test_reading_and_computing_can_be_told_apart_where_memory_is_small() -> None:
+    """At each number of rows there are two lengths of contexts at least, also beside prompts."""
+    config = Config.of(
+        max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=2900
+    )
+    even = [one for one in decode_points(config) if one.context != UNEVEN]
+    contexts = {rows: {one.context for one in even if one.rows == rows} for rows in (1, 8, 48, 64)}
+    assert all(len(of) > 1 for of in contexts.values()), contexts
+    assert max(contexts[64]) < max(contexts[1])
+    beside = [one for one in mixed_points(config) if one.beside >= 16]
+    assert {one.context for one in beside} >= {128, 512}
+    assert max(one.beside for one in beside) == 48
+
+
+def test_a_run_that_was_held_up_does_not_count() -> None:
+    batches = (BatchSummary.decode(1, 1),)
+    runs = [Observation(batches, seconds) for seconds in (9.0, 1.0, 2.0)]
+    assert typical(runs).seconds == 2.0
+    assert typical(runs[:2]).seconds == 1.0

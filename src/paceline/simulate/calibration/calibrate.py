@@ -35,6 +35,7 @@ from paceline.simulate.time_curve import NOTHING, TimeCurve
 log = logging.getLogger(__name__)
 
 FEWEST = 4  # points that a fit needs
+TIMES = 3  # that each is timed, if there is time
 BEFORE_LAST = 4  # points that are timed before the largest one
 ANY_SIZE = GraphSizes()
 LARGEST = 1 / 6  # of the time, for one point at most
@@ -48,7 +49,7 @@ MIXED = Bends(
         "pairs": (1e6,),
         "deepest": (1000.0,),
     },
-    rows=(64, 128),
+    rows=(16, 64, 128),
 )
 
 
@@ -93,21 +94,25 @@ def calibrate(
 
 
 def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
-    """Time points until the time is up; those that are left out are spread over the grid, and are
-    the largest ones where a single one would take much of the time."""
-    found, begin = Timed(), perf_counter()
-    unit_s = 0.0  # seconds for each unit of cost, at least
-    for number, point in enumerate(spread(sorted(points, key=cost))):
+    """Time points until the time is up, each of them a few times. Those that are left out are
+    spread over the grid, and are the largest ones where a single one would take much of the time.
+    """
+    begin, seen = perf_counter(), dict[Point, list[Observation]]()
+    every, unit_s = spread(sorted(points, key=cost)), 0.0  # seconds per unit of cost, at least
+    for point in every * TIMES:
         began = perf_counter()
         is_late, is_large = began - begin > limit_s, cost(point) * unit_s > limit_s * LARGEST
-        if (is_late or is_large) and len(found.kept) >= FEWEST:
-            found.left_out += 1
+        kept = sum(not one.is_held_back for one in seen)
+        if (is_late or is_large) and kept >= FEWEST:
             continue
         one = meter.measure(point.parts, most=point.most)
-        log.info("%s: %s took %.3f ms", number + 1, point, 1e3 * one.step_s)
+        log.info("%s took %.3f ms", point, 1e3 * one.step_s)
         took = (perf_counter() - began) / cost(point)
         unit_s = min(unit_s or took, took)
-        (found.held_back if point.is_held_back else found.kept).append(one)
+        seen.setdefault(point, []).append(one)
+    found = Timed(left_out=len(every) - len(seen))
+    for point, runs in seen.items():
+        (found.held_back if point.is_held_back else found.kept).append(typical(runs))
     if len(found.kept) < FEWEST:
         raise ConfigError(
             f"only {len(found.kept)} kinds of steps fit into max_model_len "
@@ -115,6 +120,11 @@ def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
             "raise them"
         )
     return found
+
+
+def typical(runs: Sequence[Observation]) -> Observation:
+    """The one in the middle, or the faster of two: other work on the machine only adds time."""
+    return sorted(runs, key=lambda one: one.step_s)[(len(runs) - 1) // 2]
 
 
 def spread(points: Sequence[Point]) -> list[Point]:

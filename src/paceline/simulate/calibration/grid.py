@@ -12,17 +12,17 @@ from typing import Protocol
 from paceline.core.config import Config
 from paceline.simulate.calibration.step_meter import MOST, Moves, Part
 
-CONTEXTS = (200, 1500)  # tokens of all rows, at every size
-CHECKED = 600  # the same at every other size, to check a fit that does not see them
+CONTEXTS = (200, 1500)  # tokens of each row at every size; fewer than the second if memory is full
 LONG = (8192, 32768)  # at few sizes
 FEW_ROWS = (1, 8, 32)
 MIDDLE, SPREAD = 400, 0.7  # contexts of different length: their median, and how far they spread
-BESIDE = (0, 8, 64, 128, 200)  # rows that decode beside prompts
-BESIDE_CONTEXT = 512
+BESIDE = (0, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4)  # rows that decode beside prompts, of max_num_seqs
+BESIDE_CONTEXTS = (128, 512)  # of all of these; or different ones
 PROMPTS = (1, 2, 4)  # rows of several positions in a step
 STARTS = (0, 128, 1024, 8192)  # tokens before a chunk of a prompt
-EACH = 5  # kinds of mixed steps of each size
+EACH = 8  # kinds of mixed steps of each size
 MOVED = (1, 16, 128)  # blocks
+LARGE = 16  # rows or positions, from which on sizes are closer to each other
 LEAST_STEPS = 3  # of a run
 UNEVEN = 0  # instead of a context: all are different
 
@@ -100,36 +100,44 @@ def contexts_of(rows: int, context: int) -> tuple[int, ...]:
 
 
 def sizes(most: int, first: int = 1) -> tuple[int, ...]:
-    """Powers of two up to `most`, and `most` itself."""
-    found: list[int] = []
+    """Powers of two up to `most`, with one in the middle between large ones, and `most` itself."""
+    found: set[int] = {most}
     while first < most:
-        found.append(first)
+        found.add(first)
+        if first >= LARGE and first * 3 // 2 < most:
+            found.add(first * 3 // 2)
         first *= 2
-    return (*found, most)
+    return tuple(sorted(found))
 
 
 def decode_points(config: Config, of: Sequence[int] = ()) -> Iterator[DecodePoint]:
-    """At every size contexts that are short, long, and of different lengths."""
+    """At every size contexts that are short, long, and of different lengths; at every other size
+    some between short and long, to check a fit that does not see them."""
     step, cache = config.step, config.cache
     most = min(step.max_num_seqs, step.max_num_batched_tokens)
     tokens = cache.num_blocks * cache.block_size
     every = [size for size in of or sizes(most) if size <= most]
-    wanted = [(rows, context) for rows in every for context in (*CONTEXTS, UNEVEN)]
-    wanted += [(rows, context) for rows in FEW_ROWS for context in LONG if rows <= most]
-    wanted += [(rows, CHECKED) for rows in every[::2]]
-    for rows, context in wanted:
-        if rows == 1 and context == UNEVEN:
-            continue
-        contexts = contexts_of(rows, context)
-        needed = sum(contexts) + rows * (MOST + cache.block_size)
+    wanted = [DecodePoint(rows, UNEVEN) for rows in every if rows > 1]
+    wanted += [DecodePoint(rows, context) for rows in FEW_ROWS for context in LONG if rows <= most]
+    for number, rows in enumerate(every):
+        short, long = CONTEXTS
+        room = min(tokens // rows, step.max_model_len) - MOST - cache.block_size
+        long = min(long, room)
+        wanted += [DecodePoint(rows, context) for context in (short, long) if context >= short]
+        if number % 2 == 0 and long > 2 * short:
+            wanted.append(DecodePoint(rows, int((short * long) ** 0.5), is_held_back=True))
+    for point in dict.fromkeys(wanted):
+        contexts = contexts_of(point.rows, point.context)
+        needed = sum(contexts) + point.rows * (MOST + cache.block_size)
         if max(contexts) + MOST + 2 <= step.max_model_len and needed <= tokens:
-            yield DecodePoint(rows, context, is_held_back=context == CHECKED)
+            yield point
 
 
 def mixed_points(config: Config, of: Sequence[int] = ()) -> Iterator[MixedPoint]:
     """At every size a few kinds, drawn with a fixed seed."""
     step, random = config.step, Random(0)
-    kinds = list(product(PROMPTS, BESIDE, (BESIDE_CONTEXT, UNEVEN), STARTS))
+    beside = sorted({int(share * step.max_num_seqs) for share in BESIDE})
+    kinds = list(product(PROMPTS, beside, (*BESIDE_CONTEXTS, UNEVEN), STARTS))
     every = [size for size in of if size <= step.max_num_batched_tokens]
     for smaller, size in pairwise((0, *(every or sizes(step.max_num_batched_tokens, first=16)))):
         total = size - random.randrange((size - smaller) // 2 + 1) if every else size
