@@ -7,7 +7,8 @@ import torch
 
 from paceline.runner.attention import triton
 from paceline.runner.attention.backend import Queries, load
-from paceline.runner.attention.triton import ContextSplit, TiledAttention, Triton, context_split
+from paceline.runner.attention.triton import TiledAttention, Triton
+from paceline.runner.cuda.kernels.context_parts import ContextCut
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Rows, bounds_of, filled_store, rows_of, spoil_passed, tiny
 
@@ -93,15 +94,14 @@ def test_rows_behind_the_bounds_are_nobodys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "window", "whole"), [(16, None, 0), (16, 50, 8), (80, None, 8), (80, 50, 0)]
+    ("head_dim", "window", "joined"), [(16, None, 1), (16, 50, 2), (80, None, 8), (80, 50, 1)]
 )
-def test_single_rows_beside_others_are_split_however_many_there_are(
-    head_dim: int, window: int | None, whole: int, monkeypatch: pytest.MonkeyPatch
+def test_single_rows_beside_others_are_cut_however_many_there_are(
+    head_dim: int, window: int | None, joined: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Contexts of which some are shorter than a piece; pieces are joined, and leave no trace. Of
-    eight contexts, which are four rows, none is split if it is said so."""
-    monkeypatch.setattr(triton, "BESIDE_LEAST", 1)
-    monkeypatch.setattr(triton, "BESIDE", ContextSplit(2, portion=2, whole=whole))
+    """Contexts of which some are shorter than a part; parts are joined, and leave no trace."""
+    cut = ContextCut(spare=5, least=1, tile=16, joined=joined)
+    monkeypatch.setattr(triton, "context_cut", lambda rows, kv_heads: cut)
     counts: Rows = [(1, 130), (1, 64), (1, 70), (1, 1), (1, 113), (6, 6), (4, 20)]
     batch, blocks = rows_of(counts, 8)
     kv = store_for(4, 2, head_dim, blocks, 8)
@@ -112,17 +112,7 @@ def test_single_rows_beside_others_are_split_however_many_there_are(
     held = Triton().prepare_mixed_graph(batch, kv, bounds, 7, Queries(4, torch.float32))
     for singles, all_ in ((5, 7), (3, 3), (0, 0), (5, 7)):
         bounds.copy_(torch.tensor([singles, all_]))
+        held.lay_out()
         got = held.attend(query, 0, window, 0.3)
         seen = len(query) if all_ == len(counts) else singles
         torch.testing.assert_close(got[:seen], expected[:seen], rtol=1e-4, atol=1e-4)
-
-
-def test_how_contexts_are_shared_out() -> None:
-    """Programs enough for a GPU, and no more for a context than its joiner takes."""
-    for contexts in range(1, 3000, 7):
-        found = context_split(contexts)
-        assert 1 <= found.splits <= triton.MOST_SPLITS
-        assert contexts * found.splits >= min(triton.BUSY, contexts * triton.MOST_SPLITS)
-    assert [least for least, _ in triton.CONTEXT_SPLITS] == sorted(
-        (n for n, _ in triton.CONTEXT_SPLITS), reverse=True
-    )

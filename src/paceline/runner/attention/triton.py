@@ -1,6 +1,5 @@
-"""Attention by Triton kernels: split contexts for decodes, tiles of queries for longer rows."""
+"""Attention by Triton kernels: parts of contexts for decodes, tiles of queries for longer rows."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,63 +9,36 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.kernels.context_parts import FIELDS, ContextCut, PartList
 from paceline.runner.cuda.kernels.decode_attention import decode
 from paceline.runner.cuda.kernels.layers import HeadRotation
 from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
 from paceline.runner.cuda.kernels.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
-BUSY = 384  # programs that fill a large GPU, about three on each multiprocessor
+BUSY = 768  # parts of contexts that keep a large GPU busy, even if they are of different sizes
 LEAST = 16  # rows and columns of the smallest product on tensor cores
-MOST_SPLITS = 32
+MOST_PARTS = 32  # of a context, if all are equal
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
-TILE, SHORT = 64, 32  # cells: with very many or very few contexts, shorter tiles are faster
+TILE, SHORT = 64, 32  # cells: with very few contexts, shorter tiles are faster
 STAGES = 3  # tiles in flight
 FEW_DIMS = 128  # head size up to which two warps are enough
+FEW_CONTEXTS = 64
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # to keys that are in the store
+# Steps that are launched kernel by kernel have any number of contexts. Each number of parts that
+# are joined together is a kernel of its own to compile, so all of them have the same one.
+JOINED_OUTSIDE_GRAPHS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSplit:
-    """How the contexts of a step are split among programs."""
-
-    splits: int  # most programs of a context
-    portion: int = 1  # fewest tiles of a program
-    tile: int = TILE  # cells read at a time
-    whole: int = 0  # with so many contexts or more, none is split; for kernels that know the number
-
-
-# By the least number of contexts. Fastest on an H200, for contexts of very different lengths and
-# for equal ones. Splitting balances the load, and joining the parts costs time. If there are a few
-# more contexts than programs that run at once, those few would otherwise run alone at the end.
-CONTEXT_SPLITS = (
-    (1600, ContextSplit(1, tile=SHORT)),
-    (1408, ContextSplit(1)),
-    (1280, ContextSplit(2, portion=20)),
-    (1088, ContextSplit(3, portion=12)),
-    (832, ContextSplit(1)),
-    (768, ContextSplit(2, portion=12)),
-    (513, ContextSplit(3, portion=4)),
-    (384, ContextSplit(2, portion=12)),
-    (192, ContextSplit(4, portion=4)),
-    (128, ContextSplit(8, portion=4)),
-    (64, ContextSplit(8)),
-)
-# In a mixed graph, any number of contexts up to its size may occur, often far fewer.
-BESIDE_LEAST, BESIDE = 384, ContextSplit(3, portion=12, whole=960)
-# Steps that are launched kernel by kernel have any number of contexts. Each split is a kernel of
-# its own to compile, so all of them have the same one.
-OUTSIDE_GRAPHS = ContextSplit(8, portion=4)
-
-
-def context_split(contexts: int) -> ContextSplit:
-    """The split for a number of contexts."""
-    for least, found in CONTEXT_SPLITS:
-        if contexts >= least:
-            return found
-    return ContextSplit(min(-(-BUSY // contexts), MOST_SPLITS), tile=SHORT)
+def context_cut(rows: int, kv_heads: int) -> ContextCut:
+    """The cut for a number of rows. There are as many contexts as heads of keys in all rows."""
+    contexts = rows * kv_heads
+    spare = min(-(-BUSY // kv_heads), (MOST_PARTS - 1) * rows)
+    if contexts < FEW_CONTEXTS:
+        return ContextCut(spare, 1, SHORT, MOST_PARTS)
+    return ContextCut(spare, 4, TILE, 8 if contexts < BUSY else 4)
 
 
 class Triton:
@@ -78,13 +50,14 @@ class Triton:
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            return DecodeAttention(batch, kv, OUTSIDE_GRAPHS)
+            cut = ContextCut(-(-BUSY // kv.kv_heads), 4, TILE, JOINED_OUTSIDE_GRAPHS)
+            return DecodeAttention(batch, kv, cut)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return TiledAttention(batch, kv, bounds, batch.rows)
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FusedDecodeAttention":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
-        return FusedDecodeAttention(batch, kv, context_split(batch.rows * kv.kv_heads))
+        return FusedDecodeAttention(batch, kv, context_cut(batch.rows, kv.kv_heads))
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
@@ -94,30 +67,32 @@ class Triton:
         others: TiledAttention | PrefillAttention = TiledAttention(batch, kv, bounds, longer)
         if PrefillAttention.can(kv, queries, batch.positions):
             others = PrefillAttention(batch, kv, bounds, longer, queries.heads)
-        contexts = batch.rows * kv.kv_heads
-        split = BESIDE if contexts >= BESIDE_LEAST else context_split(contexts)
-        return MixedAttention(DecodeAttention(batch, kv, split, bounds), others)
+        cut = context_cut(batch.rows, kv.kv_heads)
+        return MixedAttention(DecodeAttention(batch, kv, cut, bounds), others)
 
 
 class DecodeAttention:
-    """Rows of one position each. If there are few, several programs share a context.
+    """Rows of one position each, whose contexts are cut into parts.
 
-    context    | tile | tile | tile | tile | tile |
-    splits     └ program 0 ─────────┘ program 1 ──┘     the last one to end joins the results
+    Every part is read by one program for each head of keys. Of those that read the same context,
+    the last one to end joins the results.
     """
 
     def __init__(
-        self, batch: Batch, kv: KVStore, split: ContextSplit, bounds: Tensor | None = None
+        self, batch: Batch, kv: KVStore, cut: ContextCut, bounds: Tensor | None = None
     ) -> None:
-        self._batch, self._kv, self._split, self._bounds = batch, kv, split, bounds
+        """All rows, or those up to `bounds[0]`."""
+        self._batch, self._kv, self._cut, self._bounds = batch, kv, cut, bounds
         self._tables = batch.block_table.unbind()
+        self._lists: dict[int, PartList] = {}  # by window; 0: none
         # How many programs of a row and a head have ended. The one that joins resets it.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
         )
 
     def lay_out(self) -> None:
-        """Nothing to do: the kernels read the batch itself."""
+        for listed in self._lists.values():
+            listed.lay_out()
 
     def refresh(self, contexts: I32) -> None:
         """Nothing to do: the kernels read the contexts on the GPU."""
@@ -156,26 +131,24 @@ class DecodeAttention:
         how: tuple[int, int | None, float, float | None, Tensor | None],
         sizes: dict[str, bool],
     ) -> None:
-        batch, kv, bounds, sharing = self._batch, self._kv, self._bounds, self._split
+        kv, cut, is_bounded = self._kv, self._cut, self._bounds is not None
         (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
+        listed = self._listed(window or 0)
         is_small = query.element_size() < FLOAT_BYTES
         table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
-        parts, peaks = out, out
-        if sharing.splits > 1:
-            on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-            parts = torch.empty((batch.rows, heads, sharing.splits, dim), **on)
-            peaks = torch.empty((batch.rows, heads, sharing.splits), **on)
-        programs = batch.rows + (bounds is not None)  # one waits for the kernel that runs beside
-        decode[(kv.kv_heads, programs, sharing.splits)](
+        on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
+        parts = torch.empty((len(listed), heads, dim), **on)
+        peaks = torch.empty((len(listed), heads), **on)
+        programs = len(listed) + is_bounded  # one waits for the kernel that runs beside
+        decode[(kv.kv_heads, programs)](
             query,
             kv.content,
             table,
-            batch.context,
+            listed,
             out,
             parts,
             peaks,
             self._ended,
-            self._ended if bounds is None else bounds,
             *given,
             query if sinks is None else sinks,
             scale,
@@ -185,18 +158,16 @@ class DecodeAttention:
             kv.content.stride(0),
             kv.content.stride(1) * place,
             kv.content.stride(2),
-            sharing.portion,
             HEADS=heads,
             KV_HEADS=kv.kv_heads,
             GROUP=max(triton.next_power_of_2(heads // kv.kv_heads), LEAST),
             DIM=dim,
             WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=sharing.tile,
-            SPLITS=sharing.splits,
-            PARTS=triton.next_power_of_2(sharing.splits),
-            WHOLE=sharing.whole,
-            BOUNDED=bounds is not None,
+            CELLS=cut.tile,
+            FIELDS=FIELDS,
+            PARTS=cut.joined,
+            BOUNDED=is_bounded,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
             num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
@@ -204,6 +175,14 @@ class DecodeAttention:
             launch_pdl=True,
             **sizes,
         )
+
+    def _listed(self, window: int) -> Tensor:
+        """The parts that layers with this window read. From the first use on, `lay_out` lists
+        them; a graph is captured after a first run."""
+        if window not in self._lists:
+            self._lists[window] = PartList(self._batch, self._bounds, window, self._cut)
+            self._lists[window].lay_out()
+        return self._lists[window].parts
 
 
 class FusedDecodeAttention(DecodeAttention):
@@ -323,6 +302,7 @@ class MixedAttention:
         self._singles, self.others = singles, others
 
     def lay_out(self) -> None:
+        self._singles.lay_out()
         self.others.lay_out()
 
     def attend(

@@ -9,17 +9,16 @@ import triton.language as tl
 from paceline.runner.cuda.kernels.soft_cap import capped
 
 
-@triton.jit(do_not_specialize=["portion"])
+@triton.jit
 def decode(
     query,
     content,
     table,
-    context,
+    listed,
     out,
     parts,
     peaks,
     ended,
-    bounds,
     turns,
     factor,
     floor,
@@ -31,7 +30,6 @@ def decode(
     block_stride,
     layer_at,
     cell_stride,
-    portion,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -39,9 +37,8 @@ def decode(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    FIELDS: tl.constexpr,
     PARTS: tl.constexpr,
-    WHOLE: tl.constexpr,
     BOUNDED: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -49,42 +46,40 @@ def decode(
     NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
-    """Rows of one position each; if bounded, only the first `bounds[0]` of them.
+    """Parts of the contexts of rows of one position each, as `context_parts` has listed them.
 
     If bounded, it runs beside `tiles`, which is launched first and lets it start once the inputs of
     both are complete. One more row of programs waits for `tiles`, so that the next kernel starts
     after both.
 
     If NEW, query, key and value are adjacent, as the product wrote them. They are rotated here, and
-    the first program of a context writes key and value to the store. All older cells are complete,
-    so reading them does not wait for the product.
+    the program of the last part of a context writes key and value to the store. All older cells are
+    complete, as the list is, so reading them does not wait for the product.
     """
     tl.extra.cuda.gdc_launch_dependents()
     if not (NEW or BOUNDED):
         tl.extra.cuda.gdc_wait()
-    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    most = SPLITS
-    if BOUNDED:
-        rows = tl.load(bounds)
-        if row >= rows:
-            if row == tl.num_programs(1) - 1:
-                tl.extra.cuda.gdc_wait()
+    kv_head, index = tl.program_id(0), tl.program_id(1)
+    if BOUNDED:  # noqa: SIM102
+        if index == tl.num_programs(1) - 1:
+            tl.extra.cuda.gdc_wait()
             return
-        if WHOLE:
-            most = tl.where(rows * KV_HEADS >= WHOLE, 1, SPLITS)
-    end = tl.load(context + row).to(tl.int32)
-    stored = end - 1 if NEW else end
+    # Not from L1, which may be older than the list.
+    spot = listed + index * FIELDS
+    row = tl.load(spot, cache_modifier=".cg")
+    end = tl.load(spot + 1, cache_modifier=".cg")
+    begin = tl.load(spot + 2, cache_modifier=".cg") * CELLS
+    stop = tl.load(spot + 3, cache_modifier=".cg")
+    first_part = tl.load(spot + 4, cache_modifier=".cg")
+    busy = tl.load(spot + 5, cache_modifier=".cg")
+    if row < 0:
+        return
+    is_last = stop == end
+    if NEW:
+        stop = tl.minimum(stop, end - 1)  # below `begin` if nothing is left to read
     first = 0
     if window > 0:
         first = tl.maximum(end - window, 0)
-    begin = first // CELLS * CELLS
-    stop, busy = stored, 1
-    if SPLITS > 1:
-        count = tl.maximum(tl.cdiv(stored - begin, CELLS), 1)
-        share = tl.cdiv(count, tl.minimum(tl.cdiv(count, portion), most)) * CELLS
-        busy = tl.maximum(tl.cdiv(stored - begin, share), 1)
-        begin += split * share
-        stop = tl.minimum(begin + share, stored)  # below `begin` if nothing is left to read
 
     places, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
     keys = content + layer_at + kv_head * DIM
@@ -107,11 +102,10 @@ def decode(
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
-    is_first = split == 0
-    if SINKS:  # a score without a value, in the first program of a context
+    if SINKS:  # a score without a value, in the last part of a context
         sink = tl.load(sinks + head, mask=places < group, other=0.0).to(tl.float32)
-        peak = tl.where(is_first, sink * 1.4426950408889634, peak)
-        total = tl.where(is_first, 1.0, total)
+        peak = tl.where(is_last, sink * 1.4426950408889634, peak)
+        total = tl.where(is_last, 1.0, total)
     if NEW:
         if BY_ROW:
             turned_at = row
@@ -128,8 +122,8 @@ def decode(
         value = value.to(content.dtype.element_ty)
         newest = tl.load(own + (end - 1) // BLOCK).to(tl.int64) * block_stride
         spot = keys + newest + ((end - 1) % BLOCK) * cell_stride + dims[None, :]
-        tl.store(spot, key, mask=whole & is_first)
-        tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_first)
+        tl.store(spot, key, mask=whole & is_last)
+        tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_last)
         score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
         if CAP > 0:
             score = capped(score, CAP)
@@ -140,9 +134,9 @@ def decode(
             total = total * tl.exp2(peak - highest) + weight
             score, weight = highest, weight[:, None]
         else:
-            total = tl.where(is_first, 1.0, total)
-        peak = tl.where(is_first, score, peak)
-        found = tl.where(is_first, value.to(tl.float32) * weight, found)
+            total = tl.where(is_last, 1.0, total)
+        peak = tl.where(is_last, score, peak)
+        found = tl.where(is_last, value.to(tl.float32) * weight, found)
     elif BOUNDED:  # not from L1, which may be older than the kernel before `tiles`
         q = tl.load(
             line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"
@@ -162,13 +156,11 @@ def decode(
     peak, total, found = state
 
     found = found / total[:, None]
-    first_line = row.to(tl.int64) * HEADS + kv_head * group
-    lines = first_line + places
     if busy == 1:
-        place = out + lines[:, None] * DIM + dims[None, :]
-        tl.store(place, found.to(out.dtype.element_ty), mask=real & (split == 0))
-    elif split < busy:
-        part = lines * SPLITS + split
+        place = out + (row.to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
+        tl.store(place, found.to(out.dtype.element_ty), mask=real)
+    else:
+        part = index * HEADS + head
         tl.store(parts + part[:, None] * DIM + dims[None, :], found, mask=real)
         tl.store(peaks + part, peak + tl.log2(total), mask=places < group)
         tl.debug_barrier()  # all results are written before the counter rises
@@ -176,7 +168,10 @@ def decode(
         if before == busy - 1:
             tl.store(ended + row * KV_HEADS + kv_head, 0)
             for pair in tl.static_range(0, group, 2):
-                _join(parts, peaks, out, first_line, pair, busy, group, DIM, WIDTH, SPLITS, PARTS)
+                _join(
+                    parts, peaks, out, row, kv_head * group + pair, group - pair, first_part, busy,
+                    HEADS, DIM, WIDTH, PARTS,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -253,25 +248,37 @@ def _join(
     parts,
     peaks,
     out,
-    first,
-    pair,
+    row,
+    first_head,
+    heads,
+    first_part,
     busy,
-    group,
+    HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Join the results of programs for two heads: their mean, weighted by their sums."""
-    head, part, dims = pair + tl.arange(0, 2), tl.arange(0, PARTS), tl.arange(0, WIDTH)
-    at = (first + head)[:, None] * SPLITS + part[None, :]
-    there = (head < group)[:, None] & (part < busy)[None, :]
-    mass = tl.load(peaks + at, mask=there, other=-1e30, cache_modifier=".cg")
-    weights = tl.where(there, tl.exp2(mass - tl.max(mass, 1)[:, None]), 0.0)
-    mask = there[:, :, None] & (dims < DIM)[None, None, :]
-    spot = parts + at[:, :, None] * DIM + dims[None, None, :]
-    mean = tl.load(spot, mask=mask, other=0.0, cache_modifier=".cg")
-    joined = tl.sum(mean * weights[:, :, None], 1) / tl.sum(weights, 1)[:, None]
-    real = (head < group)[:, None] & (dims < DIM)[None, :]
-    spot = out + (first + head)[:, None] * DIM + dims[None, :]
-    tl.store(spot, joined.to(out.dtype.element_ty), mask=real)
+    """Join the parts of a context for two heads, if there are two: their mean, weighted by their
+    sums."""
+    place, dims = tl.arange(0, 2), tl.arange(0, WIDTH)
+    head, is_head = first_head + place, place < heads
+    peak = tl.full([2], -1e30, tl.float32)
+    total = tl.zeros([2], tl.float32)
+    found = tl.zeros([2, WIDTH], tl.float32)
+    for at in tl.range(0, busy, PARTS, num_stages=1):
+        part = at + tl.arange(0, PARTS)
+        spot = (first_part + part)[None, :] * HEADS + head[:, None]
+        there = is_head[:, None] & (part < busy)[None, :]
+        mass = tl.load(peaks + spot, mask=there, other=-1e30, cache_modifier=".cg")
+        highest = tl.maximum(peak, tl.max(mass, 1))
+        weights = tl.where(there, tl.exp2(mass - highest[:, None]), 0.0)
+        mask = there[:, :, None] & (dims < DIM)[None, None, :]
+        spot = parts + spot[:, :, None] * DIM + dims[None, None, :]
+        mean = tl.load(spot, mask=mask, other=0.0, cache_modifier=".cg")
+        shrink = tl.exp2(peak - highest)
+        found = found * shrink[:, None] + tl.sum(mean * weights[:, :, None], 1)
+        total = total * shrink + tl.sum(weights, 1)
+        peak = highest
+    joined = found / total[:, None]
+    spot = out + (row.to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
+    tl.store(spot, joined.to(out.dtype.element_ty), mask=is_head[:, None] & (dims < DIM)[None, :])

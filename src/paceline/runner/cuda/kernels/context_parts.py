@@ -1,0 +1,153 @@
+"""A list of the parts of contexts that programs read, made on the GPU once in a step."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.batch import Batch
+
+FIELDS = 8  # of a part; two are unused, so that its fields are within 32 bytes
+CLASSES = 4  # of sizes of parts
+CHUNK = 256  # rows looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCut:
+    """How the contexts of a step are cut into parts."""
+
+    spare: int  # parts beyond one for each context; half as many as there are contexts, if more
+    least: int  # tiles of a part that is not the last one
+    tile: int  # cells read at a time
+    joined: int  # parts joined at a time; a power of two
+
+    def most(self, rows: int) -> int:
+        """Parts of so many contexts, whatever their lengths."""
+        return rows + max(self.spare, rows // 2)
+
+
+class PartList:
+    """Parts of contexts, the long ones first. `lay_out` fills the list.
+
+        context 0   | tile | tile | tile | tile | tile |        share of 3 tiles
+        context 1   | tile | tile |
+        parts       └ part 0 ────────────┘ part 1 ─────┘
+                    └ part 2 ─────┘
+
+    The share of a part, in tiles, is such that the parts of all contexts are never more than
+    there is room for. Those of one context are adjacent, and as equal as tiles allow.
+    """
+
+    def __init__(self, batch: Batch, bounds: Tensor | None, window: int, cut: ContextCut) -> None:
+        """For all rows, or those up to `bounds[0]`; a window of 0 is none."""
+        self._batch, self._bounds, self._window, self._cut = batch, bounds, window, cut
+        # Row (none: -1), context, first tile, cell after the last, first part of the row, parts.
+        self.parts = torch.full(
+            (cut.most(batch.rows), FIELDS), -1, dtype=torch.int32, device=batch.context.device
+        )
+
+    def lay_out(self) -> None:
+        rows, cut, context = self._batch.rows, self._cut, self._batch.context
+        _list[(rows,)](
+            context,
+            context if self._bounds is None else self._bounds,
+            self.parts,
+            rows,
+            self._window,
+            cut.spare,
+            cut.least,
+            len(self.parts),
+            CELLS=cut.tile,
+            BOUNDED=self._bounds is not None,
+            FIELDS=FIELDS,
+            CLASSES=CLASSES,
+            CHUNK=CHUNK,
+            num_warps=4,
+            launch_pdl=True,
+        )
+
+
+@triton.jit(do_not_specialize=["rows", "window", "spare", "least", "places"])
+def _list(
+    context,
+    bounds,
+    parts,
+    rows,
+    window,
+    spare,
+    least,
+    places,
+    CELLS: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    FIELDS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Write the parts of one context, and clear some of the places behind all parts.
+
+    It does not let the next kernel start early: in the first run of a step, `decode` may follow at
+    once, and it may read the list before it waits.
+    """
+    tl.extra.cuda.gdc_wait()
+    row, step = tl.program_id(0), tl.num_programs(0)
+    if BOUNDED:
+        rows = tl.load(bounds)
+    total = 0
+    for at in range(0, rows, CHUNK):
+        _, _, tiles = _tiles(context, at + tl.arange(0, CHUNK), rows, window, CELLS)
+        total += tl.sum(tiles, 0)
+    share = tl.maximum(tl.cdiv(total, tl.maximum(spare, rows // 2)), least)
+
+    end, first, tiles = _tiles(context, row, rows, window, CELLS)
+    size, count = _even(tiles, share)
+    rank = tl.cdiv(size * CLASSES, share)
+    before, everything = 0, 0
+    for at in range(0, rows, CHUNK):
+        other = at + tl.arange(0, CHUNK)
+        _, _, their_tiles = _tiles(context, other, rows, window, CELLS)
+        their_size, their_count = _even(their_tiles, share)
+        their_rank = tl.cdiv(their_size * CLASSES, share)
+        # Long parts first, so that short ones fill up the end. Rows of about the same size stay in
+        # their order: neighbours may have a prefix in common, which is then in the cache.
+        is_before = (their_rank > rank) | ((their_rank == rank) & (other < row))
+        before += tl.sum(tl.where(is_before, their_count, 0), 0)
+        everything += tl.sum(their_count, 0)
+
+    for at in range(0, count, CHUNK):
+        part = at + tl.arange(0, CHUNK)
+        begin = first + part * size
+        stop = tl.minimum((begin + size) * CELLS, end)
+        spot, mask = parts + (before + part) * FIELDS, part < count
+        tl.store(spot, row, mask=mask)
+        tl.store(spot + 1, end, mask=mask)
+        tl.store(spot + 2, begin, mask=mask)
+        tl.store(spot + 3, stop, mask=mask)
+        tl.store(spot + 4, before, mask=mask)
+        tl.store(spot + 5, count, mask=mask)
+    for at in range(everything + row, places, step * CHUNK):
+        place = at + step * tl.arange(0, CHUNK)
+        tl.store(parts + place * FIELDS, -1, mask=place < places)
+
+
+@triton.jit
+def _tiles(context, row, rows, window, CELLS: tl.constexpr):
+    """Context, first tile and number of tiles of rows; no tiles if there is no such row."""
+    is_row = row < rows
+    end = tl.load(context + row, mask=is_row, other=0).to(tl.int32)
+    first = end * 0
+    if window > 0:
+        first = tl.maximum(end - window, 0) // CELLS
+    tiles = tl.maximum(tl.cdiv(end, CELLS) - first, 1)
+    return end, first, tl.where(is_row, tiles, 0)
+
+
+@triton.jit
+def _even(tiles, share):
+    """Tiles of a part, and number of parts, if no part has more than its share."""
+    size = tl.cdiv(tiles, tl.maximum(tl.cdiv(tiles, share), 1))
+    return size, tl.cdiv(tiles, tl.maximum(size, 1))
