@@ -18,27 +18,21 @@ from paceline.runner.kv_store import KVStore
 
 BUSY = 768  # parts of contexts that keep a large GPU busy, even if they are of different sizes
 LEAST = 16  # rows and columns of the smallest product on tensor cores
-MOST_PARTS = 32  # of a context, if all are equal
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
-TILE, SHORT = 64, 32  # cells: with very few contexts, shorter tiles are faster
 STAGES = 3  # tiles in flight
 FEW_DIMS = 128  # head size up to which two warps are enough
-FEW_CONTEXTS = 64
+FEW_CONTEXTS = 64  # up to which parts of a single tile are faster
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # to keys that are in the store
-# Steps that are launched kernel by kernel have any number of contexts. Each number of parts that
-# are joined together is a kernel of its own to compile, so all of them have the same one.
-JOINED_OUTSIDE_GRAPHS = 8
 
 
 def context_cut(rows: int, kv_heads: int) -> ContextCut:
-    """The cut for a number of rows. There are as many contexts as heads of keys in all rows."""
+    """The cut for a number of rows, the fastest on an H200 for contexts of all kinds of lengths.
+    There are as many contexts as heads of keys in all rows."""
     contexts = rows * kv_heads
-    spare = min(-(-BUSY // kv_heads), (MOST_PARTS - 1) * rows)
-    if contexts < FEW_CONTEXTS:
-        return ContextCut(spare, 1, SHORT, MOST_PARTS)
-    return ContextCut(spare, 4, TILE, 8 if contexts < BUSY else 4)
+    busy = BUSY if contexts >= BUSY else BUSY // 2
+    return ContextCut(-(-busy // kv_heads), least=2 if contexts >= FEW_CONTEXTS else 1)
 
 
 class Triton:
@@ -50,8 +44,7 @@ class Triton:
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            cut = ContextCut(-(-BUSY // kv.kv_heads), 4, TILE, JOINED_OUTSIDE_GRAPHS)
-            return DecodeAttention(batch, kv, cut)
+            return DecodeAttention(batch, kv, context_cut(batch.rows, kv.kv_heads))
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return TiledAttention(batch, kv, bounds, batch.rows)
 

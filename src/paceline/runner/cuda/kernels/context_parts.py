@@ -23,8 +23,8 @@ class ContextCut:
 
     spare: int  # parts beyond one for each context; half as many as there are contexts, if more
     least: int  # tiles of a part that is not the last one
-    tile: int  # cells read at a time
-    joined: int  # parts joined at a time; a power of two
+    tile: int = 64  # cells read at a time
+    joined: int = 8  # parts joined at a time; a power of two
 
     def most(self, rows: int) -> int:
         """Parts of so many contexts, whatever their lengths."""
