@@ -22,7 +22,8 @@ FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
 STAGES = 3  # tiles in flight
 FEW_DIMS = 128  # head size up to which two warps are enough
-FEW_CONTEXTS = 64  # up to which parts of a single tile are faster
+FEW_CONTEXTS = 64  # below it, parts of a single tile are faster
+AT_ONCE = 256  # programs that a large GPU runs at the same time, if they rotate queries too
 FEW = 2048  # positions, up to which longer tiles of keys are faster
 ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # to keys that are in the store
 
@@ -31,8 +32,10 @@ def context_cut(rows: int, kv_heads: int) -> ContextCut:
     """The cut for a number of rows, the fastest on an H200 for contexts of all kinds of lengths.
     There are as many contexts as heads of keys in all rows."""
     contexts = rows * kv_heads
+    if contexts < FEW_CONTEXTS:
+        return ContextCut(max(AT_ONCE // kv_heads - rows, 1), least=1)
     busy = BUSY if contexts >= BUSY else BUSY // 2
-    return ContextCut(-(-busy // kv_heads), least=2 if contexts >= FEW_CONTEXTS else 1)
+    return ContextCut(-(-busy // kv_heads), least=2)
 
 
 class Triton:

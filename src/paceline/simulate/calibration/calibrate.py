@@ -40,16 +40,17 @@ BEFORE_LAST = 4  # points that are timed before the largest one
 ANY_SIZE = GraphSizes()
 LARGEST = 1 / 6  # of the time, for one point at most
 ROWS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # where rates of reading may bend
-# Where curves may bend. Few contexts may be hidden behind other work, or fit into a cache.
+# Where curves may bend. Decode steps have rates of reading by their rows. Beside prompts, one curve
+# is closer: few contexts are hidden behind other work, or fit into a cache.
 DECODE = Bends({}, rows=ROWS, each=True)
 MIXED = Bends(
     {
         "positions": (16.0, 64.0, 256.0, 1024.0, 4096.0),
         "samples": (8.0,),
+        "contexts": (4000.0,),
         "pairs": (1e6,),
         "deepest": (1000.0,),
-    },
-    rows=(16, 64, 128),
+    }
 )
 
 

@@ -13,8 +13,7 @@ from paceline.core.config import Config
 from paceline.simulate.calibration.step_meter import MOST, Moves, Part
 
 CONTEXTS = (200, 1500)  # tokens of each row at every size; fewer than the second if memory is full
-LONG = (8192, 32768)  # at few sizes
-FEW_ROWS = (1, 8, 32)
+LONG = {1: (8192,), 8: (8192, 32768), 32: (8192, 32768)}  # the same at few sizes
 MIDDLE, SPREAD = 400, 0.7  # contexts of different length: their median, and how far they spread
 BESIDE = (0, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4)  # rows that decode beside prompts, of max_num_seqs
 BESIDE_CONTEXTS = (128, 512)  # of all of these; or different ones
@@ -118,7 +117,8 @@ def decode_points(config: Config, of: Sequence[int] = ()) -> Iterator[DecodePoin
     tokens = cache.num_blocks * cache.block_size
     every = [size for size in of or sizes(most) if size <= most]
     wanted = [DecodePoint(rows, UNEVEN) for rows in every if rows > 1]
-    wanted += [DecodePoint(rows, context) for rows in FEW_ROWS for context in LONG if rows <= most]
+    for rows, contexts in LONG.items():
+        wanted += [DecodePoint(rows, context) for context in contexts if rows <= most]
     for number, rows in enumerate(every):
         short, long = CONTEXTS
         room = min(tokens // rows, step.max_model_len) - MOST - cache.block_size
