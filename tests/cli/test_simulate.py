@@ -125,6 +125,18 @@ def test_a_matrix_of_policies_and_settings(
     assert html.read_text().count("<circle") == 4
 
 
+def test_leaps_can_be_switched_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(folder / "trace.jsonl")
+    assert called(folder, "simulate", trace, "--json") == 0
+    leapt = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(SimulatedServer, "_leap", None)
+    assert called(folder, "simulate", trace, "--json", "--no-leaps") == 0
+    stepped = json.loads(capsys.readouterr().out)
+    assert stepped | {"wall_s": 0} == leapt | {"wall_s": 0}
+
+
 def test_long_names_of_variants_are_numbered(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

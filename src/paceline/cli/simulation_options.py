@@ -286,7 +286,7 @@ class ServerModelOptions:
             settings |= source.settings
         settings |= {**dict(self.settings), **(more or {})}
         model = ServerModel(
-            Profile.load(self.profile), settings, self.depth, self.timeout, self.leaps
+            Profile.load(self.profile), settings, self.depth, self.timeout, leaping=self.leaps
         )
         SimulatedServer(model, [])  # wrong settings are reported before anything runs
         return model
