@@ -125,6 +125,26 @@ def test_a_matrix_of_policies_and_settings(
     assert html.read_text().count("<circle") == 4
 
 
+def test_drafts_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How much do three drafts gain, of which 70 % are right?"""
+    trace, drafts = str(folder / "trace.jsonl"), ["--acceptance", "0.7", "--draft-ms", "0.1"]
+    variants = ["num_speculative_tokens=0", "num_speculative_tokens=3,speculation=fixed"]
+    given = [word for one in variants for word in ("--settings", one)]
+    rest = ["--policies", "fcfs", "--jobs", "1"]
+    assert called(folder, "compare", trace, *drafts, *given, *rest) == 0
+    said = capsys.readouterr().out
+    assert "Each draft is right with a chance of 0.7." in said
+    assert "drafts" in said  # a column
+    own = ["--set", "num_speculative_tokens=3", "--set", "speculation=fixed"]
+    assert called(folder, "simulate", trace, *drafts, *own, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["drafting"] == {"acceptance": 0.7, "draft_s": 0.0001, "seed": 0}
+    assert 1.5 < found["tokens_per_step"] < 2.5
+    assert 0.4 < found["acceptance"] < 0.7
+    assert called(folder, "simulate", trace, *drafts, *own, "--no-leaps") == 0
+    assert re.search(r"drafts +\d+ of \d+ accepted \(", capsys.readouterr().out)
+
+
 def test_leaps_can_be_switched_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +201,15 @@ def never(_: SimulatedServer) -> None:
         (["compare", "trace.jsonl", "--settings", "policy=fair"], "name policies with --policies"),
         (["compare", "trace.jsonl", "--set", "policy=fair"], "name policies with --policies"),
         (["compare", "wrong.jsonl"], "wrong.jsonl: line 2: no field"),
+        (
+            ["simulate", "--set", "num_speculative_tokens=3"],
+            "num_speculative_tokens is 3, but it is not known how many drafts are right; give",
+        ),
+        (["simulate", "--acceptance", "0.7"], "--acceptance needs drafts, such as --set num_spec"),
+        (["compare", "trace.jsonl", "--acceptance", "0.7"], "--acceptance needs drafts, such as"),
+        (["capacity", "--ttft-p99", "1", "--acceptance", "0"], "--acceptance needs drafts, such"),
+        (["simulate", "--acceptance", "2"], "--acceptance"),
+        (["simulate", "--draft-ms", "2"], "--draft-ms needs --acceptance"),
         (
             ["compare", "trace.jsonl", "--explain", "x"],
             "no request 'x' in trace.jsonl, which has 0",

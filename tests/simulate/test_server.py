@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.errors import ConfigError
+from paceline.simulate.drafting import Drafting
 from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import Profile
 from paceline.simulate.requests import OUTPUT, SimulatedRequest
@@ -102,16 +102,21 @@ def drawn_load(random: Random, count: int) -> list[SimulatedRequest]:
 def columns(run: SimulatedRun) -> dict[str, Any]:
     log = run.log
     times = {name: getattr(log, name) for name in ("arrival", "first", "last", "ended", "longest")}
-    counts = {name: getattr(log, name) for name in ("tokens", "cached", "preemptions", "queued")}
+    named = ("tokens", "pieces", "cached", "preemptions", "queued")
+    counts = {name: getattr(log, name) for name in named}
     rest = {"timeline": list(run.timeline.to_dict().values()), "gaps": log.gaps.counts}
     stats = {"stats": list(run.stats.to_dict().values())}
     return times | counts | rest | stats
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_leaps_change_nothing(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "drafts"), [*((seed, 0) for seed in range(12)), (1, 2), (7, 4), (15, 4), (26, 3)]
+)
+def test_leaps_change_nothing(seed: int, drafts: int) -> None:
     random = Random(seed)
     settings, load = drawn_settings(random), drawn_load(random, 25)
+    settings |= {"num_speculative_tokens": drafts}
+    drafting = Drafting(random.choice((0.0, 0.3, 0.9)), 0.0004) if drafts else None
     settings["discipline"] = random.choice(("unified", "unified", "prefill_first"))
     depth = random.choice((1, 2, 2, 3))
     profile = UNEVEN if seed % 2 else replace(PROFILE, host=Profile().host)
@@ -119,7 +124,7 @@ def test_leaps_change_nothing(seed: int) -> None:
     runs: list[SimulatedRun] = []
     reused: list[list[int]] = []
     for leaping in (False, True):
-        model = ServerModel(profile, settings, depth, leaping=leaping)
+        model = ServerModel(profile, settings, depth, leaping=leaping, drafting=drafting)
         server = SimulatedServer(model, load, told, ["r3", "r7"])
         runs.append(server.run())
         server.scheduler.check()
@@ -192,11 +197,6 @@ def test_requests_that_cannot_run_and_clients_that_leave() -> None:
     assert run.log.outcome == ["impossible", "impossible", "abort", "abort"]
     assert "max_model_len" in run.log.message[0]
     assert run.log.ended[2:] == pytest.approx([0.3, 0.6], abs=0.03)
-
-
-def test_drafts_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_speculative_tokens"):
-        SimulatedServer(ServerModel(PROFILE, {"num_speculative_tokens": 2}), [])
 
 
 def test_a_steady_batch_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:

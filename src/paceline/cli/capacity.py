@@ -8,7 +8,13 @@ import typer
 
 from paceline.cli.bench.options import OutputOption, writable
 from paceline.cli.options import JsonFlag
-from paceline.cli.simulation_options import JobsOption, LoadOptions, ServerModelOptions, about
+from paceline.cli.simulation_options import (
+    JobsOption,
+    LoadOptions,
+    ServerModelOptions,
+    about,
+    check_drafts,
+)
 from paceline.core.cores import usable_cores
 from paceline.simulate.capacity import (
     CapacityAnswer,
@@ -76,7 +82,8 @@ def run(options: CapacityOptions) -> int:
     limits = options.limits.limits
     writable(options.output)
     source = options.load.source
-    model = options.server.model(source)
+    model = options.server.model(source, options.load.clients.seed)
+    check_drafts(model)
     experiment = Experiment(source, model)
     rate = highest_rate(experiment, limits)
     jobs = options.jobs or usable_cores()

@@ -20,6 +20,7 @@ from paceline.cli.simulation_options import (
     ServerModelOptions,
     TargetsOption,
     about,
+    check_drafts,
     check_explained,
 )
 from paceline.core.cores import usable_cores
@@ -81,10 +82,11 @@ def run(options: CompareOptions) -> int:
     targets = targets_of(options.goodput)
     source = options.load.source
     variants = variants_given(options)
-    for variant in variants:
-        options.server.model(source, variant.settings)  # wrong settings are reported at once
+    seed = options.load.clients.seed
+    # Wrong settings are reported at once.
+    check_drafts(*(options.server.model(source, seed, one.settings) for one in variants))
     check_explained(options.explain, source.workload(), options.load.name)
-    model = options.server.model(source)
+    model = options.server.model(source, seed)
     experiment = Experiment(source, model, targets, tuple(options.explain))
     results = experiment.run_all(variants, options.jobs or usable_cores())
     told = explanations(results)

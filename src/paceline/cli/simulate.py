@@ -1,7 +1,7 @@
 """`paceline simulate`: a server under a load, on a virtual clock."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Annotated
 
@@ -16,6 +16,7 @@ from paceline.cli.simulation_options import (
     ServerModelOptions,
     TargetsOption,
     about,
+    check_drafts,
     check_explained,
 )
 from paceline.simulate.figures import SimulationReport
@@ -53,7 +54,9 @@ def run(options: SimulateOptions) -> int:
     targets = targets_of(options.goodput)
     writable(options.output, options.html)
     source = options.load.source
-    model = options.server.model(source, {"policy": options.policy} if options.policy else {})
+    own = {"policy": options.policy} if options.policy else {}
+    model = options.server.model(source, options.load.clients.seed, own)
+    check_drafts(model)
     load = source.workload()
     check_explained(options.explain, load, options.load.name)
     begun = perf_counter()
@@ -65,6 +68,7 @@ def run(options: SimulateOptions) -> int:
         "profile": model.profile.name,
         "profile_source": model.profile.source,
         "settings": model.config.to_dict(),
+        "drafting": None if model.drafting is None else asdict(model.drafting),
         "targets_ms": targets,
         "wall_s": took,
         **report.to_dict(),

@@ -12,6 +12,7 @@ import typer
 from paceline.cli.command import WrongOption
 from paceline.cli.play.command import setting
 from paceline.core.errors import ConfigError
+from paceline.simulate.drafting import Drafting
 from paceline.simulate.loads import (
     UNCUT,
     Clients,
@@ -75,7 +76,12 @@ class ClientOptions:
             metavar="S", help="Seconds after which clients disconnect.", rich_help_panel=LOAD
         ),
     ] = inf
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the load.", rich_help_panel=LOAD)] = 0
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Seed of the load, and of which drafts are right.", rich_help_panel=LOAD
+        ),
+    ] = 0
 
     @property
     def clients(self) -> Clients:
@@ -271,6 +277,27 @@ class ServerModelOptions:
             rich_help_panel=SERVER,
         ),
     ] = 0.0
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Chance that a draft is right if those before it are; "
+            "with --set num_speculative_tokens=3.",
+            show_default=False,
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    draft_ms: Annotated[
+        float,
+        typer.Option(
+            metavar="MS",
+            min=0,
+            help="Milliseconds of the device for the next draft of all rows, such as a step of a "
+            "draft model.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 0.0
     leaps: Annotated[
         bool,
         typer.Option(
@@ -279,17 +306,38 @@ class ServerModelOptions:
         ),
     ] = True
 
-    def model(self, source: LoadSource, more: Mapping[str, Any] | None = None) -> ServerModel:
+    def model(
+        self, source: LoadSource, seed: int, more: Mapping[str, Any] | None = None
+    ) -> ServerModel:
         """A recording brings its own settings; those of the command line replace them."""
         settings: dict[str, Any] = {}
         if isinstance(source, RecordedLoad):
             settings |= source.settings
         settings |= {**dict(self.settings), **(more or {})}
         model = ServerModel(
-            Profile.load(self.profile), settings, self.depth, self.timeout, leaping=self.leaps
+            Profile.load(self.profile),
+            settings,
+            self.depth,
+            self.timeout,
+            leaping=self.leaps,
+            drafting=self._drafting(seed),
         )
         SimulatedServer(model, [])  # wrong settings are reported before anything runs
         return model
+
+    def _drafting(self, seed: int) -> Drafting | None:
+        if self.acceptance is not None:
+            return Drafting(self.acceptance, self.draft_ms / 1e3, seed)
+        if self.draft_ms:
+            raise WrongOption("--draft-ms needs --acceptance, such as --acceptance 0.7")
+        return None
+
+
+def check_drafts(*models: ServerModel) -> None:
+    """Refuse an acceptance that would have no effect: no model has drafts."""
+    drafts = [one.config.speculation.num_speculative_tokens for one in models]
+    if models[0].drafting is not None and not any(drafts):
+        raise WrongOption("--acceptance needs drafts, such as --set num_speculative_tokens=3")
 
 
 def check_explained(names: Iterable[str], load: Workload, title: str) -> None:
@@ -307,6 +355,8 @@ def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:
     lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
     if isinstance(source, RecordedLoad) and source.ending:
         lines.append(f"The recording is not complete: {source.ending}.")
+    if model.drafting is not None:
+        lines.append(f"Each draft is right with a chance of {model.drafting.acceptance:g}.")
     if profile.source == "estimated":
         lines.append(
             "The step times of this profile are estimated, not measured: `paceline calibrate` "

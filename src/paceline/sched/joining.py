@@ -29,6 +29,7 @@ class DirectJoin:
             policy.room is Policy.room
             and not components.state.policy.refresh
             and not config.preemption.swap_space
+            and not config.speculation.num_speculative_tokens
         )
 
     def fits(self, rows: int, requests: list[Request]) -> bool:
@@ -39,7 +40,7 @@ class DirectJoin:
             return False
         if rows + sum(lengths) > self._budget or max(lengths) > self._longest:
             return False
-        if any(one.width > 1 or one.items or one.generated for one in requests):
+        if any(one.width > 1 or one.items or one.generated or one.drafts for one in requests):
             return False
         blocks = rows + sum(-(-length // self._size) for length in lengths)
         return blocks <= state.cache.pool.free - self._watermark

@@ -133,9 +133,12 @@ class LeapingScheduler(Scheduler):
         return made if made.most >= max(behind, 1) else None
 
     def _is_decoding(self, slot: Index, start: I32, in_flight: list[Rows]) -> bool:
-        """Has each resident had its prompt, and are these its rows in the latest steps?"""
+        """Has each resident had its prompt, and are these its rows in the latest steps? While
+        drafts are in flight, it is not known where their rows end."""
         if not len(slot):
             return True
+        if any(rows.drafts.any() for rows in in_flight):
+            return False
         table = self.state.table
         sampling = start + 1 - table.known[slot]  # steps in flight in which each has a row
         if (start < table.given[slot]).any() or sampling.min() < min(len(in_flight), 1):

@@ -10,6 +10,7 @@ from paceline.core.arrays import I32, Bool
 from paceline.core.events import Moment
 from paceline.core.plan import Rows
 from paceline.core.request import Sequence
+from paceline.core.step_times import StepTimes
 from paceline.kv.connector import TransferObserver
 from paceline.kv.pool import BlockPool
 from paceline.sched.explain import sentences
@@ -195,6 +196,11 @@ class SchedulerView:
             block_size=state.cache.block_size,
             drafting_paused=state.speculation.is_paused,
         )
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """The step times by which speculation decides; None: the device was not measured."""
+        return self._state.speculation.times
 
     def adapters(self) -> tuple[list[str], list[str]]:
         """Adapters of running requests, and of requests that are queued."""

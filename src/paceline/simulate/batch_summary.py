@@ -1,5 +1,6 @@
 """What a step is made of, as far as its time depends on it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,8 @@ class BatchSummary:
 
     rows          sequences that compute something
     positions     that they compute together
-    samples       rows that yield a token
+    samples       positions after which a token is chosen: one of each row that yields one, and
+                  its drafts
     contexts      tokens whose keys and values the rows read: all up to the last position of each
     longest       tokens that the longest of the rows reads that compute one position each
     deepest       the same of the rows that compute several
@@ -23,6 +25,7 @@ class BatchSummary:
     copies, swap_out, swap_in   blocks copied on the device, to the host and from it
     admitted, finished          sequences that join with this step, or ended before it
     is_changed    whether its rows are others than those of the step before
+    drafts        of the row that has most
     """
 
     rows: int
@@ -39,6 +42,12 @@ class BatchSummary:
     finished: int = 0
     is_changed: bool = False
     deepest: int = 0
+    drafts: int = 0
+
+    @property
+    def is_mixed(self) -> bool:
+        """Are there rows of several positions? Prompts and drafts run the same kernels."""
+        return self.has_prompts or self.drafts > 0
 
     @staticmethod
     def decode(rows: int, context: int) -> "BatchSummary":
@@ -60,6 +69,24 @@ class BatchSummary:
         pairs = pairs_of(count, start)
         return BatchSummary(1, count, 1, end, pairs=pairs, has_prompts=True, deepest=end)
 
+    @staticmethod
+    def verifying(drafts: Sequence[int], context: int) -> "BatchSummary":
+        """Rows that read `context` tokens up to their first position, and verify so many drafts."""
+        if not any(drafts):
+            return BatchSummary.decode(len(drafts), context)
+        most, positions = max(drafts), len(drafts) + sum(drafts)
+        return BatchSummary(
+            rows=len(drafts),
+            positions=positions,
+            samples=positions,
+            contexts=len(drafts) * context + sum(drafts),
+            longest=0 if all(drafts) else context,
+            pairs=sum(pairs_of(1 + own, context - 1) for own in drafts if own),
+            deepest=context + most,
+            is_changed=True,
+            drafts=most,
+        )
+
     def later(self, steps: int) -> "BatchSummary":
         """The same rows, of one position each, so many steps later."""
         rows, contexts = self.rows, self.contexts + steps * self.rows
@@ -75,7 +102,7 @@ class BatchSummary:
         return BatchSummary(
             rows=len(rows),
             positions=int(count.sum()),
-            samples=int(rows.samples.sum()),
+            samples=int(rows.samples.sum() + rows.drafts.sum()),
             contexts=int((start + count).sum()),
             longest=int((start[count == 1] + 1).max(initial=0)),
             pairs=pairs,
@@ -87,6 +114,7 @@ class BatchSummary:
             finished=len(plan.finished),
             deepest=int((start + count)[several].max(initial=0)),
             is_changed=before is None or before.rows is not plan.rows,
+            drafts=int(rows.drafts.max(initial=0)),
         )
 
 

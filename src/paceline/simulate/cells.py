@@ -38,6 +38,11 @@ def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str
         "blocks": f"{most:,.0f} of {report.total_blocks:,} used at most",
         "queue": f"{max(report.timeline.get('waiting', [0]), default=0):,.0f} waiting at most",
     }
+    if report.acceptance is not None:
+        found["drafts"] = (
+            f"{stats['accepted']:,} of {stats['drafted']:,} accepted "
+            f"({100 * report.acceptance:.1f} %), {total.tokens_per_step:.2f} tokens per step"
+        )
     if total.goodput is not None and total.attained is not None:
         within = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
         found["goodput"] = (

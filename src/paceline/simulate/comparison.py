@@ -17,7 +17,7 @@ from paceline.simulate.page import html_table, page
 NOTABLE = 0.02  # a relative change that is worth a word
 COLUMNS = (
     *("variant", "done", "tokens/s", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99"),
-    *("hits %", "preempted", "in target %", "best"),
+    *("hits %", "preempted", "drafts %", "in target %", "best"),
 )
 
 
@@ -160,6 +160,7 @@ def rows_of(results: Sequence[VariantResult]) -> list[list[str]]:
                 *(number(spread and spread.p99) for spread in (ttft, itl, e2e)),
                 f"{100 * total.hit_rate:.1f}",
                 f"{total.preemptions:,}",
+                "-" if (share := one.report.acceptance) is None else f"{100 * share:.1f}",
                 "-" if total.attained is None else f"{100 * total.attained:.1f}",
                 "*" if is_best else "",
             ]

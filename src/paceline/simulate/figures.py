@@ -24,6 +24,7 @@ class Figures:
     requests, completed, outcomes    how many there are, how many completed, and how each ended
     duration_s                       seconds from the first request to the last end
     prompt_tokens, output_tokens     of completed requests
+    pieces                           times that these got tokens, one or more at a time
     ttft_ms, tpot_ms, itl_ms, e2e_ms latencies; itl_ms is of all requests together
     queue_ms                         from arrival to the first admission
     goodput, attained                requests per second within all targets, and their share
@@ -36,6 +37,7 @@ class Figures:
     duration_s: float
     prompt_tokens: int
     output_tokens: int
+    pieces: int
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     itl_ms: Spread | None
@@ -66,6 +68,11 @@ class Figures:
         return rate(self.output_tokens, self.duration_s)
 
     @property
+    def tokens_per_step(self) -> float:
+        """That a request gets, on average, in a step that yields any."""
+        return self.output_tokens / max(self.pieces, 1)
+
+    @property
     def hit_rate(self) -> float:
         """Share of prompt tokens that were found in the cache."""
         return self.cached_tokens / max(self.prompt_tokens, 1)
@@ -76,6 +83,7 @@ class Figures:
             "requests_per_s": self.requests_per_s,
             "output_tokens_per_s": self.output_tokens_per_s,
             "hit_rate": self.hit_rate,
+            "tokens_per_step": self.tokens_per_step,
         }
 
 
@@ -117,9 +125,16 @@ class SimulationReport:
             messages,
         )
 
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafts that were right; None: there were no drafts."""
+        drafted = self.stats["drafted"]
+        return self.stats["accepted"] / drafted if drafted else None
+
     def to_dict(self) -> dict[str, Any]:
         return {
             **self.total.to_dict(),
+            "acceptance": self.acceptance,
             "tenants": {name: one.to_dict() for name, one in self.tenants.items()},
             "timeline": dict(self.timeline),
             "quantiles": dict(self.quantiles),
@@ -151,6 +166,7 @@ def figures(
         duration_s=duration,
         prompt_tokens=int(log.prompts[good].sum()),
         output_tokens=int(log.tokens[good].sum()),
+        pieces=int(log.pieces[good].sum()),
         ttft_ms=Spread.of(times["ttft"]),
         tpot_ms=Spread.of(tpot),
         itl_ms=gap_spread(log, many, gaps),
@@ -191,6 +207,7 @@ def met(
 def gap_spread(log: RequestLog, many: Index, gaps: GapHistogram | None) -> Spread | None:
     if gaps is None or not len(many):
         return None
-    mean = float((log.last[many] - log.first[many]).sum() / (log.tokens[many] - 1).sum())
+    total = float((log.last[many] - log.first[many]).sum())
+    mean = total / max(int((log.pieces[many] - 1).sum()), 1)
     median, p90, p99 = (gaps.percentile_s(percent) * MS for percent in (50, 90, 99))
     return Spread(mean * MS, median, p90, p99, gaps.most_s * MS)

@@ -35,7 +35,7 @@ class StepTerms:
 
     fixed_s: float = 0.0  # of every step
     positions: TimeCurve = NOTHING  # products, by positions
-    samples: TimeCurve = NOTHING  # the head and the choice of tokens, by rows that sample
+    samples: TimeCurve = NOTHING  # the head and the choice of tokens, by tokens that are chosen
     contexts: TimeCurve = NOTHING  # reading keys and values, by tokens
     deepest: TimeCurve = NOTHING  # the prompt that reads most, where others wait for it, by tokens
     pairs: TimeCurve = NOTHING  # the arithmetic of attention in prompts, by pairs
@@ -88,7 +88,7 @@ class HostTerms:
 
     plan_s: float = 0.0  # of every step: planning and launching it
     plan_row_s: float = 0.0  # for each row
-    mixed_s: float = 0.0  # of every step with prompts
+    mixed_s: float = 0.0  # of every step with prompts or drafts
     change_s: float = 0.0  # of every step whose rows are others than those of the step before
     admit_s: float = 0.0  # for each sequence that is admitted
     finish_s: float = 0.0  # for each sequence that ended before
@@ -205,7 +205,7 @@ class Profile:
         """Seconds that the host takes before the device can begin a step."""
         host = self.host
         changes = batch.admitted * host.admit_s + batch.finished * host.finish_s
-        changes += host.change_s * batch.is_changed + host.mixed_s * batch.has_prompts
+        changes += host.change_s * batch.is_changed + host.mixed_s * batch.is_mixed
         return host.plan_s + batch.rows * host.plan_row_s + changes
 
     def commit_s(self, batch: BatchSummary) -> float:
@@ -213,7 +213,7 @@ class Profile:
         return self.host.commit_s + batch.rows * self.host.commit_row_s
 
     def _terms(self, batch: BatchSummary) -> StepTerms:
-        return self.mixed if batch.has_prompts else self.decode
+        return self.mixed if batch.is_mixed else self.decode
 
     # -- files --------------------------------------------------------------
 

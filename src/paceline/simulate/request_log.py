@@ -19,13 +19,14 @@ class RequestLog:
     arrival     when its client sent it; NaN: it was never sent
     first, last when the client had its first and its latest token; NaN: none yet
     ended       when the client knew its end
-    longest     the longest gap between two of its tokens
+    longest     the longest gap between two pieces
     outcome     how it ended: "length", "abort", "timeout", "refused", ...; "": it is open
     message     of requests that were refused or timed out, by number
     queued      seconds from arrival to the first admission
     tokens, cached, preemptions   generated, prompt tokens found in the cache, times preempted
+    pieces      times that its client got tokens: one at a time, or more where drafts were right
     prompts     prompt tokens
-    gaps        between tokens of all requests
+    gaps        between pieces of all requests
     """
 
     def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
@@ -37,6 +38,7 @@ class RequestLog:
         self.queued: F64 = np.full(count, nan)
         self.longest: F64 = np.zeros(count)
         self.tokens: I32 = np.zeros(count, np.int32)
+        self.pieces: I32 = np.zeros(count, np.int32)
         self.cached: I32 = np.zeros(count, np.int32)
         self.preemptions: I32 = np.zeros(count, np.int32)
         self.prompts: I32 = np.array([one.input_len for one in requests], np.int32)
@@ -46,9 +48,9 @@ class RequestLog:
 
     def delivered(self, delivery: Delivery, time: float) -> int:
         """The client has these tokens. Returns their number."""
-        rows = delivery.handle
-        if not delivery.count.all():
-            rows = rows[delivery.count > 0]
+        rows, count = delivery.handle, delivery.count
+        if not count.all():
+            rows, count = rows[count > 0], count[count > 0]
         if not len(rows):
             return 0
         last = self.last[rows]
@@ -60,11 +62,12 @@ class RequestLog:
         else:
             again, gaps = rows, time - last
         self.last[rows] = time
-        self.tokens[rows] += 1
+        self.tokens[rows] += count
+        self.pieces[rows] += 1
         if len(again):
             self.longest[again] = np.maximum(self.longest[again], gaps)
             self.gaps.add(gaps)
-        return len(rows)
+        return int(count.sum())
 
     def repeated(self, course: Course, times: F64) -> int:
         """The clients have the tokens of the first turns of a course, at these times. Returns
@@ -90,6 +93,7 @@ class RequestLog:
         self.last[rows] = times[end - 1]
         more = end - first
         self.tokens[rows] += more
+        self.pieces[rows] += more
         return int(more.sum())
 
     def close(self, number: int, ended: Ended, time: float) -> None:

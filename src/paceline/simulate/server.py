@@ -22,6 +22,7 @@ from paceline.sched.swapping import Rates
 from paceline.sim.clock import VirtualClock
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.coming import Coming
+from paceline.simulate.drafting import DraftedSequences, Drafting, step_times
 from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import FrontEndTerms, Profile
 from paceline.simulate.request_log import RequestLog
@@ -43,6 +44,7 @@ class ServerModel:
     timeout_s: float = 0.0  # after which requests end; 0: no limit
     http: bool = True  # are there clients of a server, or callers of an engine?
     leaping: bool = True  # make many equal steps at once; the results are the same
+    drafting: Drafting | None = None  # due with num_speculative_tokens
 
     @property
     def config(self) -> Config:
@@ -51,8 +53,11 @@ class ServerModel:
         size = Config.of(**chosen).cache.block_size
         chosen.setdefault("num_blocks", self.profile.memory.blocks(size))
         config = Config.of(**chosen)
-        if config.speculation.num_speculative_tokens:
-            raise ConfigError("num_speculative_tokens: a profile has no times of drafts; remove it")
+        if (drafts := config.speculation.num_speculative_tokens) and self.drafting is None:
+            raise ConfigError(
+                f"num_speculative_tokens is {drafts}, but it is not known how many drafts are "
+                "right; give their acceptance, such as --acceptance 0.7"
+            )
         return config
 
     @property
@@ -102,7 +107,8 @@ class SimulatedServer:
         self.scheduler = LeapingScheduler(model.config)
         self.scheduler.measure(model.rates)
         self._clock = VirtualClock()
-        self._runner = TimedRunner(model.profile, self._clock, outputs)
+        drafted = self._prepared_drafts()
+        self._runner = TimedRunner(model.profile, self._clock, outputs, drafted)
         self._engine = LeapingEngine(
             self.scheduler, self._runner, self._clock, self._depth, EngineSettings()
         )
@@ -113,6 +119,15 @@ class SimulatedServer:
         self._builder = RequestBuilder()
         self._numbers: dict[str, int] = {}  # of open requests, by id
         self._leaving: list[tuple[float, int]] = []  # when clients leave, and their requests
+
+    def _prepared_drafts(self) -> DraftedSequences | None:
+        """None: there are no drafts. Otherwise the scheduler knows how long they take."""
+        config, drafting = self.scheduler.config, self._model.drafting
+        if drafting is None or not config.speculation.num_speculative_tokens:
+            return None
+        times = step_times(self._model.profile, config, self._depth, drafting)
+        self.scheduler.measure_steps(times)
+        return DraftedSequences(drafting, config.step.max_num_seqs)
 
     def run(self) -> SimulatedRun:
         with uncollected():

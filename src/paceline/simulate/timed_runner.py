@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.sched.course import Course
 from paceline.sim.clock import VirtualClock
 from paceline.simulate.batch_summary import BatchSummary, pairs_of
+from paceline.simulate.drafting import DraftedSequences
 from paceline.simulate.profile import Profile
 
 LONGEST = 4096  # turns at once
@@ -29,7 +30,7 @@ class TimedStep:
 
     rows: Rows
     batch: BatchSummary
-    position: I32  # [rows] of the token that each row samples
+    position: I32  # [rows] of the first token that each row samples
     done_at: float  # seconds on the virtual clock
     result: StepResult
 
@@ -58,16 +59,22 @@ class TimedRunner:
     """The engine's `Runner` port on a virtual clock, with the times of a profile.
 
     The host plans, the device runs one step after another, the host commits. `outputs` has the
-    tokens that a request samples, by id; any other samples `OUTPUT_TOKEN`.
+    tokens that a request samples, by id; any other samples `OUTPUT_TOKEN`. `drafted` says which
+    drafts are right; without it there may be none.
     """
 
     capabilities = Capabilities()
 
     def __init__(
-        self, profile: Profile, clock: VirtualClock, outputs: Mapping[str, I32] | None = None
+        self,
+        profile: Profile,
+        clock: VirtualClock,
+        outputs: Mapping[str, I32] | None = None,
+        drafted: DraftedSequences | None = None,
     ) -> None:
         self._profile, self._clock = profile, clock
         self._outputs = outputs or {}
+        self._drafted = drafted
         self._scripts: dict[int, I32] = {}  # tokens by position, by slot
         self._running: deque[TimedStep] = deque()
         self._latest: TimedStep | None = None
@@ -79,21 +86,28 @@ class TimedRunner:
     def launch(self, plan: Plan) -> None:
         if self._outputs:
             self._follow(plan)
+        right = None
+        if self._drafted is not None:
+            plan, right = self._drafted.verified(plan)
         if plan.empty:
             return
-        batch, result = self._step(plan)
-        position = plan.start + plan.rows.count
+        batch, result = self._step(plan, right)
+        position = plan.start + plan.rows.count - plan.rows.drafts
         self._clock.advance_to(self._clock() + self._profile.plan_s(batch))
-        self._free_at = max(self._free_at, self._clock()) + self._profile.device_s(batch)
+        self._free_at = max(self._free_at, self._clock()) + self._device_s(batch)
         self._latest = TimedStep(plan.rows, batch, position, self._free_at, result)
         self._running.append(self._latest)
 
-    def _step(self, plan: Plan) -> tuple[BatchSummary, StepResult]:
-        """What the step is made of, and what it samples."""
+    def _device_s(self, batch: BatchSummary) -> float:
+        found = self._profile.device_s(batch)
+        return found if self._drafted is None else found + self._drafted.proposing_s(batch)
+
+    def _step(self, plan: Plan, right: I32 | None) -> tuple[BatchSummary, StepResult]:
+        """What the step is made of, and what it samples if so many drafts are right."""
         latest = self._latest
         if latest is not None and latest.rows is plan.rows:  # a steady decode repeats its rows
             return latest.batch.later(1), latest.result
-        return BatchSummary.of(plan), sampled(plan.rows)
+        return BatchSummary.of(plan), sampled(plan.rows, right)
 
     def _follow(self, plan: Plan) -> None:
         """Find the tokens of sequences that take a slot."""
@@ -112,15 +126,16 @@ class TimedRunner:
         self._clock.advance_to(self._clock() + self._profile.commit_s(oldest.batch))
         if not self._scripts:
             return oldest.result
-        return replace(oldest.result, ids=self._ids(oldest.rows, oldest.position))
+        return replace(oldest.result, ids=self._ids(oldest))
 
-    def _ids(self, rows: Rows, position: I32) -> I32:  # [rows, 1]
-        """The token that each row samples at its position."""
-        found = np.full((len(rows), 1), OUTPUT_TOKEN, np.int32)
-        for row, slot in enumerate(rows.slot.tolist()):
-            script = self._scripts.get(slot)
-            if script is not None and position[row] < len(script):
-                found[row, 0] = script[position[row]]
+    def _ids(self, step: TimedStep) -> I32:  # [rows, 1 + most drafts]
+        """The tokens that each row samples from its position on."""
+        found = np.full_like(step.result.ids, OUTPUT_TOKEN)
+        for row, slot in enumerate(step.rows.slot.tolist()):
+            if (script := self._scripts.get(slot)) is not None:
+                first = int(step.position[row])
+                new = script[first : first + found.shape[1]]
+                found[row, : len(new)] = new
         return found
 
     def is_lost(self) -> bool:
@@ -198,6 +213,9 @@ class TimedRunner:
         if self._scripts:
             for slot in course.slot[course.last_turn < len(stretch)].tolist():
                 self._scripts.pop(slot, None)
+        if self._drafted is not None:
+            ahead = np.minimum(course.left, len(stretch))
+            self._drafted.skip(course.slot, course.start + ahead)
         self._running.clear()
         self._latest = None
         for plan in in_flight:
@@ -250,10 +268,11 @@ def with_prompts(course: Course) -> BatchSummary:
     )
 
 
-def sampled(rows: Rows) -> StepResult:
-    """One token of each row that samples."""
-    ids = np.full((len(rows), 1), OUTPUT_TOKEN, np.int32)
-    return StepResult(ids, rows.samples.astype(np.int32))
+def sampled(rows: Rows, right: I32 | None = None) -> StepResult:
+    """One token of each row that samples, and its drafts that are right."""
+    ids = np.full((len(rows), 1 + int(rows.drafts.max(initial=0))), OUTPUT_TOKEN, np.int32)
+    count = rows.samples.astype(np.int32)
+    return StepResult(ids, count if right is None else count + right)
 
 
 def timed(

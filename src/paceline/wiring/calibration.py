@@ -14,7 +14,7 @@ from paceline.core.cores import processor_name
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from paceline.hub.progress import Progress, silent
-from paceline.simulate.calibration.calibrate import calibrate
+from paceline.simulate.calibration.calibrate import calibrate, drafted_errors
 from paceline.simulate.calibration.grid import GraphSizes
 from paceline.simulate.calibration.served_times import served_terms
 from paceline.simulate.calibration.step_meter import StepMeter
@@ -38,9 +38,21 @@ def measured_profile(
     try:
         about = with_server(components, profile_of(components, name, device))
         meter = StepMeter(components.runner, components.scheduler.config, components.depth)
-        return calibrate(meter, about, limit_s, sizes_of(components.runner))
+        profile = calibrate(meter, about, limit_s, sizes_of(components.runner))
+        return with_drafts_checked(components, profile)
     finally:
         components.runner.close()
+
+
+def with_drafts_checked(components: EngineComponents, profile: Profile) -> Profile:
+    """With errors of steps with drafts, if the engine measured whole turns of them when it
+    started: on a GPU, with num_speculative_tokens."""
+    scheduler, depth = components.scheduler, components.depth
+    times = scheduler.view.step_times
+    if times is None or depth == 1:
+        return profile
+    errors = drafted_errors(profile, scheduler.config, depth, times)
+    return replace(profile, error={**profile.error, **errors})
 
 
 def sizes_of(runner: Any) -> GraphSizes:

@@ -3,12 +3,15 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
 
 from paceline.core.arrays import F64
+from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.core.step_times import StepTimes
 from paceline.simulate.calibration.fit import (
     Bends,
     closest,
@@ -29,6 +32,7 @@ from paceline.simulate.calibration.grid import (
     moves,
 )
 from paceline.simulate.calibration.step_meter import Observation, StepMeter
+from paceline.simulate.drafting import Drafting, step_times
 from paceline.simulate.profile import HostTerms, MoveTerms, Profile, StepTerms
 from paceline.simulate.time_curve import NOTHING, TimeCurve
 
@@ -157,6 +161,18 @@ def error_of(kind: str, terms: StepTerms, of: Timed) -> dict[str, float]:
         f"{kind}_mean": rounded(float(errors.mean())),
         f"{kind}_worst": rounded(float(errors.max())),
     }
+
+
+def drafted_errors(
+    profile: Profile, config: Config, depth: int, measured: StepTimes
+) -> dict[str, float]:
+    """On turns with drafts, which no fit has seen."""
+    found = dict(step_times(profile, config, depth, Drafting(0.0)).drafted)
+    pairs = [(found[size], taken) for size, taken in measured.drafted if size in found]
+    errors = [abs(own - taken) / taken for own, taken in pairs]
+    if not errors:
+        return {}
+    return {"drafted_mean": rounded(fmean(errors)), "drafted_worst": rounded(max(errors))}
 
 
 def said(decode: Timed, mixed: Timed) -> str:
