@@ -1,6 +1,7 @@
 """Calibration of a runner whose step times are known."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -11,9 +12,10 @@ from paceline.core.errors import ConfigError
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.calibration import calibrate as calibration
 from paceline.simulate.calibration import step_meter
-from paceline.simulate.calibration.calibrate import calibrate, spread, typical
+from paceline.simulate.calibration.calibrate import calibrate, drafted_errors, spread, typical
 from paceline.simulate.calibration.grid import UNEVEN, DecodePoint, decode_points, mixed_points
 from paceline.simulate.calibration.step_meter import Observation, StepMeter
+from paceline.simulate.drafting import Drafting, step_times
 from paceline.simulate.profile import HostTerms, Profile
 from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 
@@ -87,3 +89,13 @@ def test_a_run_that_was_held_up_does_not_count() -> None:
     runs = [Observation(batches, seconds) for seconds in (9.0, 1.0, 2.0)]
     assert typical(runs).seconds == 2.0
     assert typical(runs[:2]).seconds == 1.0
+
+
+def test_steps_with_drafts_are_checked() -> None:
+    config = Config.of(max_num_seqs=4, max_num_batched_tokens=64, num_speculative_tokens=3)
+    measured = step_times(TRUTH, config, 2, Drafting(0.0))
+    assert drafted_errors(TRUTH, config, 2, measured)["drafted_worst"] == 0.0
+    (size, taken), *others = measured.drafted
+    slower = replace(measured, drafted=((size, 2 * taken), *others, (4096, 1.0)))
+    found = drafted_errors(TRUTH, config, 2, slower)
+    assert found == {"drafted_mean": pytest.approx(0.5 / 3, rel=1e-3), "drafted_worst": 0.5}
