@@ -126,7 +126,7 @@ def test_a_matrix_of_policies_and_settings(
 
 
 def test_drafts_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """How much do three drafts gain, of which 70 % are right?"""
+    """How much do three drafts gain?"""
     trace, drafts = str(folder / "trace.jsonl"), ["--acceptance", "0.7", "--draft-ms", "0.1"]
     variants = ["num_speculative_tokens=0", "num_speculative_tokens=3,speculation=fixed"]
     given = [word for one in variants for word in ("--settings", one)]
