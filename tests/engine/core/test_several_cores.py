@@ -167,7 +167,7 @@ def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None
         reports = await several.engine.reports()
         assert [one.request_success["length"] for one in reports] == [4, 4]
         assert not several.core._placements.open
-        assert several.core._placements._loads == pytest.approx([0, 0])
+        assert several.core._placements.router.loads == pytest.approx([0, 0])
 
     on(use, max_num_queued_reqs=4)
 
@@ -212,7 +212,7 @@ def test_another_engine_continues_the_requests_of_a_dead_one() -> None:
         assert sum(one.counters["generation_tokens"] for one in reports) == 200 + 4 + 4
         assert "that another engine generated" in await engine.explain(open_.request_id)
         assert not several.core._placements.open
-        assert several.core._placements._loads == pytest.approx([0, 0])
+        assert several.core._placements.router.loads == pytest.approx([0, 0])
 
     on(use)
 

@@ -6,12 +6,8 @@ from dataclasses import dataclass, field, replace
 from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Request
 from paceline.engine.core.messages import Capacity, Delivery
+from paceline.engine.core.router import Route, Router
 from paceline.engine.core.sequence_rows import SequenceRows
-from paceline.fleet.affinity import PrefixAffinity
-from paceline.kv.keys import Keys
-
-FIRST_BLOCKS = 128  # of a prompt, by which an engine is chosen
-PROMPT_TOKENS = 1024  # that are new to an engine; they count as much as a running sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -20,13 +16,14 @@ class Placement:
 
     request: Request
     parked: str
-    keys: list[bytes]
-    engine: int = -1
-    load: float = 0.0  # of the request, in sequences
+    route: Route
     ended: set[int] = field(default_factory=set[int])  # of its sequences, or aborted
     aborted: bool = False
-    turned_away: bool = False  # by an engine whose queue was full
     moved: bool = False  # from an engine that died
+
+    @property
+    def engine(self) -> int:
+        return self.route.engine
 
     @property
     def all_ended(self) -> bool:
@@ -34,43 +31,32 @@ class Placement:
 
 
 class Placements:
-    """Every open request has one engine. The load of an engine is the sum over its requests."""
+    """Every open request has one engine."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.open: dict[str, Placement] = {}
-        self._keys = Keys(capacity.block_size) if capacity.enable_prefix_caching else None
-        self._affinity = PrefixAffinity[int](capacity.num_blocks)
-        self._loads = [0.0] * capacity.engines
+        self.router = Router(capacity)
         self._rows = SequenceRows()
 
     # -- requests come and go -------------------------------------------------
 
     def begin(self, request: Request, parked: str) -> Placement:
         """A new request, which has no engine yet. Call `place` or `end`."""
-        keys: list[bytes] = []
-        if self._keys is not None:
-            first = request.prompt[: FIRST_BLOCKS * self._keys.block_size]
-            self._keys.extend(keys, request, first)
-        return Placement(self._rows.add(request), parked, keys)
+        return Placement(self._rows.add(request), parked, self.router.route(request))
 
     def choose(self, one: Placement, engines: Sequence[int]) -> int:
         """Where a request should go. It counts from `place` on."""
-        return self._affinity.choose(one.keys, {engine: self._loads[engine] for engine in engines})
+        return self.router.choose(one.route, engines)
 
     def place(self, one: Placement, engine: int) -> None:
         """The engine has the request now."""
-        known = self._affinity.depth(engine, one.keys)
-        known *= self._keys.block_size if self._keys is not None else 0
-        one.engine = engine
-        one.load = one.request.width + (len(one.request.prompt) - known) / PROMPT_TOKENS
         self.open[one.request.id] = one
-        self._affinity.record(engine, one.keys)
-        self._loads[engine] += one.load
+        self.router.place(one.route, engine)
 
     def leave(self, one: Placement) -> None:
         """The engine does not have the request any more. Call `place` or `end`."""
         del self.open[one.request.id]
-        self._loads[one.engine] -= one.load
+        self.router.leave(one.route)
 
     def end(self, one: Placement) -> None:
         """The request has ended, and no engine has it."""
@@ -78,7 +64,7 @@ class Placements:
 
     def leave_all(self, engine: int) -> list[Placement]:
         """The requests of an engine that died. Its cache is empty."""
-        self._affinity.forget(engine)
+        self.router.forget(engine)
         lost = [one for one in self.open.values() if one.engine == engine]
         for one in lost:
             self.leave(one)
@@ -86,8 +72,8 @@ class Placements:
 
     def forget_prefixes(self) -> None:
         """The caches of all engines are empty."""
-        for engine in range(len(self._loads)):
-            self._affinity.forget(engine)
+        for engine in range(len(self.router.loads)):
+            self.router.forget(engine)
 
     # -- what was delivered ---------------------------------------------------
 

@@ -8,7 +8,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from paceline.core.errors import PacelineError, QueueFull, RequestError
+from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
 from paceline.engine.adapter_control import undoing
@@ -288,10 +288,10 @@ class SeveralCores:
     def _finds_room(self, one: Placement, error: PacelineError) -> bool:
         """Submit a request to another engine, once, if the queue of its own is full. One whose
         client chose the engine stays there."""
-        is_bound = one.aborted or one.turned_away or one.request.data_parallel_rank is not None
-        if is_bound or not isinstance(error, QueueFull):
+        is_bound = one.aborted or one.request.data_parallel_rank is not None
+        if is_bound or not one.route.turns(error):
             return False
-        one.turned_away, full = True, one.engine
+        full = one.engine
         self._placements.leave(one)
         try:
             self._place(one, self._engines(full))
