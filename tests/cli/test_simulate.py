@@ -14,7 +14,7 @@ from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice
-from paceline.simulate.server import SimulatedServer
+from paceline.simulate.server import Replica
 from tests.simulate.support import SMALL, VALUES
 
 WRONG = 2
@@ -151,7 +151,7 @@ def test_leaps_can_be_switched_off(
     trace = str(folder / "trace.jsonl")
     assert called(folder, "simulate", trace, "--json") == 0
     leapt = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(SimulatedServer, "_leap", None)
+    monkeypatch.setattr(Replica, "_look_ahead", None)
     assert called(folder, "simulate", trace, "--json", "--no-leaps") == 0
     stepped = json.loads(capsys.readouterr().out)
     assert stepped | {"wall_s": 0} == leapt | {"wall_s": 0}
@@ -176,6 +176,20 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "and needs " in said
 
 
+def test_several_replicas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, page = str(folder / "trace.jsonl"), tmp_path / "report.html"
+    assert called(folder, "simulate", trace, "--replicas", "2", "--html", str(page)) == 0
+    said = capsys.readouterr().out
+    assert "2 replicas; the router is prefix." in said
+    assert re.search(r"^ +1 +\d+ ", said, re.MULTILINE)
+    assert "<h2>Replicas</h2>" in page.read_text()
+    more = ["--replicas", "2", "--router", "turns", "--json"]
+    assert called(folder, "simulate", trace, *more) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["router"] == "turns"
+    assert [one["requests"] for one in found["replicas"]] == [10, 10]
+
+
 def never(_: SimulatedServer) -> None:
     raise AssertionError("a simulation ran")
 
@@ -196,6 +210,15 @@ def never(_: SimulatedServer) -> None:
         (["simulate", "--tenants", "a", "--tenants", "a=2"], "--tenants has 'a' twice"),
         (["simulate", "trace.jsonl", "--rate", "3"], "--rate is for synthetic loads, and the"),
         (["simulate", "--max-input-len", "9"], "--max-input-len changes a trace, and none is"),
+        (
+            ["simulate", "trace.jsonl", "--replicas", "0"],
+            "'0' should be greater than or equal to 1",
+        ),
+        (["simulate", "trace.jsonl", "--router", "load"], "there is one; give --replicas"),
+        (
+            ["simulate", "trace.jsonl", "--replicas", "2", "--router", "x"],
+            "no router 'x': there are prefix, load, sessions, turns",
+        ),
         (["compare", "trace.jsonl", "--policies", "fcfs,x"], "no policy 'x'"),
         (["compare", "trace.jsonl", "--policies", "fair,fair"], "'fair' is to be compared with"),
         (["compare", "trace.jsonl", "--settings", "policy=fair"], "name policies with --policies"),
@@ -216,6 +239,10 @@ def never(_: SimulatedServer) -> None:
         ),
         (["capacity", "trace.jsonl"], "--ttft-p99 0.5"),
         (["capacity", "trace.jsonl", "--ttft-p99", "inf"], "inf; it must be positive and finite"),
+        (
+            ["capacity", "trace.jsonl", "--ttft-p99", "1", "--no-replicas", "--router", "load"],
+            "--router has no effect with --no-replicas",
+        ),
     ],
 )
 def test_wrong_arguments(

@@ -21,7 +21,8 @@ def test_the_rate_is_just_held() -> None:
 
 def test_more_load_needs_more_replicas() -> None:
     few, many = (
-        replicas_needed(Experiment(load(40, rate), model()), LIMITS, 1) for rate in (2.0, 20.0)
+        replicas_needed(Experiment(load(40, rate), model()), LIMITS, 1, "turns")
+        for rate in (2.0, 20.0)
     )
     assert few.best is not None
     assert many.best is not None

@@ -54,13 +54,9 @@ def test_rates_and_bursts() -> None:
     assert np.all(np.diff(times) >= 0)
 
 
-def test_a_workload_at_another_rate_and_in_parts() -> None:
+def test_a_workload_at_another_rate() -> None:
     load = SyntheticLoad(30, (Phase(2.0),), turns=LengthDistribution("even", 1, 3)).workload()
     assert load.at_rate(8.0).rate == pytest.approx(8.0)
-    parts = [load.part(index, 3) for index in range(3)]
-    assert sum(len(part.requests) for part in parts) == len(load.requests)
-    for part in parts:
-        check(part.requests)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "5:x", "inf", "1:-3"])

@@ -33,3 +33,15 @@ def test_a_long_run_has_no_more_points() -> None:
     assert sum(found["tokens_per_s"]) * line.width_s == 1500
     assert line.last_of_spans(np.array([3.2, 3.4, 4.1, 4.2, 6.0])) == [1, 3]
     assert line.last_of_spans(np.array([3.2, 3.4])) == []
+
+
+def test_several_timelines_add_up() -> None:
+    short, long = Timeline(), Timeline()
+    for line, seconds in ((short, 10), (long, 300)):
+        for second in range(seconds):
+            line.add(float(second), Occupancy(2, 1, 3))
+            line.add_tokens_at(float(second), 5)
+    total = Timeline.of_all([short, long])
+    found = total.to_dict()
+    assert sum(found["tokens_per_s"]) * total.width_s == 5 * 310
+    assert (found["running"][0], found["running"][-1]) == (4, 2)

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.command import WrongOption
 from paceline.cli.options import JsonFlag
 from paceline.cli.simulation_options import (
     JobsOption,
     LoadOptions,
+    RouterOption,
     ServerModelOptions,
     about,
     check_drafts,
@@ -24,6 +26,7 @@ from paceline.simulate.capacity import (
 )
 from paceline.simulate.cells import number
 from paceline.simulate.experiment import Experiment
+from paceline.simulate.fleet import FleetModel
 
 LIMITS = "limits, in seconds"
 
@@ -67,6 +70,7 @@ class CapacityOptions:
     replicas: Annotated[
         bool, typer.Option(help="Also find how many replicas the load needs as it is.")
     ] = True
+    router: RouterOption = None
     jobs: JobsOption = 0
     output: OutputOption = None
     json: JsonFlag = False
@@ -76,10 +80,13 @@ def run(options: CapacityOptions) -> int:
     """Find the rate that a server holds within limits, and how many a load needs.
 
     The load is made faster or slower until the limits are just kept, to 2 %. For the number of
-    replicas, requests are dealt out in turn and conversations stay together; each replica must keep
-    the limits. The exit status is 1 if no rate keeps them.
+    replicas, the router of `paceline serve --data-parallel-size` deals requests out, and all of
+    them together must keep the limits. The exit status is 1 if no rate keeps them.
     """
     limits = options.limits.limits
+    if options.router is not None and not options.replicas:
+        raise WrongOption("--router has no effect with --no-replicas")
+    router = FleetModel(router=options.router or "prefix").router
     writable(options.output)
     source = options.load.source
     model = options.server.model(source, options.load.clients.seed)
@@ -87,8 +94,10 @@ def run(options: CapacityOptions) -> int:
     experiment = Experiment(source, model)
     rate = highest_rate(experiment, limits)
     jobs = options.jobs or usable_cores()
-    replicas = replicas_needed(experiment, limits, jobs) if options.replicas else None
-    record = {"rate": asdict(rate), "replicas": None if replicas is None else asdict(replicas)}
+    replicas = replicas_needed(experiment, limits, jobs, router) if options.replicas else None
+    record = {"rate": asdict(rate), "replicas": None, "router": None}
+    if replicas is not None:
+        record |= {"replicas": asdict(replicas), "router": router}
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.json:

@@ -9,10 +9,12 @@ import typer
 
 from paceline.bench.samples import targets_of
 from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.command import WrongOption
 from paceline.cli.options import JsonFlag
 from paceline.cli.simulation_options import (
     HtmlOption,
     LoadOptions,
+    RouterOption,
     ServerModelOptions,
     TargetsOption,
     about,
@@ -20,8 +22,8 @@ from paceline.cli.simulation_options import (
     check_explained,
 )
 from paceline.simulate.figures import SimulationReport
+from paceline.simulate.fleet import MOST_REPLICAS, FleetModel, simulated
 from paceline.simulate.page import simulation_page
-from paceline.simulate.server import SimulatedServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class SimulateOptions:
         str | None,
         typer.Option(help="Order of admission: fcfs, fair, shortest, deadline, priority, longest."),
     ] = None
+    replicas: Annotated[
+        int, typer.Option(min=1, max=MOST_REPLICAS, help="Servers that share the load.")
+    ] = 1
+    router: RouterOption = None
     goodput: TargetsOption = field(default_factory=list[str])
     explain: Annotated[
         list[str], typer.Option(metavar="ID", help="Also explain this request; may be repeated.")
@@ -48,8 +54,8 @@ def run(options: SimulateOptions) -> int:
 
     The engine and the scheduler are those of `paceline serve`, with a clock and a runner that only
     know how long each step takes on the device of the profile. The report has latencies,
-    throughput, goodput, preemptions, hit rates, and what is used over time, for each tenant too.
-    The exit status is 1 if no request completed.
+    throughput, goodput, preemptions, hit rates, and what is used over time, for each tenant and
+    replica too. The exit status is 1 if no request completed.
     """
     targets = targets_of(options.goodput)
     writable(options.output, options.html)
@@ -57,10 +63,11 @@ def run(options: SimulateOptions) -> int:
     own = {"policy": options.policy} if options.policy else {}
     model = options.server.model(source, options.load.clients.seed, own)
     check_drafts(model)
+    fleet = fleet_of(options)
     load = source.workload()
     check_explained(options.explain, load, options.load.name)
     begun = perf_counter()
-    done = SimulatedServer(model, load.requests, load.outputs, options.explain).run()
+    done = simulated(model, fleet, load, options.explain)
     took = perf_counter() - begun
     report = SimulationReport.of(done, targets)
     record = {
@@ -70,11 +77,14 @@ def run(options: SimulateOptions) -> int:
         "settings": model.config.to_dict(),
         "drafting": None if model.drafting is None else asdict(model.drafting),
         "targets_ms": targets,
+        "router": fleet.router if fleet.replicas > 1 else None,
         "wall_s": took,
         **report.to_dict(),
         "explained": dict(done.explained),
     }
     lines = about(model, options.load.name, source)
+    if fleet.replicas > 1:
+        lines.append(f"{fleet.replicas:,} replicas; the router is {fleet.router}.")
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:
@@ -88,9 +98,17 @@ def run(options: SimulateOptions) -> int:
 
         print(*lines, sep="\n")
         show(report, targets)
-        simulated, requests = report.total.duration_s, report.total.requests
-        print(f"simulated in {took:.2f} s: {simulated / took:,.0f} s per second, ", end="")
+        duration, requests = report.total.duration_s, report.total.requests
+        print(f"simulated in {took:.2f} s: {duration / took:,.0f} s per second, ", end="")
         print(f"{requests / took:,.0f} requests per second")
         for text in done.explained.values():
             print("", text, sep="\n")
     return int(not report.total.completed)
+
+
+def fleet_of(options: SimulateOptions) -> FleetModel:
+    if options.router is None:
+        return FleetModel(options.replicas)
+    if options.replicas == 1:
+        raise WrongOption("--router chooses among replicas, and there is one; give --replicas")
+    return FleetModel(options.replicas, options.router)

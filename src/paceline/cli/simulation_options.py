@@ -372,6 +372,16 @@ TargetsOption = Annotated[
         help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
     ),
 ]
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How requests are dealt out to replicas: prefix, as `paceline serve "
+        "--data-parallel-size` does; load, the same without prefixes; turns, to each in its turn; "
+        "sessions, which keeps conversations together.",
+        show_default="prefix",
+    ),
+]
 JobsOption = Annotated[
     int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
 ]

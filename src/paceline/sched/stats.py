@@ -1,5 +1,6 @@
 """Running totals that metrics are made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 
@@ -48,6 +49,12 @@ class Stats:
     encoder_queries: int = 0
     encoder_hits: int = 0
     encoded: int = 0
+
+    @staticmethod
+    def of_all(parts: "Sequence[Stats]") -> "Stats":
+        """What several schedulers did together."""
+        names = [one.name for one in fields(Stats)]
+        return Stats(**{name: sum(getattr(one, name) for one in parts) for name in names})
 
     def to_dict(self) -> dict[str, int]:
         return {one.name: getattr(self, one.name) for one in fields(self)}

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from math import inf
 
 from paceline.core.errors import ConfigError
 from paceline.simulate.experiment import Experiment, Variant, in_processes
-from paceline.simulate.figures import Figures
+from paceline.simulate.figures import Figures, SimulationReport
+from paceline.simulate.fleet import MOST_REPLICAS, FleetModel, simulated
 from paceline.simulate.loads import Workload
+from paceline.simulate.server import ServerModel
 
 PRECISION = 0.02  # of the rate
 DOUBLINGS = 12
-MOST_REPLICAS = 4096
 PLAIN = Variant("")
 
 
@@ -106,20 +107,28 @@ def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float, float]:
     return 0.0, rate
 
 
-def replicas_needed(experiment: Experiment, limits: LatencyLimits, jobs: int) -> CapacityAnswer:
-    """The fewest replicas with which each of them holds its part of the load."""
+def replicas_needed(
+    experiment: Experiment, limits: LatencyLimits, jobs: int, router: str = "prefix"
+) -> CapacityAnswer:
+    """The fewest replicas that hold the load, by doubling and bisection. All requests of the load
+    count together, whichever replica ran them."""
     load = experiment.source.workload()
     trials: dict[int, Trial] = {}
+    test = partial(tried, experiment.model, load, limits, router)
 
     def holds(replicas: int) -> bool:
         if replicas not in trials:
-            trials[replicas] = tried(experiment, limits, load, replicas, jobs)
+            trials[replicas] = test(replicas)
         return not trials[replicas].broken
 
     conversations = sum(one.follows < 0 for one in load.requests)
     most = min(conversations, MOST_REPLICAS)  # more of them would have nothing to do
-    powers = takewhile(lambda number: number < most, (2**power for power in count()))
-    high = next((number for number in (*powers, most) if holds(number)), 0)
+    doubled = iter([*takewhile(lambda number: number < most, (2**n for n in count())), most])
+    high = 0
+    while not high and (batch := list(islice(doubled, max(jobs, 1)))):
+        trials |= zip(batch, in_processes(test, batch, jobs), strict=True)
+        high = next(filter(holds, batch), 0)
+    trials = {number: one for number, one in trials.items() if number <= (high or most)}
     low = max((number for number in trials if number < high), default=0)
     while high - low > 1:
         middle = (low + high) // 2
@@ -128,12 +137,8 @@ def replicas_needed(experiment: Experiment, limits: LatencyLimits, jobs: int) ->
 
 
 def tried(
-    experiment: Experiment, limits: LatencyLimits, load: Workload, replicas: int, jobs: int
+    model: ServerModel, load: Workload, limits: LatencyLimits, router: str, replicas: int
 ) -> Trial:
-    """Each replica gets its part; the worst of them counts."""
-    parts = [load.part(index, replicas) for index in range(min(replicas, len(load.requests)))]
-    results = in_processes(partial(experiment.run_on, variant=PLAIN), parts, jobs)
-    figures = [one.report.total for one in results]
-    broken = [limits.broken_by(one) for one in figures]
-    worst = next((place for place, text in enumerate(broken) if text), 0)
-    return Trial(replicas, broken[worst], figures[worst])
+    run = simulated(model, FleetModel(replicas, router), load)
+    figures = SimulationReport.of(run, {}).total
+    return Trial(replicas, limits.broken_by(figures), figures)

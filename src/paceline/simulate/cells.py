@@ -6,6 +6,15 @@ from paceline.bench.samples import Spread
 from paceline.simulate.figures import SimulationReport
 
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
+REPLICA_COLUMNS = (
+    "replica",
+    "requests",
+    "tokens/s",
+    "hits %",
+    "busy %",
+    "TTFT p99, ms",
+    "preempted",
+)
 
 
 def number(value: float | None) -> str:
@@ -51,3 +60,19 @@ def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str
     for outcome, message in report.messages.items():
         found[f"first {outcome}"] = message
     return found
+
+
+def replica_rows(report: SimulationReport) -> list[list[str]]:
+    """A line for each of several replicas."""
+    return [
+        [
+            f"{place}",
+            f"{one.requests:,}",
+            number(one.output_tokens_per_s),
+            f"{100 * one.hit_rate:.1f}",
+            f"{100 * one.busy:.1f}",
+            number(one.ttft_ms and one.ttft_ms.p99),
+            f"{one.preemptions:,}",
+        ]
+        for place, one in enumerate(report.replicas)
+    ]

@@ -1,4 +1,4 @@
-"""Requests on their way: clients send them, the front end reads them, the engine gets them."""
+"""Requests on their way: clients have sent them, the front end reads them, the engine gets them."""
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -9,36 +9,27 @@ from paceline.simulate.requests import SimulatedRequest
 
 
 class Coming:
-    """Requests that have not reached the engine. The front end reads one after the other.
+    """Requests that are sent to a server, now or later, and have not reached its engine. The front
+    end reads one after the other.
 
-    A request that follows another is sent when that one has ended. `next_at` is when the next one
-    reaches the engine.
+    `next_at` is when the next one reaches the engine.
     """
 
     def __init__(self, requests: Sequence[SimulatedRequest], terms: FrontEndTerms) -> None:
-        self._requests, self._terms = requests, terms
-        self._after: dict[int, list[int]] = {}  # requests by the one that they follow
+        """Requests are known by their place in `requests`."""
+        self.terms = terms
+        self.next_at = inf
+        self._requests = requests
         self._sent: list[tuple[float, int]] = []  # a heap of times and requests
         self._free_at = 0.0  # when the front end has read what it was sent
-        self.next_at = inf
-        for number, one in enumerate(requests):
-            if one.follows < 0:
-                heappush(self._sent, (one.at_s, number))
-            else:
-                self._after.setdefault(one.follows, []).append(number)
-        self._look()
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    @property
-    def has_followers(self) -> bool:
-        """Does any request that has not been sent follow another one?"""
-        return bool(self._after)
-
-    def is_followed(self, number: int) -> bool:
-        """Will the end of a request send another one?"""
-        return number in self._after
+    def send(self, at: float, number: int) -> None:
+        """A client sends a request at this time."""
+        heappush(self._sent, (at, number))
+        self._look()
 
     def pop(self) -> tuple[float, int]:
         """The next to reach the engine: when it was sent, and its number."""
@@ -47,17 +38,11 @@ class Coming:
         self._look()
         return found
 
-    def ended(self, number: int, time: float) -> None:
-        """A request has ended: those that follow it are sent after a while."""
-        for follower in self._after.pop(number, ()):
-            heappush(self._sent, (time + self._requests[follower].at_s, follower))
-            self._look()
-
     def _look(self) -> None:
         if not self._sent:
             self.next_at = inf
             return
         sent_at, number = self._sent[0]
         tokens = self._requests[number].input_len
-        read_s = self._terms.request_s + tokens * self._terms.prompt_token_s
+        read_s = self.terms.request_s + tokens * self.terms.prompt_token_s
         self.next_at = max(sent_at, self._free_at) + read_s

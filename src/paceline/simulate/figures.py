@@ -88,6 +88,32 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """What one of several replicas did; rates are per second of the whole simulation."""
+
+    requests: int
+    completed: int
+    output_tokens_per_s: float
+    hit_rate: float  # share of prompt tokens that were found in the cache
+    busy: float  # share of the time in which it has requests
+    ttft_ms: Spread | None
+    preemptions: int
+
+    @staticmethod
+    def of(log: RequestLog, rows: Index, duration_s: float) -> "ReplicaFigures":
+        own = figures(log, rows, {})
+        return ReplicaFigures(
+            own.requests,
+            own.completed,
+            rate(own.output_tokens, duration_s),
+            own.hit_rate,
+            busy_s(log, rows) / max(duration_s, 1e-9),
+            own.ttft_ms,
+            own.preemptions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationReport:
     """Everything that is reported about a simulation."""
 
@@ -100,6 +126,7 @@ class SimulationReport:
     total_blocks: int
     stats: Mapping[str, int]
     messages: Mapping[str, str]  # why requests did not complete: the first message of each outcome
+    replicas: Sequence[ReplicaFigures]  # empty if there is one
 
     @staticmethod
     def of(run: SimulatedRun, targets_ms: Mapping[str, float]) -> "SimulationReport":
@@ -115,14 +142,16 @@ class SimulationReport:
         messages: dict[str, str] = {}
         for number, message in log.message.items():
             messages.setdefault(log.outcome[number], f"{run.requests[number].id}: {message}")
+        total = figures(log, everyone, targets_ms, log.gaps)
         return SimulationReport(
-            figures(log, everyone, targets_ms, log.gaps),
+            total,
             by_tenant,
             run.timeline.to_dict(),
             quantiles(log),
             run.total_blocks,
             run.stats.to_dict(),
             messages,
+            [ReplicaFigures.of(log, rows, total.duration_s) for rows in run.parts],
         )
 
     @property
@@ -141,6 +170,7 @@ class SimulationReport:
             "total_blocks": self.total_blocks,
             "stats": dict(self.stats),
             "messages": dict(self.messages),
+            "replicas": [asdict(one) for one in self.replicas],
         }
 
 
@@ -177,6 +207,14 @@ def figures(
         preemptions=int(log.preemptions[rows].sum()),
         cached_tokens=int(log.cached[good].sum()),
     )
+
+
+def busy_s(log: RequestLog, rows: Index) -> float:
+    """Seconds in which at least one of some requests was open."""
+    rows = rows[np.argsort(log.arrival[rows], kind="stable")]
+    begun, ended = log.arrival[rows], np.maximum.accumulate(log.ended[rows])
+    before = np.concatenate([[-np.inf], ended])[:-1]
+    return float(np.maximum(ended - np.maximum(begun, before), 0.0).sum())
 
 
 def quantiles(log: RequestLog) -> dict[str, list[float]]:

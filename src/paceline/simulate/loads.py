@@ -48,20 +48,6 @@ class Workload:
             self.outputs,
         )
 
-    def part(self, index: int, parts: int) -> "Workload":
-        """What one of several replicas gets, if a router deals requests out in turn and keeps
-        conversations together."""
-        owner: list[int] = []
-        for number, one in enumerate(self.requests):
-            owner.append(number % parts if one.follows < 0 else owner[one.follows])
-        kept = [number for number, part in enumerate(owner) if part == index]
-        place = {number: new for new, number in enumerate(kept)} | {-1: -1}
-        found = [
-            replace(self.requests[number], follows=place[self.requests[number].follows])
-            for number in kept
-        ]
-        return Workload(found, self.outputs)
-
 
 class LoadSource(Protocol):
     """Builds a workload; small enough to be sent to another process."""

@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from paceline.simulate.cells import COLUMNS, facts, number, spread_cells
+from paceline.simulate.cells import (
+    COLUMNS,
+    REPLICA_COLUMNS,
+    facts,
+    number,
+    replica_rows,
+    spread_cells,
+)
 from paceline.simulate.charts import line_chart
 from paceline.simulate.figures import SimulationReport
 
@@ -84,6 +91,9 @@ def simulation_page(
         }
         chart = line_chart("Requests within a time", "ms", "%", lines, logarithmic=True)
         sections.append(f'<h2>Latencies</h2><div class="charts">{chart}</div>')
+    if report.replicas:
+        table = html_table(REPLICA_COLUMNS, replica_rows(report))
+        sections.append(f"<h2>Replicas</h2>{table}")
     if report.tenants:
         sections.append(tenant_table(report))
     return page(title, sections)

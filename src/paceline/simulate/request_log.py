@@ -6,6 +6,7 @@ from math import nan
 import numpy as np
 
 from paceline.core.arrays import F64, I32, I64
+from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.plan import Ended
 from paceline.engine.core.messages import Delivery
 from paceline.sched.course import Course
@@ -105,10 +106,10 @@ class RequestLog:
         if ended.message:
             self.message[number] = ended.message
 
-    def refuse(self, number: int, outcome: str, message: str, time: float) -> None:
+    def refuse(self, number: int, error: PacelineError, time: float) -> None:
         self.ended[number] = time
-        self.outcome[number] = outcome
-        self.message[number] = message
+        self.outcome[number] = "refused" if isinstance(error, QueueFull) else "impossible"
+        self.message[number] = str(error)
 
 
 def between_rows(first: I32, end: I32, turns: int) -> I64:  # [turns - 1]

@@ -1,15 +1,15 @@
 """A simulated server: requests arrive, the real engine runs on a virtual clock, clients leave."""
 
-import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+from typing import Protocol
 
-from paceline.core.arrays import F64, I32
+from paceline.core.arrays import F64, I32, Index
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.errors import ConfigError, PacelineError, RequestError
+from paceline.core.garbage import collection_paused
 from paceline.core.plan import Ended
 from paceline.core.request import Request
 from paceline.engine.core.messages import Delivery
@@ -23,11 +23,13 @@ from paceline.sim.clock import VirtualClock
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.coming import Coming
 from paceline.simulate.drafting import DraftedSequences, Drafting, step_times
+from paceline.simulate.leap import Leap
 from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import FrontEndTerms, Profile
 from paceline.simulate.request_log import RequestLog
-from paceline.simulate.requests import RequestBuilder, SimulatedRequest, check
-from paceline.simulate.timed_runner import Stretch, TimedRunner
+from paceline.simulate.requests import SimulatedRequest
+from paceline.simulate.senders import Senders
+from paceline.simulate.timed_runner import TimedRunner
 from paceline.simulate.timeline import Timeline
 
 MEASURED_POSITIONS = 2048
@@ -83,10 +85,23 @@ class SimulatedRun:
     stats: Stats
     total_blocks: int
     explained: Mapping[str, str]
+    parts: Sequence[Index] = ()  # the requests of each replica, if there are several
 
 
-class SimulatedServer:
-    """Serves one load, from its first request to its last.
+class Outside(Protocol):
+    """What is around a server: those who send requests to it."""
+
+    def ended(self, number: int, time: float) -> None:
+        """A request has ended, and its client knows."""
+        ...
+
+    def takes_back(self, number: int, error: PacelineError, time: float) -> bool:
+        """The server refuses a request. Does another one get it?"""
+        ...
+
+
+class Replica:
+    """One server. It has a clock of its own, and goes on at `next_at`.
 
     Requests pass the front end, which takes one after the other. The engine refuses, queues and
     ends them as it does in a server. A client that leaves aborts its request.
@@ -95,14 +110,12 @@ class SimulatedServer:
     def __init__(
         self,
         model: ServerModel,
-        requests: Sequence[SimulatedRequest],
+        senders: Senders,
+        outside: Outside,
         outputs: Mapping[str, I32] | None = None,
-        explained: Sequence[str] = (),
     ) -> None:
-        """`outputs` has the tokens of requests, where they are known; `explained` names those
-        whose life is to be told at their end."""
-        check(requests)
-        self.requests, self._model = requests, model
+        """`outputs` has the tokens of requests, where they are known."""
+        self._senders, self._outside, self._model = senders, outside, model
         self._depth = model.depth or model.profile.depth
         self.scheduler = LeapingScheduler(model.config)
         self.scheduler.measure(model.rates)
@@ -112,13 +125,12 @@ class SimulatedServer:
         self._engine = LeapingEngine(
             self.scheduler, self._runner, self._clock, self._depth, EngineSettings()
         )
-        self.log, self.timeline = RequestLog(requests), Timeline()
-        self._explained: dict[str, str] = dict.fromkeys(explained, "")
-        self._frontend = model.frontend
-        self._coming = Coming(requests, self._frontend)
-        self._builder = RequestBuilder()
+        self.timeline = Timeline()
+        self._coming = Coming(senders.requests, model.frontend)
         self._numbers: dict[str, int] = {}  # of open requests, by id
         self._leaving: list[tuple[float, int]] = []  # when clients leave, and their requests
+        self._rests_until = 0.0
+        self._ahead: Leap | None = None
 
     def _prepared_drafts(self) -> DraftedSequences | None:
         """None: there are no drafts. Otherwise the scheduler knows how long they take."""
@@ -129,43 +141,56 @@ class SimulatedServer:
         self.scheduler.measure_steps(times)
         return DraftedSequences(drafting, config.step.max_num_seqs)
 
-    def run(self) -> SimulatedRun:
-        with uncollected():
-            while self._go_on():
-                pass
-        return SimulatedRun(
-            self.requests,
-            self.log,
-            self.timeline,
-            self.scheduler.stats,
-            self.scheduler.config.cache.num_blocks,
-            self._explained,
-        )
+    @property
+    def next_at(self) -> float:
+        """When it goes on; inf: when it is sent a request."""
+        now = self._clock()
+        if self._ahead is not None:
+            return self._ahead.done_at
+        if self._coming.next_at <= now:
+            return now
+        if self._engine.idle:
+            return max(now, self._next_event()) if self._coming else inf
+        if self._engine.resting:
+            return max(now, min(self._rests_until, self._next_event()))
+        return now
 
-    def _go_on(self) -> bool:
-        """Make a turn, or many, or wait for the next event. False: there is none."""
+    def go_on(self, until: float = inf) -> None:
+        """Make a turn at `next_at`, or look ahead at many that begin before `until`, or make
+        these."""
+        leap, self._ahead = self._ahead, None
+        if leap is not None:
+            self._make(leap)
+            return
+        self._clock.advance_to(self.next_at)
         engine, due = self._engine, self._due()
-        if self._model.leaping and self._leap(due):
-            return True
+        if self._model.leaping and self._look_ahead(due, until):
+            return
         self.scheduler.settle()
         while due:
             self._submit(due)
             due = self._due()
         self._let_leave()
         if engine.idle:
-            if self._coming:
-                self._clock.advance_to(self._next_event())
-            return bool(self._coming)
+            return
         delivery = engine.turn()
         if delivery is not None:
             self._deliver(delivery)
         self.timeline.add(self._clock(), self.scheduler.occupancy)
-        if engine.resting and not engine.idle:
-            patience = engine.patience_s or 0.0
-            self._clock.advance_to(min(self._clock() + patience, self._next_event()))
-        return True
+        self._rests_until = self._clock() + (engine.patience_s or 0.0)
 
     # -- clients ------------------------------------------------------------
+
+    def send(self, at: float, number: int) -> None:
+        """A client sends a request, now or later. Turns that are only known are made as far as it
+        does not reach the engine before them."""
+        self._coming.send(at, number)
+        if self._ahead is not None and not self._ahead.cut(self._coming.next_at):
+            self._ahead = None
+
+    def ends_until(self, time: float) -> Iterable[int]:
+        """Requests of which it is known now that they have ended by then, and was not before."""
+        return () if self._ahead is None else self._ahead.ends_until(time)
 
     def _next_event(self) -> float:
         leaving = self._leaving[0][0] if self._leaving else inf
@@ -175,10 +200,9 @@ class SimulatedServer:
         """The requests that reach the engine now."""
         now, coming, due = self._clock(), self._coming, list[Request]()
         while coming.next_at <= now:
-            arrival, number = coming.pop()
-            self.log.arrival[number] = arrival
+            sent_at, number = coming.pop()
             try:
-                due.append(self._builder.request(self.requests[number], number, arrival))
+                due.append(self._senders.request(number, sent_at))
             except RequestError as error:
                 self._refuse(number, error)
         return due
@@ -199,25 +223,28 @@ class SimulatedServer:
             heappush(self._leaving, (leaves_at, request.handle))
 
     def _leaves_at(self, request: Request) -> float:
-        stays = min(self.requests[request.handle].leaves_after_s, self._model.timeout_s or inf)
+        stays = min(
+            self._senders.requests[request.handle].leaves_after_s, self._model.timeout_s or inf
+        )
         return (request.arrival or 0.0) + stays
 
     def _let_leave(self) -> None:
         """Abort the requests of clients that leave now."""
         now = self._clock()
         while self._leaving and self._leaving[0][0] <= now:
-            request_id = self.requests[heappop(self._leaving)[1]].id
+            request_id = self._senders.requests[heappop(self._leaving)[1]].id
             if request_id in self._numbers:
                 self._engine.abort(request_id)
 
-    def _refuse(self, number: int, error: Exception) -> None:
-        outcome = "refused" if isinstance(error, QueueFull) else "impossible"
-        self.log.refuse(number, outcome, str(error), self._clock())
-        self._coming.ended(number, self._clock())
+    def _refuse(self, number: int, error: PacelineError) -> None:
+        now = self._clock()
+        if not self._outside.takes_back(number, error, now):
+            self._senders.log.refuse(number, error, now)
+            self._outside.ended(number, now)
 
     def _deliver(self, delivery: Delivery) -> None:
-        time = delivery.time + self._frontend.deliver_s(len(delivery.count))
-        if new := self.log.delivered(delivery, time):
+        time = delivery.time + self._coming.terms.deliver_s(len(delivery.count))
+        if new := self._senders.log.delivered(delivery, time):
             self.timeline.add_tokens_at(delivery.time, new)
         for refused in delivery.refused:
             self._refuse(self._numbers.pop(refused.request_id), refused.error)
@@ -227,48 +254,49 @@ class SimulatedServer:
     def close(self, ended: Ended, time: float) -> None:
         """The client knows that its request has ended."""
         number = self._numbers.pop(ended.request_id)
-        self.log.close(number, ended, time)
-        self._coming.ended(number, time)
-        if ended.request_id in self._explained:
-            self._explained[ended.request_id] = self.scheduler.explain(ended.request_id)
+        self._senders.log.close(number, ended, time)
+        self._outside.ended(number, time)
+        if ended.request_id in self._senders.explained:
+            self._senders.explained[ended.request_id] = self.scheduler.explain(ended.request_id)
 
     # -- many turns at once ---------------------------------------------------
 
-    def _leap(self, due: list[Request]) -> bool:
-        """Make all turns at once in which nothing is decided, until the next event. Returns whether
-        there were any."""
+    def _look_ahead(self, due: list[Request], until: float) -> bool:
+        """Find the turns in which nothing is decided, up to the next event. Returns whether there
+        are any."""
         scheduler, runner, now = self.scheduler, self._runner, self._clock()
-        if self._next_event() <= now or self._engine.has_messages:
+        until = min(until, self._next_event())
+        if until <= now or self._engine.has_messages:
             return False
         if (self._engine.resting and not self._engine.idle) or any(
             self._leaves_at(one) <= now for one in due
         ):
             return False
-        most = runner.turns_within(self._next_event() - now)
+        most = runner.turns_within(until - now)
         course = scheduler.course(runner.in_flight, self._depth, most, due, now)
         if course is None:
             return False
         for request in due:
             self._open(request)
         runner.follow(course)
-        stretch = runner.stretch(course, self._next_event())
+        stretch = runner.stretch(course, min(until, self._next_event()))
         turns = self._turns_until_follower(course, len(stretch))
         if turns < max(course.behind, 1):
             assert not due, "requests have joined a step that is not made"
             return False
-        self._make(course, stretch.first(turns))
+        self._ahead = Leap(course, stretch.first(turns), self._coming.terms)
         return True
 
-    def _make(self, course: Course, stretch: Stretch) -> None:
-        scheduler, runner, turns = self.scheduler, self._runner, len(stretch)
-        sent = course.tokens(turns)
-        times = stretch.ended + self._frontend.deliver_each_s(sent)
-        new = self.log.repeated(course, times)
-        watch = LeapWatch(self, stretch.ended, times)
+    def _make(self, leap: Leap) -> None:
+        """Make all of these turns at once."""
+        scheduler, runner, turns = self.scheduler, self._runner, len(leap)
+        course, stretch = leap.course, leap.stretch
+        new = self._senders.log.repeated(course, leap.times)
+        watch = LeapWatch(self, stretch.ended, leap.times)
         if watch.turns:
-            self.timeline.add_tokens(stretch.ended, sent)
+            self.timeline.add_tokens(stretch.ended, leap.sent)
         else:
-            self.timeline.add_tokens_at(float(stretch.ended[-1]), new)
+            self.timeline.add_tokens_at(leap.done_at, new)
         ids = runner.ids(course, turns)
         scheduler.leap(course, stretch.begun, stretch.ended, ids, watch)
         plans = scheduler.latest(course, turns)
@@ -277,30 +305,60 @@ class SimulatedServer:
 
     def _turns_until_follower(self, course: Course, turns: int) -> int:
         """Of so many turns, those up to the first end of a request that another one follows."""
-        if self._coming.has_followers:
+        if self._senders.has_followers:
             for turn, rows in course.endings(turns):
-                if any(map(self._coming.is_followed, course.handle[rows].tolist())):
+                if any(map(self._senders.is_followed, course.handle[rows].tolist())):
                     return turn + 1
         return turns
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector: a simulation leaves no cycles behind, and the collector would
-    walk over all requests of the load again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+class SimulatedServer:
+    """Serves one load alone, from its first request to its last."""
+
+    def __init__(
+        self,
+        model: ServerModel,
+        requests: Sequence[SimulatedRequest],
+        outputs: Mapping[str, I32] | None = None,
+        explained: Sequence[str] = (),
+    ) -> None:
+        """`outputs` has the tokens of requests, where they are known; `explained` names those
+        whose life is to be told at their end."""
+        self._senders = Senders(requests, explained)
+        self._replica = Replica(model, self._senders, self, outputs)
+        for at, number in self._senders.first():
+            self._replica.send(at, number)
+
+    @property
+    def scheduler(self) -> LeapingScheduler:
+        return self._replica.scheduler
+
+    def run(self) -> SimulatedRun:
+        with collection_paused():  # a simulation leaves no cycles behind
+            while self._replica.next_at < inf:
+                self._replica.go_on()
+        return SimulatedRun(
+            self._senders.requests,
+            self._senders.log,
+            self._replica.timeline,
+            self.scheduler.stats,
+            self.scheduler.config.cache.num_blocks,
+            self._senders.explained,
+        )
+
+    def ended(self, number: int, time: float) -> None:
+        for at, follower in self._senders.followers(number, time):
+            self._replica.send(at, follower)
+
+    def takes_back(self, number: int, error: PacelineError, time: float) -> bool:
+        """There is no other server."""
+        return False
 
 
 class LeapWatch:
     """Tells a server what happens in a leap of its scheduler."""
 
-    def __init__(self, server: SimulatedServer, ended: F64, times: F64) -> None:
+    def __init__(self, server: Replica, ended: F64, times: F64) -> None:
         """Turns end at the times `ended`, and clients know at `times`."""
         self._server, self._ended, self._times = server, ended, times
         self.turns = server.timeline.last_of_spans(ended)

@@ -7,7 +7,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.simulate.cells import COLUMNS, facts, number, spread_cells
+from paceline.simulate.cells import (
+    COLUMNS,
+    REPLICA_COLUMNS,
+    facts,
+    number,
+    replica_rows,
+    spread_cells,
+)
 from paceline.simulate.figures import Figures, SimulationReport
 
 EMPTY = {"-", "0", "0.0"}
@@ -41,6 +48,10 @@ def tenants(report: SimulationReport) -> Table:
     return table("tenants, milliseconds", columns, rows)
 
 
+def replicas(report: SimulationReport) -> Table:
+    return table("replicas", REPLICA_COLUMNS, replica_rows(report))
+
+
 def show(
     report: SimulationReport, targets_ms: Mapping[str, float], console: Console | None = None
 ) -> None:
@@ -50,5 +61,7 @@ def show(
     for name, text in facts(report, targets_ms).items():
         out.print(f"{name.ljust(width + 2)}{text}", markup=False, highlight=False)
     out.print(latencies(report.total))
+    if report.replicas:
+        out.print(replicas(report))
     if report.tenants:
         out.print(tenants(report))

@@ -1,5 +1,7 @@
 """How the queue, the batch and the blocks develop over time, in a bounded number of points."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline.core.arrays import F64, I64
@@ -22,6 +24,19 @@ class Timeline:
         self._most: F64 = np.zeros((len(self.NAMES), POINTS))
         self._tokens: F64 = np.zeros(POINTS)
         self._end = 0  # spans that have begun
+
+    @staticmethod
+    def of_all(parts: "Sequence[Timeline]") -> "Timeline":
+        """What several servers do together; of each span, the sum of their largest numbers."""
+        total = Timeline()
+        total.width_s = max(one.width_s for one in parts)
+        for one in parts:
+            while one.width_s < total.width_s:
+                one._halve()
+            total._most += one._most
+            total._tokens += one._tokens
+            total._end = max(total._end, one._end)
+        return total
 
     def last_of_spans(self, times: F64) -> list[int]:
         """Which of these times, ascending, are the last ones of spans that others follow in."""
