@@ -144,7 +144,7 @@ def test_a_conversation_is_saved_and_loaded(
         ('{"messages": [{"role": "king", "content": ""}]}', "has no conversation"),
         ('{"messages": [], "colour": 3}', "unknown parameter 'colour'"),
         ('{"messages": [], "top_p": 3}', "top_p is 3; it must lie in"),
-        ("[", "cannot be read"),
+        ("[", "is not complete"),
     ],
 )
 def test_a_file_that_is_no_conversation_is_refused(

@@ -64,12 +64,21 @@ def test_prompts_moves_and_the_host_add_up() -> None:
         ({"format": 1, "speed": 3}, "unknown fields: speed"),
         ({"format": 1, "decode": {"speed": 3}}, "decode of the profile has unknown fields: speed"),
         ({"format": 1, "decode": []}, "must be an object"),
-        ({"format": 1, "decode": {"fixed_s": -1.0}}, "fixed_s is -1.0"),
-        ({"format": 1, "decode": {"pairs": [[1]]}}, "a curve is"),
+        ({"format": 1, "decode": {"fixed_s": -1.0}}, "decode of the profile: fixed_s is -1.0"),
+        ({"format": 1, "decode": {"fixed_s": "1"}}, "fixed_s is '1'; it must be of type float"),
+        ({"format": 1, "decode": {"fixed_s": float("inf")}}, "fixed_s .* must be finite"),
+        ({"format": 1, "decode": {"pairs": [[1]]}}, "pairs of decode of the profile: a curve is"),
+        ({"format": 1, "decode": {"pairs": [[1, 10**400]]}}, "pairs of numbers"),
+        ({"format": 1, "moves": {"copies": [[1, -2.0]]}}, "copies of moves .* its seconds must"),
+        ({"format": 1, "decode": {"sizes": 4}}, "sizes of decode of the profile is 4; .* a list"),
+        ({"format": 1, "decode": {"sizes": ["4"]}}, "sizes are .* whole numbers"),
         ({"format": 1, "decode": {"sizes": [4, 2]}}, "sizes are"),
         ({"format": 1, "decode": {"reading": [[4, 1e-8]]}}, "rows and two numbers"),
         ({"format": 1, "decode": {"reading": [[4, 0, 0], [2, 0, 0]]}}, "rows must rise"),
         ({"format": 1, "source": "dreamt"}, "source is 'dreamt'"),
+        ({"format": 1, "depth": "2"}, "depth is '2'; it must be of type int"),
+        ({"format": 1, "settings": [1]}, r"settings of the profile is \[1\]; it must be an object"),
+        ({"format": 1, "settings": {"max_num_seqs": "9"}}, "max_num_seqs is '9'"),
     ],
 )
 def test_wrong_files(tmp_path: Path, values: dict[str, Any], complaint: str) -> None:
@@ -78,6 +87,31 @@ def test_wrong_files(tmp_path: Path, values: dict[str, Any], complaint: str) -> 
     with pytest.raises(ConfigError, match=complaint) as raised:
         Profile.load(path)
     assert str(raised.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "is empty"),
+        ("step times", "is not JSON at line 1, column 1: 'step times'"),
+        ('{\n  "format": 1,\n  depth: 2\n}', "is not JSON at line 3, column 3: 'depth: 2'"),
+        ('{"format": 1,\n', "is not complete: its JSON ends in line 2"),
+        ("\udcff", "is not a text: byte 0 is not UTF-8"),
+        ("[" * 100_000, "is nested too deeply"),
+        ("[1]", "is not a JSON object"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError, match=f"json {complaint}.*paceline calibrate.*h200-qwen3"):
+        Profile.load(path)
+
+
+def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+    (folder := tmp_path / "folder.json").mkdir()
+    with pytest.raises(ConfigError, match=r"json cannot be read: Is a directory; name a file"):
+        Profile.load(folder)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

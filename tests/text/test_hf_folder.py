@@ -120,7 +120,7 @@ def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"generation_config\.json is not a JSON object"):
         hf_vocabulary(folder)
     (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json is not complete"):
         hf_vocabulary(folder)
     (folder / "generation_config.json").unlink()
     write(folder, "tokenizer_config.json", {"chat_template": {"default": "d"}})

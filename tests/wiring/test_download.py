@@ -37,7 +37,7 @@ def test_weights_of_an_architecture_that_cannot_be_run_are_not_downloaded(tmp_pa
         assert hub.fetched() == ["config.json"]
 
 
-@pytest.mark.parametrize(("content", "complaint"), [("{", "cannot be read"), ("[]", "JSON object")])
+@pytest.mark.parametrize(("content", "complaint"), [("{", "not complete"), ("[]", "JSON object")])
 def test_a_config_that_is_not_an_object_is_refused(
     tmp_path: Path, content: str, complaint: str
 ) -> None:

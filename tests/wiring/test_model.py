@@ -44,7 +44,7 @@ def test_a_shape_without_weights_says_how_to_run_it() -> None:
 
 def test_a_shape_that_cannot_be_read_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"config\.json is not complete"):
         find_model(str(folder), "dummy", "cpu", silent)
 
 

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast, get_origin, get_type_hints
 
@@ -14,7 +15,7 @@ from paceline.core.arrays import F64, I64
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
-from paceline.core.setting_checks import check_types, not_negative, one_of, positive
+from paceline.core.setting_checks import check_types, not_negative, one_of, positive, require
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.row_rates import NO_RATES, RowRates
 from paceline.simulate.time_curve import NOTHING, TimeCurve
@@ -45,8 +46,11 @@ class StepTerms:
     def __post_init__(self) -> None:
         check_types(self)
         not_negative(self, "fixed_s")
-        if list(self.sizes) != sorted({max(size, 1) for size in self.sizes}):
-            raise ConfigError(f"sizes are {list(self.sizes)}; they must rise from 1 or more")
+        whole = all(type(size) is int for size in self.sizes)
+        if not whole or list(self.sizes) != sorted({max(size, 1) for size in self.sizes}):
+            raise ConfigError(
+                f"sizes are {list(self.sizes)}; they must be whole numbers that rise from 1 or more"
+            )
 
     def seconds(self, batch: BatchSummary) -> float:
         """Of a step that moves no blocks."""
@@ -177,6 +181,7 @@ class Profile:
     http: FrontEndTerms = field(default_factory=FrontEndTerms)
 
     def __post_init__(self) -> None:
+        check_types(self)
         one_of("source", self.source, ("estimated", "measured"))
         positive(self, "depth")
         Config.of(**self.settings)
@@ -242,19 +247,21 @@ class Profile:
     def load(name: str | Path) -> "Profile":
         """The profile in a file, or one that comes with the package."""
         path = Path(name)
+        choice = f"name a file that `paceline calibrate` wrote, or one of {', '.join(shipped())}"
         if path.suffix != ".json":
             path = Path(str(files("paceline.simulate"))) / "profiles" / f"{name}.json"
             if not path.is_file():
-                known = ", ".join(shipped())
                 raise ConfigError(
-                    f"there is no profile {name!r}; name a file that ends in .json, or one of "
-                    f"{known}"
+                    f"there is no profile {str(name)!r}; {choice} (files end in .json)"
                 )
         try:
-            return Profile.of(json_object(path))
+            values = json_object(path)
         except ConfigError as error:
-            text = str(error)
-            raise ConfigError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+            raise ConfigError(f"{error}; {choice}") from None
+        try:
+            return Profile.of(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
 
 def shipped() -> list[str]:
@@ -289,11 +296,27 @@ def built(kind: type[Any], values: Any, where: str) -> Any:
     given = dict(cast(Named, values))
     if unknown := [name for name in given if name not in kinds]:
         raise ConfigError(f"{where} has unknown fields: {', '.join(unknown)}")
-    for name, value in given.items():
-        if kinds[name] in (TimeCurve, RowRates):
-            given[name] = kinds[name](value)
-        elif get_origin(kinds[name]) is tuple and isinstance(value, list):
-            given[name] = tuple(cast("list[Any]", value))
-        elif is_dataclass(kinds[name]):
-            given[name] = built(cast("type[Any]", kinds[name]), value, f"{name} of {where}")
-    return kind(**given)
+    given = {name: part(kinds[name], one, f"{name} of {where}") for name, one in given.items()}
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def part(kind: Any, value: Any, where: str) -> Any:
+    """What a field of this kind holds. Numbers and texts are checked by the dataclass."""
+    if kind in (TimeCurve, RowRates):
+        try:
+            return kind(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    if is_dataclass(kind):
+        return built(cast("type[Any]", kind), value, where)
+    if get_origin(kind) is tuple:
+        require(isinstance(value, list), f"{where} is {value!r}; it must be a list")
+        return tuple(cast("list[Any]", value))
+    if get_origin(kind) is Mapping:
+        require(isinstance(value, Mapping), f"{where} is {value!r}; it must be an object")
+    if isinstance(value, float):
+        require(isfinite(value), f"{where} is {value}; it must be finite")
+    return value

@@ -82,7 +82,7 @@ def checked(points: Sequence[Sequence[float]]) -> list[Point]:
     """The points, if their rows rise and nothing is negative."""
     try:
         found = [(float(rows), float(token), float(longest)) for rows, token, longest in points]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"the rates of reading are {points!r}; each must be rows and two numbers"
         ) from None

@@ -92,7 +92,7 @@ def checked(points: Sequence[Sequence[float]]) -> list[Point]:
     """The points, if they are pairs whose amounts rise and whose seconds do not fall."""
     try:
         pairs = [(float(x), float(y)) for x, y in points]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"a curve is {points!r}; it must be pairs of numbers") from None
     amounts, seconds = [x for x, _ in pairs], [y for _, y in pairs]
     rises = bool(pairs) and amounts == sorted(set(amounts)) and seconds == sorted(seconds)
