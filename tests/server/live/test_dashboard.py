@@ -125,9 +125,13 @@ def test_files_have_their_types_and_are_not_sent_twice(tmp_path: Any) -> None:
     script = asked("vendor/plot.js")
     assert (script.body, script.headers["content-type"]) == (b"1", "text/javascript; charset=utf-8")
     assert "default-src 'self'" in script.headers["content-security-policy"]
-    again = asked("vendor/plot.js", **{"if-none-match": script.headers["etag"]})
-    assert (again.status_code, again.body) == (304, b"")
     assert asked("../index.html") is None
+    etag = script.headers["etag"]
+    for had in (etag, "*", f'"other", {etag}', f'W/{etag},"other"'):
+        again = asked("vendor/plot.js", **{"if-none-match": had})
+        assert (again.status_code, again.body, again.headers["etag"]) == (304, b"", etag)
+    for had in ("", '"other"', etag.strip('"'), f'"x{etag[1:]}'):
+        assert asked("vendor/plot.js", **{"if-none-match": had}).status_code == 200
 
 
 # -- pages that read slowly, engines that come back --------------------------

@@ -1,5 +1,6 @@
 """The files of the page, as they are sent to browsers."""
 
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from mimetypes import guess_type
@@ -48,9 +49,15 @@ class PageFiles:
         if (found := self._files.get(name)) is None:
             return None
         body, headers = found
-        if headers["ETag"] in request.headers.get("if-none-match", ""):
+        if has_one_of(request.headers.getlist("if-none-match"), headers["ETag"]):
             return Response(status_code=NOT_MODIFIED, headers=headers)
         return Response(body, headers=headers)
+
+
+def has_one_of(conditions: Sequence[str], etag: str) -> bool:
+    """Does the browser have this version, or any if it names none? A proxy may weaken a tag."""
+    tags = [tag.strip() for condition in conditions for tag in condition.split(",")]
+    return any(tag == "*" or tag.removeprefix("W/") == etag for tag in tags)
 
 
 def type_of(path: Path) -> str:
