@@ -20,6 +20,15 @@ class BodyWriter(Protocol):
         """Send what was written, and wait until more is taken."""
         ...
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client's system has not taken yet."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once, without what is not sent."""
+        ...
+
 
 class SentBody:
     """A body through ASGI's `send`, one message after another."""
@@ -35,6 +44,14 @@ class SentBody:
         body, self._body = self._body, b""
         if body:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    @property
+    def unsent(self) -> int:
+        return len(self._body)
+
+    def abort(self) -> None:
+        """ASGI has no word for it: the connection closes when all is sent."""
+        self._body = b""
 
 
 def body_writer(scope: Scope, send: Send) -> BodyWriter:

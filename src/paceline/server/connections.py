@@ -72,8 +72,11 @@ class DirectBody:
         self._chunks.append(b"%x\r\n%b\r\n" % (len(body), body))
         return not self._flow.write_paused
 
+    @property
+    def unsent(self) -> int:
+        return sum(map(len, self._chunks)) + self._transport.get_write_buffer_size()
+
     def abort(self) -> None:
-        """Close the connection at once."""
         self._transport.abort()
 
     def flush(self) -> None:

@@ -23,6 +23,7 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
+from paceline.server.body_writer import SentBody
 from paceline.server.live.frame_stream import MOST_BEHIND, PageStream, frame_events
 from paceline.server.live.page_files import PageFiles
 from paceline.server.settings import ServerSettings
@@ -165,7 +166,8 @@ class ScriptedSource:
         async def send(message: Any) -> None:
             body.extend(message["body"])
 
-        asyncio.run(PageStream(self, lambda: not self.answers, send).run([0]))
+        stream = PageStream(self, lambda: not self.answers, send, SentBody(send))
+        asyncio.run(stream.run([0]))
         parts = [part.split("\n") for part in body.decode().split("\n\n") if part]
         parts = [part for part in parts if not part[0].startswith(":")]
         return [(name[7:], json.loads(data[6:])) for name, data in parts]
@@ -191,8 +193,10 @@ def test_the_status_of_an_engine_that_dies_and_comes_back(monkeypatch: pytest.Mo
     assert source.questions[3:] == [FrameQuestion(0, 1, 2), FrameQuestion(0, 2, 1)]
 
 
-def test_a_page_that_does_not_read_is_sent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its frames would pile up in the memory of the server."""
+def test_a_page_that_does_not_read_is_sent_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its frames do not pile up in the memory of the server, and the server ends without it."""
     asked = list[FrameQuestion]()
 
     async def large(_: LiveControl, question: FrameQuestion) -> FrameAnswer:
@@ -206,11 +210,14 @@ def test_a_page_that_does_not_read_is_sent_no_more(monkeypatch: pytest.MonkeyPat
             while len(asked) > before:
                 before = len(asked)
                 await asyncio.sleep(0.2)
-        await site.until(lambda: not site.server.server_state.tasks)
+            site.server.begin_drain(1)
+            await site.until(lambda: not site.server.server_state.connections)
 
     monkeypatch.setattr(LiveControl, "frames", large)
+    monkeypatch.setattr("paceline.server.live.frame_stream.LAST_S", 0.1)
     on_its_own_server(scenario, ServerSettings(dashboard=True))
     assert 0 < len(asked) < 100
+    assert not [one.message for one in caplog.records if one.levelname == "ERROR"]
 
 
 def test_a_page_that_is_behind_loses_frames() -> None:

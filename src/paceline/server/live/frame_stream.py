@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -19,6 +18,7 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
+from paceline.server.body_writer import BodyWriter, body_writer
 from paceline.server.live.frame_source import FrameSource
 from paceline.server.respond import hung_up, until
 
@@ -75,15 +75,21 @@ class PageStream:
     source: FrameSource
     ends: Callable[[], bool]  # does the server end?
     send: Send
+    body: BodyWriter  # the connection that `send` writes to
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _written: float = field(default_factory=monotonic)  # when something was written last
 
     async def run(self, engines: Sequence[int]) -> None:
         await self._write(struct_event("start", self.source.start()))
         await until(self._ended(), self._follow_all(engines))
-        with suppress(TimeoutError):  # a page that reads nothing
-            async with asyncio.timeout(LAST_S):
+        try:
+            async with asyncio.timeout(LAST_S if self.ends() else None):
                 await self.send({"type": BODY, "body": b""})
+                while self.ends() and self.body.unsent:
+                    await asyncio.sleep(LAST_S / 10)
+        except TimeoutError:  # a server that ends does not wait for a page that reads nothing
+            self.body.abort()
+            await asyncio.sleep(LAST_S)  # until the connection is closed, which ends this
 
     async def _ended(self) -> None:
         """Return when the server ends, whatever engines and the page do."""
@@ -151,8 +157,9 @@ class FrameStream(Response):
         self._source, self._engines, self._ends = source, engines, ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until(hung_up(receive), self._send(send))
+        await until(hung_up(receive), self._send(scope, send))
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await PageStream(self._source, self._ends, send).run(self._engines)
+        body = body_writer(scope, send)
+        await PageStream(self._source, self._ends, send, body).run(self._engines)
