@@ -303,9 +303,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long each stage of a request took; a stage that was not reached took 0 s."""
+    """How long each stage of a request took; a stage that was not reached took 0 s.
 
-    queue_s: float = 0.0  # from arrival to the first admission
+    The stages are the whole time, unless another engine had the request and died.
+    """
+
+    queue_s: float = 0.0  # from arrival, or from the move, to the first admission
     prefill_s: float = 0.0  # from there to the first token
     decode_s: float = 0.0  # from there to the end
     total_s: float = 0.0

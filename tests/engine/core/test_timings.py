@@ -8,8 +8,8 @@ from paceline.core.request import Request, Sequence
 from paceline.engine.core.timings import timings
 
 
-def lived(*life: tuple[Happened, float]) -> Sequence:
-    request = Request(id="a", prompt=[1])  # pyright: ignore[reportArgumentType]
+def lived(*life: tuple[Happened, float], generated: tuple[tuple[int, ...], ...] = ()) -> Sequence:
+    request = Request(id="a", prompt=[1], generated=generated)  # pyright: ignore[reportArgumentType]
     moments = [Moment(happened, time, 0) for happened, time in life]
     return Sequence(request, 0, 2, 1.0, request.prompt, life=moments, preemptions=2)
 
@@ -41,15 +41,24 @@ def lived(*life: tuple[Happened, float]) -> Sequence:
             [
                 (Happened.SUBMITTED, 2.0),
                 (Happened.ADMITTED, 4.0),
-                (Happened.CONTINUED, 4.0),
+                (Happened.FIRST_TOKEN, 5.0),
                 (Happened.FINISHED, 7.0),
             ],
-            Timings(3.0, 0.0, 3.0, 6.0, 2),
+            Timings(3.0, 1.0, 2.0, 6.0, 2),
         ),
     ],
 )
 def test_time_is_shared_out(life: list[tuple[Happened, float]], expected: Timings) -> None:
     assert timings(lived(*life)) == expected
+
+
+def test_the_time_in_an_engine_that_died_is_no_time_in_the_queue() -> None:
+    """The first engine had it from 1 s to 5 s."""
+    moved = (Happened.SUBMITTED, 5.0), (Happened.ADMITTED, 6.0)
+    goes_on = lived(*moved, (Happened.CONTINUED, 6.0), (Happened.FINISHED, 9.0), generated=((7,),))
+    assert timings(goes_on) == Timings(1.0, 0.0, 3.0, 8.0, 2)
+    anew = lived(*moved, (Happened.FIRST_TOKEN, 7.5), (Happened.FINISHED, 9.0), generated=((),))
+    assert timings(anew) == Timings(1.0, 1.5, 1.5, 8.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,17 @@ def timed(scheduler: Scheduler, ended: Ended) -> Ended:
 def timings(sequence: Sequence) -> Timings:
     """Stages run from arrival to the end; the last stage that was reached takes the rest.
 
-    One that continued the work of another engine had its first token there.
+    One that continues the work of a dead engine waits from when this engine got it. Its time in the
+    dead engine belongs to no stage, since that engine alone knew what it did then. It may have had
+    its first token there.
     """
     life = sequence.life
     end = life[-1].time
     admitted = first(life, Happened.ADMITTED, end)
     token = first(life, Happened.CONTINUED, first(life, Happened.FIRST_TOKEN, end))
+    queued = sequence.queued_at if sequence.request.generated else sequence.arrival
     return Timings(
-        queue_s=admitted - sequence.arrival,
+        queue_s=admitted - queued,
         prefill_s=token - admitted,
         decode_s=end - token,
         total_s=end - sequence.arrival,

@@ -346,7 +346,7 @@ class Frontend:
         self._close(ended.request_id)
         if ended.choices:
             self.metrics.generated(output.usage.completion_tokens)
-            self._first(open_request, took.queue_s + took.prefill_s)
+            self._first(open_request, took.total_s - took.decode_s)
         self.metrics.ended(self._lengths(open_request, output), ended.cached, took)
         self._count_ends(output)
 
