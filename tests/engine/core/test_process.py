@@ -200,11 +200,25 @@ def test_an_engine_that_stops_after_a_failed_step_takes_its_process_with_it(
     """Also if its device cannot be closed."""
     monkeypatch.setattr(process, "CLOSE_S", 0.2)
 
-    async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
         output = await engine.generate(ask("hello", max_tokens=200)).whole()
         assert "step 4 failed" in output.error
         assert "step 4 failed" in await engine.gone()
         assert "step 4 failed" in (engine.healthy() or "")
+        while runs(core.pid):
+            await asyncio.sleep(0.01)
+
+    with_process(use, "build_breaking", on_failure="stop", step=4, closes=False)
+
+
+def test_a_death_is_known_before_the_process_is_gone() -> None:
+    """Its requests must not wait for a device that cannot be closed."""
+
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
+        await engine.generate(ask("hello", max_tokens=200)).whole()
+        assert "step 4 failed" in await engine.gone()
+        assert runs(core.pid)
+        os.kill(core.pid, signal.SIGKILL)
 
     with_process(use, "build_breaking", on_failure="stop", step=4, closes=False)
 

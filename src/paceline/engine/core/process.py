@@ -38,6 +38,7 @@ class ProcessCore:
     ) -> None:
         self._lock = Lock()
         self._death = ""  # why it ended
+        self._reported = False  # does the receiver know of the death?
         self._numbers = count()
         self._questions: dict[int, Future[Any]] = {}
         self._stalls = StallDetector(engine.stall_s)
@@ -62,7 +63,7 @@ class ProcessCore:
         with self._lock:
             self._receiver, dead = receiver, self._death
         if dead:
-            receiver.died(dead, for_good=True)
+            self._report_death()
 
     def submit(self, request: Request, parked: str = "") -> None:
         self._stalls.submitted(request, parked)  # before the core can report its end
@@ -134,23 +135,26 @@ class ProcessCore:
             message: wire.FromCore = wire.from_core.decode(frame)
             match message:
                 case wire.EncodedDelivery():
+                    assert not self._death, "a core that is dead has no requests"
                     delivery = wire.decode_delivery(message)
                     self._stalls.delivered(delivery)
                     assert self._receiver is not None, "a request was submitted before the start"
                     self._receiver.deliver(delivery)
                 case wire.NumberedAnswer(number, value, fault):
-                    settle(self._questions.pop(number), value, fault and fault.error())
+                    if answer := self._questions.pop(number, None):  # none after its death
+                        settle(answer, value, fault and fault.error())
                 case wire.Died(reason):
+                    # Requests move before the process is gone: its device may take long to close.
                     self._die(reason)
-                    # Its requests are moved, or it is restarted, when the process is gone.
+                    self._report_death()
                     Thread(target=self._process.wait, args=(CLOSE_S,), daemon=True).start()
                 case wire.LogMessage(name, level, text):
                     logging.getLogger(name).log(level, "%s", text)
                 case wire.Ready(capacity, fault):
                     settle(self._capacity, capacity, fault and fault.error())
-        receiver = self._die(self._exit_reason())
-        if receiver is not None and self._process.returncode:
-            receiver.died(self._death, for_good=True)
+        self._die(self._exit_reason())
+        if self._process.returncode:
+            self._report_death()
 
     def _exit_reason(self) -> str:
         code = self._process.returncode
@@ -158,11 +162,18 @@ class ProcessCore:
             f"the engine's process has died with code {code}" if code else "the engine is shut down"
         )
 
-    def _die(self, reason: str) -> Receiver | None:
-        """Record why the core ended; returns the receiver, if there is one already."""
+    def _die(self, reason: str) -> None:
+        """Record why the core ended, and answer no more."""
         with self._lock:
-            self._death, receiver = self._death or reason, self._receiver
+            self._death = self._death or reason
         settle(self._capacity, None, EngineFailed(self._death))
         while self._questions:
             settle(self._questions.popitem()[1], None, EngineFailed(self._death))
-        return receiver
+
+    def _report_death(self) -> None:
+        """Tell the receiver, once, as soon as there is one."""
+        with self._lock:
+            receiver = None if self._reported else self._receiver
+            self._reported = self._reported or receiver is not None
+        if receiver is not None:
+            receiver.died(self._death, for_good=True)

@@ -346,8 +346,8 @@ class SeveralCores:
 
 
 def without_lost(delivery: Delivery) -> Delivery:
-    """A delivery of an engine that has stopped, without the requests that it had to give up: its
-    process ends next, and then they are moved."""
+    """A delivery of an engine that has stopped, without the requests that it had to give up: it
+    reports its death next, and then they are moved."""
     ended = tuple(one for one in delivery.ended if one.finish is not Finish.ERROR)
     refused = tuple(one for one in delivery.refused if not isinstance(one.error, EngineFailed))
     return replace(delivery, ended=ended, refused=refused)
