@@ -8,7 +8,7 @@ from paceline.core.errors import RequestError
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.wiring.rank_wire import DropAdapter, KeepAdapter, ReadAdapter
-from paceline.wiring.ranks import RankProcesses
+from paceline.wiring.tensor_ranks import RankProcesses
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

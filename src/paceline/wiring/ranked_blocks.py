@@ -10,7 +10,7 @@ from paceline.kv.connector import Bytes
 from paceline.runner.block_bytes import BlockBytes
 from paceline.runner.lazy_memory import lazy_zeros
 from paceline.wiring.rank_wire import CopyBlocks, ShareRows
-from paceline.wiring.ranks import RankProcesses
+from paceline.wiring.tensor_ranks import RankProcesses
 
 SHARED_BYTES = 32 << 20  # of each rank
 

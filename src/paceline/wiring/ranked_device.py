@@ -15,7 +15,7 @@ from paceline.sched.scheduler import Scheduler
 from paceline.wiring.drafting import DraftWeights
 from paceline.wiring.rank_wire import RankedModel
 from paceline.wiring.ranked_runner import RankedRunner
-from paceline.wiring.ranks import RankProcesses
+from paceline.wiring.tensor_ranks import RankProcesses
 
 
 class RankedDevice:

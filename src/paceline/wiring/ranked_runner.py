@@ -8,7 +8,7 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
 from paceline.wiring.ranked_adapters import RankedAdapters
 from paceline.wiring.ranked_blocks import RankedBlocks
-from paceline.wiring.ranks import RankProcesses
+from paceline.wiring.tensor_ranks import RankProcesses
 
 
 class RankedRunner:

@@ -45,7 +45,7 @@ from paceline.server.settings import ServerSettings
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
-from paceline.wiring.engine_ranks import places, settings_of
+from paceline.wiring.engine_replicas import places, settings_of
 from paceline.wiring.front_end_settings import FrontEndSettings
 from paceline.wiring.images import load_images
 from paceline.wiring.json_settings import as_json

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.wiring import engine_ranks
-from paceline.wiring.engine_ranks import places, settings_of, shares, visible_gpus
+from paceline.wiring import engine_replicas
+from paceline.wiring.engine_replicas import places, settings_of, shares, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_gpus_are_those_that_are_visible_or_all(tmp_path: Path) -> None:
 
 
 def test_each_engine_has_gpus_of_its_own_or_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_ranks, "usable_cpus", lambda: [0, 1])
+    monkeypatch.setattr(engine_replicas, "usable_cpus", lambda: [0, 1])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert [one.cpus for one in places(2, "cpu", 1)] == [(0,), (1,)]
     assert [dict(one.variables) for one in places(2, "auto", 1)] == [

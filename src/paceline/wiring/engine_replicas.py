@@ -1,4 +1,4 @@
-"""What each of several engines has of its own: CPU cores or GPUs, ports, and files."""
+"""What each of several engines with the same model has: CPU cores or GPUs, ports, and files."""
 
 import json
 import os

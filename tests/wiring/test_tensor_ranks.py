@@ -32,7 +32,7 @@ from paceline.wiring.model import find_checkpoint
 from paceline.wiring.rank_wire import CopyBlocks, RankedModel
 from paceline.wiring.ranked_device import RankedDevice
 from paceline.wiring.ranked_runner import RankedRunner
-from paceline.wiring.ranks import RankProcesses
+from paceline.wiring.tensor_ranks import RankProcesses
 from tests.conformance.architectures import Case, architectures
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive

@@ -1,4 +1,4 @@
-"""The other ranks of a model: processes that are started, watched and ended here."""
+"""The other ranks of a divided model: processes that are started, watched and ended here."""
 
 import logging
 from collections.abc import Callable, Generator, Sequence
