@@ -74,8 +74,8 @@ class NormedLinear:
         return gated(found, is_silu, late)
 
 
-class ResidualLinear:
-    """Adds a product to the residual stream, after a norm if the architecture has one."""
+class ResidualProduct:
+    """A product for the residual stream, and the norm after it if the architecture has one."""
 
     def __init__(
         self,
@@ -86,13 +86,22 @@ class ResidualLinear:
     ) -> None:
         product = factory.linear(spec)
         assert isinstance(product, DenseLinear)
-        self._adapted = widen(product)
-        self._product, self._split, self._streamed = (
-            product,
-            SplitKLinear(product),
-            StreamedLinear(product),
-        )
+        self._adapted, self._product = widen(product), product
         self._norm = None if norm is None else (factory.factor(norm), norm.floor)
+
+
+class ResidualLinear(ResidualProduct):
+    """Adds a product to the residual stream, after the norm if there is one."""
+
+    def __init__(
+        self,
+        factory: LayerFactory,
+        spec: ProductSpec,
+        norm: NormSpec | None,
+        widen: Widen = not_adapted,
+    ) -> None:
+        super().__init__(factory, spec, norm, widen)
+        self._split, self._streamed = SplitKLinear(self._product), StreamedLinear(self._product)
 
     def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
         if places is not None:
@@ -116,7 +125,7 @@ class ResidualLinear:
             add_normalized(hidden, adapted(x, places), *self._norm)
 
 
-class SummedResidual:
+class SummedResidual(ResidualProduct):
     """The same over the inputs of all ranks."""
 
     def __init__(
@@ -126,11 +135,8 @@ class SummedResidual:
         norm: NormSpec | None,
         widen: Widen = not_adapted,
     ) -> None:
-        product = factory.linear(spec)
-        assert isinstance(product, DenseLinear)
-        self._adapted = widen(product)
-        self._product, self._summed = product, factory.sum_over_ranks()
-        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
+        super().__init__(factory, spec, norm, widen)
+        self._summed = factory.sum_over_ranks()
 
     def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
         if places is None:
