@@ -30,7 +30,9 @@ def served(chromium: str) -> Iterator[Site]:
         yield running
 
 
-@pytest.fixture(scope="session")
+# It ends with this folder: while it lasts, its event loop counts as running in this thread, and
+# tests of other folders could not run theirs.
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
     expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
