@@ -157,6 +157,7 @@ def test_events_may_be_cut_anywhere(modules: Modules) -> None:
 
 def test_numbers_are_short(modules: Modules) -> None:
     body = "return x.map(m.duration);"
-    values = [0, 0.0004, 0.0123, 1.5, 42, 150, 7300]
-    expected = ["0 ms", "400 µs", "12 ms", "1.5 s", "42 s", "2:30 min", "2:01 h"]
+    values = [0, 0.0004, 0.0123, 1.5, 42, 150, 179.7, 3599.7, 7300]
+    minutes = ["2:30 min", "3:00 min", "1:00 h", "2:01 h"]
+    expected = ["0 ms", "400 µs", "12 ms", "1.5 s", "42 s", *minutes]
     assert modules.run("words.js", body, values) == expected

@@ -25,13 +25,13 @@ export function drawTiles({ history, entry, figures }) {
   const latest = history.columnsUntil(entry, 1)[0];
   const isSeveral = latest && history.hasFamilies(latest);
   const among = isSeveral ? `in ${count(takenSlots(latest, entry))} slots` : `of ${count(slots)}`;
-  const parked = counts.parked ? `+ ${count(counts.parked)} parked` : "";
-  const swapped = counts.swapped ? `${count(counts.swapped)} on the host` : parked;
+  const swapped = counts.swapped ? [`${count(counts.swapped)} on the host`] : [];
+  const parked = counts.parked ? [`+ ${count(counts.parked)} parked`] : [];
   /** @type {[string, string, string][]} */
   const tiles = [
     ["Generated", short(figures.tokensPerS), "tokens/s"],
     ["Running", count(counts.running), among],
-    ["Waiting", count(counts.waiting), swapped],
+    ["Waiting", count(counts.waiting), [...swapped, ...parked].join(" ")],
     ["Blocks held", ...unitOf(percent(usage))],
     ["Prefix hits", ...unitOf(percent(figures.hitRate))],
     ["TTFT, p50", ...unitOf(quantileOf(figures.firstToken, 0.5))],

@@ -30,9 +30,9 @@ export function scaled(seconds) {
   if (size < 0.00095) return [figure(seconds * 1e6), "µs"];
   if (size < 0.95) return [figure(seconds * 1e3), "ms"];
   if (size < 120) return [figure(seconds), "s"];
-  const minutes = Math.floor(size / 60);
-  const rest = Math.round(size % 60);
-  if (minutes < 60) return [`${minutes}:${String(rest).padStart(2, "0")}`, "min"];
+  const whole = Math.round(size);
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return [`${minutes}:${String(whole % 60).padStart(2, "0")}`, "min"];
   return [`${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}`, "h"];
 }
 
