@@ -37,7 +37,8 @@ def measured_profile(
     device = device_of(str(settings.get("device", "auto")))
     try:
         about = with_server(components, profile_of(components, name, device))
-        meter = StepMeter(components.runner, components.scheduler.config, components.depth)
+        config, vocab = components.scheduler.config, components.tokenizer.vocab_size
+        meter = StepMeter(components.runner, config, components.depth, vocab=vocab)
         profile = calibrate(meter, about, limit_s, sizes_of(components.runner))
         return with_drafts_checked(components, profile)
     finally:
@@ -100,7 +101,8 @@ def with_server(components: EngineComponents, about: Profile) -> Profile:
 def device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{processor_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{processor_name()}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def model_name(model: str) -> str:

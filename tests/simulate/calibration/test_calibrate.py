@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.core.plan import Admitted, Plan
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.calibration import calibrate as calibration
 from paceline.simulate.calibration import step_meter
@@ -62,6 +63,20 @@ def test_any_begin_of_the_order_covers_the_grid(count: int) -> None:
     if count == 100:
         begin = sorted(ordered[:20])
         assert max(high - low for low, high in pairwise([*begin, count])) <= 12
+
+
+def test_a_small_vocabulary_has_all_tokens_of_prompts() -> None:
+    admitted = list[Admitted]()
+
+    class Noting(KnownRunner):
+        def launch(self, plan: Plan) -> None:
+            admitted.extend(plan.admitted)
+            super().launch(plan)
+
+    runner = Noting()
+    meter = StepMeter(runner, CONFIG, 1, runner.clock, vocab=101)
+    meter.measure(DecodePoint(3, 500).parts)
+    assert max(int(one.tokens.max()) for one in admitted) == 100
 
 
 def test_a_model_that_is_too_short() -> None:

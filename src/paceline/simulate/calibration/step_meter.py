@@ -71,8 +71,10 @@ class StepMeter:
         config: Config,
         depth: int,
         clock: Callable[[], float] = perf_counter,
+        vocab: int = TOKENS,
     ) -> None:
         self.config, self.depth, self._runner, self._clock = config, depth, runner, clock
+        self._tokens = min(vocab, TOKENS)
         self._resident = 0  # slots in use, the first ones
 
     def measure(self, steps: Steps, moves: Moves = NO_MOVES, most: int = MOST) -> Observation:
@@ -159,7 +161,7 @@ class StepMeter:
     def _sequence(self, slot: int, computed: int, length: int, used: int) -> Admitted:
         """A sequence with room for `length` tokens, in the blocks after those that are used."""
         cache = self.config.cache
-        tokens: I32 = (np.arange(length, dtype=np.int32) + 7 * slot) % TOKENS
+        tokens: I32 = (np.arange(length, dtype=np.int32) + 7 * slot) % self._tokens
         needed = -(-length // cache.block_size)
         blocks = tuple((used + place) % cache.num_blocks for place in range(needed))
         more = (blocks,) * (len(cache.groups) - 1)
