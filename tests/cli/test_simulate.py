@@ -86,6 +86,7 @@ def test_a_recording_goes_straight_in(folder: Path, capsys: pytest.CaptureFixtur
     for expected in (
         *("fair instead of fcfs: sooner first tokens for tenant b", "r9 under fcfs:"),
         *("r9 under fair:", "seconds end to end", "gains", "recorded:"),
+        "the profile is of another device or model",
     ):
         assert expected in said
 
@@ -166,6 +167,7 @@ def test_long_names_of_variants_are_numbered(
     said = capsys.readouterr().out
     assert " 2  fair max_num_seqs=4 watermark=0.1\n" in said
     assert re.search(r"^ +2 +4 ", said, re.MULTILINE)
+    assert re.search(r"^ +# +done ", said, re.MULTILINE)
 
 
 def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

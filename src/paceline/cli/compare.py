@@ -38,6 +38,7 @@ from paceline.simulate.comparison import (
 from paceline.simulate.experiment import Experiment, Variant, VariantResult, variants_of
 from paceline.simulate.recorded import RecordedLoad
 
+FAR_OFF = 2.0  # times: so far, a profile is of another device or model
 LONGEST_NAME = 16  # of a variant, in a table of 80 columns
 SHOWN = 5  # requests that gained most, and as many that lost most
 
@@ -128,23 +129,15 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
     out = Console()
     legend, rows = numbered(rows_of(results))
     print(*legend, sep="\n", end="\n" if legend else "")
-    out.print(table("milliseconds", COLUMNS, rows))
+    columns = ("#", *COLUMNS[1:]) if legend else COLUMNS
+    out.print(table("milliseconds", columns, rows))
     print("* no other variant has both more throughput and a lower TTFT p99")
     for one in results[1:]:
         print(sentence(results[0], one))
     if not isinstance(source, RecordedLoad):
         return
-    ids = results[0].ids
-    recorded = [source.times[name].e2e_s for name in ids]
-    pairs = zip(recorded, results[0].e2e_s.tolist(), strict=True)
-    known = [(then, now) for then, now in pairs if then is not None and not isnan(now)]
-    if known:
-        then, now = (sum(column) / len(known) for column in zip(*known, strict=True))
-        print(
-            f"recorded: {then:.3g} s end to end on average, over {len(known):,} requests that ",
-            end="",
-        )
-        print(f"completed; simulated as {results[0].name}: {now:.3g} s")
+    for line in recorded_times(results[0], source):
+        print(line)
     for one in results[1:]:
         gained, lost = largest_changes(results[0], one, SHOWN)
         rows = [cells("gains", change) for change in gained]
@@ -152,6 +145,26 @@ def show(results: Sequence[VariantResult], source: Any) -> None:
         if rows:
             columns = ("request", "", "tenant", "prompt", results[0].name, one.name)
             out.print(table("seconds end to end", columns, rows))
+
+
+def recorded_times(first: VariantResult, source: RecordedLoad) -> list[str]:
+    """How long requests took then and in the simulation, in sentences."""
+    recorded = [source.times[name].e2e_s for name in first.ids]
+    pairs = zip(recorded, first.e2e_s.tolist(), strict=True)
+    known = [(then, now) for then, now in pairs if then is not None and not isnan(now)]
+    if not known:
+        return []
+    then, now = (sum(column) / len(known) for column in zip(*known, strict=True))
+    lines = [
+        f"recorded: {then:.3g} s end to end on average, over {len(known):,} requests that "
+        f"completed; simulated as {first.name}: {now:.3g} s"
+    ]
+    if source.speed == 1 and not then / FAR_OFF <= now <= then * FAR_OFF:
+        lines.append(
+            "These are far apart: the profile is of another device or model, or the server had to "
+            "share its machine. --profile names another, and `paceline calibrate` measures one."
+        )
+    return lines
 
 
 def numbered(rows: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
