@@ -176,6 +176,19 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "One replica holds" in said
     assert "and needs " in said
+    assert "too short" not in said
+
+
+def test_a_burst_does_not_tell_which_rate_lasts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(folder / "trace.jsonl")
+    assert called(folder, "capacity", trace, "--ttft-p99", "60", "--no-replicas") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"holds \d\d,\d{3} requests/s", said)
+    assert (
+        "too short to tell whether that lasts: at that rate, 20 requests come within 0.00" in said
+    )
 
 
 def test_several_replicas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

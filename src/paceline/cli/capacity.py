@@ -21,6 +21,7 @@ from paceline.core.cores import usable_cores
 from paceline.simulate.capacity import (
     CapacityAnswer,
     LatencyLimits,
+    Trial,
     highest_rate,
     replicas_needed,
 )
@@ -29,6 +30,7 @@ from paceline.simulate.experiment import Experiment
 from paceline.simulate.fleet import FleetModel
 
 LIMITS = "limits, in seconds"
+LASTING = 0.5  # of a rate: if less is served, all requests are rather one burst
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,31 @@ def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float)
         print("No rate keeps the limits.")
     else:
         tokens = number(rate.best.figures.output_tokens_per_s)
-        print(f"One replica holds {rate.best.tried:.3g} requests/s, {tokens} output tokens/s.")
+        print(f"One replica holds {short(rate.best.tried)} requests/s, {tokens} output tokens/s.")
+        if doubt := doubt_of(rate.best):
+            print(doubt)
     if replicas is not None:
         best, most = replicas.best, int(replicas.trials[-1].tried)
         answer = f"; even {count_of(most)} do not keep the limits"
         if best is not None:
             answer = f" and needs {count_of(int(best.tried))}"
-        print(f"The load has {own_rate:.3g} requests/s{answer}.")
+        print(f"The load has {short(own_rate)} requests/s{answer}.")
+
+
+def doubt_of(best: Trial) -> str:
+    """Why a rate may not last: requests came, but were not served, at that rate."""
+    total, served = best.figures, best.figures.requests_per_s
+    if served >= LASTING * best.tried:
+        return ""
+    return (
+        f"The load is too short to tell whether that lasts: at that rate, {total.requests:,} "
+        f"requests come within {total.requests / best.tried:.2g} s, and {short(served)} per second "
+        "are served. Take a longer load."
+    )
+
+
+def short(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"  # noqa: PLR2004
 
 
 def count_of(replicas: int) -> str:
@@ -141,5 +161,5 @@ def trial_rows(answer: CapacityAnswer) -> list[list[str]]:
         total = one.figures
         late = [number(spread and spread.p99) for spread in (total.ttft_ms, total.itl_ms)]
         tokens = number(total.output_tokens_per_s)
-        rows.append([f"{one.tried:.3g}", *late, tokens, one.broken or "-"])
+        rows.append([short(one.tried), *late, tokens, one.broken or "-"])
     return rows
