@@ -161,3 +161,27 @@ def test_numbers_are_short(modules: Modules) -> None:
     minutes = ["2:30 min", "3:00 min", "1:00 h", "2:01 h"]
     expected = ["0 ms", "400 µs", "12 ms", "1.5 s", "42 s", *minutes]
     assert modules.run("words.js", body, values) == expected
+
+
+def test_charts_of_a_recording_begin_at_its_begin(modules: Modules) -> None:
+    body = "return x.map(([end, isWall]) => m.timeSpan(end, 60, isWall));"
+    spans = modules.run("charts.js", body, [[5.0, False], [100.0, False], [5.0, True]])
+    assert [(one["min"], one["max"]) for one in spans] == [(0, 60), (40, 100), (-55, 5)]
+
+
+def test_the_table_of_an_idle_engine_is_empty(modules: Modules) -> None:
+    body = """
+      const { History } = await import('./history.js');
+      return x.map(frame => {
+        const history = new History();
+        history.add(frame);
+        const table = new m.RunningTable(() => {});
+        table.draw({ history, entry: history.last });
+        return table.body.textContent;
+      });"""
+    steps, seats = (step(1, "d"),), (Seat(0, 1, "a", -1, 7),)
+    frames = [
+        frame(1, 1, 0.5, steps=steps, seats=seats, counts=RequestCounts(running, 0, 0, 0))
+        for running in (1, 0)
+    ]
+    assert modules.run("tables.js", body, frames) == ["0adecode7", ""]

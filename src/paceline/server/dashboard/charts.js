@@ -145,10 +145,7 @@ export class Charts {
       );
       plot.batch(() => {
         plot.setData([times, ...lines], false);
-        plot.setScale("x", {
-          min: end + this.offset - Math.max(seconds, 1),
-          max: end + this.offset,
-        });
+        plot.setScale("x", timeSpan(end + this.offset, Math.max(seconds, 1), this.isWall));
         plot.setScale("y", { min: 0, max: chart.most ?? top(lines) });
       });
       this.#tell(plot, chart, legend);
@@ -183,7 +180,7 @@ export class Charts {
       {
         width: place.clientWidth,
         height: 132,
-        padding: [8, 4, 0, 0],
+        padding: [8, 16, 0, 0],
         legend: { show: false },
         cursor: { sync: { key: "paceline" }, drag: { x: false, y: false }, points: { size: 6 } },
         scales: { x: { time: this.isWall, auto: false }, y: { auto: false } },
@@ -258,6 +255,13 @@ function pointsOf({ history: { entries }, index, windowS }) {
 function valueOf(line, { at }, history) {
   if (at === null) return null;
   return line.value(history.entries[at], history.windowStart(at, line.seconds ?? RATE_S));
+}
+
+/** The times of a chart. Those of a recording begin at 0, and it fills from the left.
+ * @param {number} end @param {number} seconds @param {boolean} isWall */
+export function timeSpan(end, seconds, isWall) {
+  const min = isWall ? end - seconds : Math.max(end - seconds, 0);
+  return { min, max: min + seconds };
 }
 
 /** @param {(number | null)[][]} lines */

@@ -188,8 +188,9 @@ export class SlotsPicture {
 
   /** @param {CanvasRenderingContext2D} context @param {Geometry} geometry
    * @param {import("./main.js").Scene} scene */
-  #labels(context, { columns, left, rows, tall, group }, { history, selected }) {
+  #labels(context, { columns, left, rows, tall, group }, { history, entry, selected }) {
     const latest = columns.at(-1);
+    const isIdle = takenSlots(latest, entry) === 0; // the latest step was the last one for now
     context.textBaseline = "middle";
     if (tall < LABELLED) {
       const every = [4, 8, 16, 32, 64, 128, 256].find((n) => (n / group) * tall >= 24) ?? 512;
@@ -205,7 +206,7 @@ export class SlotsPicture {
     }
     for (let slot = 0; slot < rows; slot++) {
       const y = slot * tall + tall / 2;
-      const isTaken = latest !== undefined && (latest.record.cells[slot] ?? ".") !== ".";
+      const isTaken = latest && !isIdle && (latest.record.cells[slot] ?? ".") !== ".";
       const seat = isTaken ? history.seatAt(latest.run, slot, latest.record.step) : null;
       context.font = font(10);
       context.textAlign = "right";

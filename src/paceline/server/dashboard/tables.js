@@ -65,7 +65,8 @@ export class RunningTable {
   /** @param {Scene} scene */
   draw({ history, entry }) {
     const latest = history.columnsUntil(entry, 1).at(-1);
-    const taken = latest ? [...latest.record.cells].map((code, slot) => ({ code, slot })) : [];
+    const isIdle = !latest || takenSlots(latest, entry) === 0;
+    const taken = isIdle ? [] : [...latest.record.cells].map((code, slot) => ({ code, slot }));
     const running = taken.filter(({ code }) => code !== "." && code !== "x");
     fillList(this.body, running.slice(0, MOST_ROWS), this.makeRow, (row, { code, slot }) => {
       const { run, record } = /** @type {import("./history.js").Column} */ (latest);
