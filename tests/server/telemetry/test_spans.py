@@ -3,13 +3,15 @@
 import asyncio
 from typing import Any
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from paceline.core.plan import Plan
-from paceline.server.telemetry.spans import Spans
+from paceline.server.telemetry.request_log import RequestLogEntry
+from paceline.server.telemetry.spans import Spans, first_token_s
 from paceline.server.telemetry.tracing import tracing_to
 from tests.server.support import Site, on_its_own_server, paced
 
@@ -72,11 +74,16 @@ def check_named(span: ReadableSpan) -> None:
     total = sum(float(str(told[f"gen_ai.latency.{stage}"])) for stage in stages)
     assert abs(total - float(str(told["gen_ai.latency.e2e"]))) < 1e-3
     queue, prefill, decode = (float(str(told[f"gen_ai.latency.{stage}"])) for stage in stages)
-    assert told["gen_ai.latency.time_to_first_token"] == queue + prefill
+    assert told["gen_ai.latency.time_to_first_token"] == pytest.approx(queue + prefill, abs=1e-5)
     assert told["gen_ai.latency.time_in_model_inference"] == prefill + decode
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.end_time - span.start_time >= total * 0.99e9
+
+
+def test_the_time_in_an_engine_that_died_is_before_the_first_token() -> None:
+    entry = RequestLogEntry("a", "/", queue_s=1.0, prefill_s=1.0, decode_s=2.0, total_s=9.0)
+    assert first_token_s(entry) == 7.0
 
 
 def test_a_tracer_is_found_by_where_spans_go() -> None:

@@ -59,7 +59,7 @@ def attributes(
         "gen_ai.usage.cached_tokens": entry.cached_tokens,
         "gen_ai.response.finish_reasons": entry.finish_reasons,
         "gen_ai.latency.time_in_queue": entry.queue_s,
-        "gen_ai.latency.time_to_first_token": added(entry.queue_s, entry.prefill_s),
+        "gen_ai.latency.time_to_first_token": first_token_s(entry),
         "gen_ai.latency.time_in_model_prefill": entry.prefill_s,
         "gen_ai.latency.time_in_model_decode": entry.decode_s,
         "gen_ai.latency.time_in_model_inference": added(entry.prefill_s, entry.decode_s),
@@ -70,6 +70,11 @@ def attributes(
         "paceline.tenant": entry.tenant,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def first_token_s(entry: RequestLogEntry) -> float | None:
+    """From arrival, also of a request that was in another engine before, in no stage."""
+    return None if entry.decode_s is None else round(entry.total_s - entry.decode_s, 6)
 
 
 def added(one: float | None, other: float | None) -> float | None:
