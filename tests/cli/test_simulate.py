@@ -14,7 +14,7 @@ from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice
-from paceline.simulate.server import Replica
+from paceline.simulate.server import Replica, SimulatedServer
 from tests.simulate.support import SMALL, VALUES
 
 WRONG = 2
