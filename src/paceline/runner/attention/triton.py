@@ -33,7 +33,7 @@ def context_cut(rows: int, kv_heads: int) -> ContextCut:
     There are as many contexts as heads of keys in all rows."""
     contexts = rows * kv_heads
     if contexts < FEW_CONTEXTS:
-        return ContextCut(max(AT_ONCE // kv_heads - rows, 1), least=1)
+        return ContextCut(max(AT_ONCE // kv_heads - rows, 1), least=1, joined=16)
     busy = BUSY if contexts >= BUSY else BUSY // 2
     return ContextCut(-(-busy // kv_heads), least=2)
 
