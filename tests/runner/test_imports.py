@@ -18,6 +18,7 @@ READERS = {
 KERNELS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
+    "cuda/kernels/context_parts.py": {"triton"},
     "cuda/kernels/decode_attention.py": {"triton"},
     "cuda/kernels/tiled_attention.py": {"triton"},
     "cuda/kernels/columns.py": {"triton"},
