@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plan import Admitted, Plan
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.calibration import calibrate as calibration
-from paceline.simulate.calibration import step_meter
+from paceline.simulate.calibration import grid, step_meter
 from paceline.simulate.calibration.calibrate import calibrate, drafted_errors, spread, typical
 from paceline.simulate.calibration.grid import UNEVEN, DecodePoint, decode_points, mixed_points
 from paceline.simulate.calibration.step_meter import Observation, StepMeter
@@ -25,6 +25,7 @@ from tests.simulate.calibration.support import CONFIG, TRUTH, KnownRunner
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_meter, "MOST", 3)
     monkeypatch.setattr(calibration, "TIMES", 1)
+    monkeypatch.setattr(grid, "EACH", 4)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

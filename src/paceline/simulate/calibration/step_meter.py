@@ -19,6 +19,7 @@ from paceline.simulate.batch_summary import BatchSummary
 TOKENS = 1000  # different ones in prompts
 ENOUGH_S = 0.1  # a run need not take longer
 HELD_UP = 2.0  # times the median: no step counts for more
+DRAWN = Sampling(temperature=1.0)
 FEWEST, MOST = 2, 24  # steps of a run that are timed
 
 
@@ -165,8 +166,7 @@ class StepMeter:
         needed = -(-length // cache.block_size)
         blocks = tuple((used + place) % cache.num_blocks for place in range(needed))
         more = (blocks,) * (len(cache.groups) - 1)
-        drawn = Sampling(temperature=1.0)
-        request = Request(id=f"measured {slot}", prompt=tokens, sampling=drawn, seed=slot)
+        request = Request(id=f"measured {slot}", prompt=tokens, sampling=DRAWN, seed=slot)
         return Admitted(slot, request, tokens, computed, blocks, resumed=False, more=more)
 
 
