@@ -41,7 +41,21 @@ def test_several_timelines_add_up() -> None:
         for second in range(seconds):
             line.add(float(second), Occupancy(2, 1, 3))
             line.add_tokens_at(float(second), 5)
+        line.add(seconds - 0.5, Occupancy(0, 0, 0))
     total = Timeline.of_all([short, long])
     found = total.to_dict()
     assert sum(found["tokens_per_s"]) * total.width_s == 5 * 310
-    assert (found["running"][0], found["running"][-1]) == (4, 2)
+    assert (found["running"][0], found["running"][-2]) == (4, 2)
+
+
+def test_a_long_step_hides_nothing() -> None:
+    """The spans inside it have the numbers from before."""
+    line = Timeline()
+    for at, running in ((0.1, 2), (1.6, 3), (1.7, 0), (3.0, 1)):
+        line.add(at, Occupancy(running, 0, 8 * running))
+    found = line.to_dict()
+    assert found["running"] == [2, 2, 2, 2, 2, 2, 3, *[0] * 5, 1]
+    assert found["used_blocks"] == [8 * running for running in found["running"]]
+    line._halve()
+    assert line.to_dict()["running"] == [2, 2, 2, 3, 0, 0, 1]
+    assert Timeline.of_all([line, line]).to_dict()["running"] == [4, 4, 4, 6, 0, 0, 2]
