@@ -280,6 +280,15 @@ def test_nothing_that_can_run(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "first impossible  0: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["--replicas", "2"]])
+def test_a_refusal_is_explained(
+    folder: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, short = str(folder / "trace.jsonl"), ["--set", "max_model_len=38", "--explain", "19"]
+    assert called(folder, "simulate", trace, *short, *more) == 0
+    assert "\n'19': refused: " in capsys.readouterr().out
+
+
 # -- the guides -------------------------------------------------------------
 
 GUIDES = Path(__file__).parent.parent.parent / "docs" / "guides"

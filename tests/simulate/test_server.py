@@ -199,6 +199,15 @@ def test_requests_that_cannot_run_and_clients_that_leave() -> None:
     assert run.log.ended[2:] == pytest.approx([0.3, 0.6], abs=0.03)
 
 
+def test_more_ends_in_a_turn_than_are_remembered() -> None:
+    load = [SimulatedRequest(f"{n}", 0.0, (Segment(f"{n}", 5),), 90) for n in range(12)]
+    settings = TINY | {"num_blocks": 60, "queue_timeout_s": 0.1, "journal_requests": 2}
+    told = SimulatedServer(ServerModel(PROFILE, settings), load, explained=["7", "11"]).run()
+    assert told.log.outcome[6:] == ["timeout"] * 6
+    assert "raise journal_requests" in told.explained["7"]
+    assert "finished: timed out" in told.explained["11"]
+
+
 def test_a_steady_batch_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[bool] = []
     turn = LeapingEngine.turn

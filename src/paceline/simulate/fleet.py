@@ -105,7 +105,7 @@ class SimulatedFleet:
         try:
             request = self._senders.build(number, at)
         except RequestError as error:
-            self._senders.log.refuse(number, error, at)
+            self._senders.refuse(number, error, at)
             self.ended(number, at)
             return
         self._learn_ends(at)

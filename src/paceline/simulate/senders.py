@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import isnan
 
+from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.simulate.request_log import RequestLog
 from paceline.simulate.requests import RequestBuilder, SimulatedRequest, check
@@ -47,6 +48,12 @@ class Senders:
     def is_followed(self, number: int) -> bool:
         """Will the end of a request send another one?"""
         return number in self._after
+
+    def refuse(self, number: int, error: PacelineError, time: float) -> None:
+        """No server takes a request, and its client knows why."""
+        self.log.refuse(number, error, time)
+        if (name := self.requests[number].id) in self.explained:
+            self.explained[name] = f"{name!r}: refused: {error}."
 
     # -- as an engine gets it -----------------------------------------------
 

@@ -239,7 +239,7 @@ class Replica:
     def _refuse(self, number: int, error: PacelineError) -> None:
         now = self._clock()
         if not self._outside.takes_back(number, error, now):
-            self._senders.log.refuse(number, error, now)
+            self._senders.refuse(number, error, now)
             self._outside.ended(number, now)
 
     def _deliver(self, delivery: Delivery) -> None:
@@ -257,7 +257,13 @@ class Replica:
         self._senders.log.close(number, ended, time)
         self._outside.ended(number, time)
         if ended.request_id in self._senders.explained:
-            self._senders.explained[ended.request_id] = self.scheduler.explain(ended.request_id)
+            self._senders.explained[ended.request_id] = self._told(ended.request_id)
+
+    def _told(self, request_id: str) -> str:
+        try:
+            return self.scheduler.explain(request_id)
+        except RequestError as error:  # more requests ended in this turn than a journal remembers
+            return str(error)
 
     # -- many turns at once ---------------------------------------------------
 
