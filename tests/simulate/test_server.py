@@ -194,8 +194,9 @@ def test_requests_that_cannot_run_and_clients_that_leave() -> None:
     ]
     model = ServerModel(PROFILE, TINY | {"num_blocks": 60}, timeout_s=0.6)
     run = SimulatedServer(model, load).run()
-    assert run.log.outcome == ["impossible", "impossible", "abort", "abort"]
+    assert run.log.outcome == ["impossible", "impossible", "abort", "timeout"]
     assert "max_model_len" in run.log.message[0]
+    assert run.log.message[3] == "the request did not end within 0.6 s"
     assert run.log.ended[2:] == pytest.approx([0.3, 0.6], abs=0.03)
 
 

@@ -1,7 +1,7 @@
 """A simulated server: requests arrive, the real engine runs on a virtual clock, clients leave."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
@@ -11,7 +11,7 @@ from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError, RequestError
 from paceline.core.garbage import collection_paused
 from paceline.core.plan import Ended
-from paceline.core.request import Request
+from paceline.core.request import Finish, Request
 from paceline.engine.core.messages import Delivery
 from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
@@ -223,10 +223,12 @@ class Replica:
             heappush(self._leaving, (leaves_at, request.handle))
 
     def _leaves_at(self, request: Request) -> float:
-        stays = min(
-            self._senders.requests[request.handle].leaves_after_s, self._model.timeout_s or inf
-        )
+        stays = min(self._stays_s(request.handle), self._model.timeout_s or inf)
         return (request.arrival or 0.0) + stays
+
+    def _stays_s(self, number: int) -> float:
+        """Seconds that a client waits for the end of its request."""
+        return self._senders.requests[number].leaves_after_s
 
     def _let_leave(self) -> None:
         """Abort the requests of clients that leave now."""
@@ -253,7 +255,10 @@ class Replica:
 
     def close(self, ended: Ended, time: float) -> None:
         """The client knows that its request has ended."""
-        number = self._numbers.pop(ended.request_id)
+        number, limit_s = self._numbers.pop(ended.request_id), self._model.timeout_s
+        if ended.finish is Finish.ABORT and 0 < limit_s <= self._stays_s(number):
+            message = f"the request did not end within {limit_s:g} s"
+            ended = replace(ended, finish=Finish.TIMEOUT, message=message)
         self._senders.log.close(number, ended, time)
         self._outside.ended(number, time)
         if ended.request_id in self._senders.explained:
