@@ -30,6 +30,7 @@ from paceline.workloads.length_distribution import FORMS, LengthDistribution
 LOAD, SYNTHETIC, SERVER = "load", "synthetic load, without a trace", "server"
 OF_TRACES = ("speed", "max_input_len", "max_output_len")
 DEFAULT_COUNT = 1000  # conversations of a synthetic load
+THINK_S = 10.0
 DEFAULT_PROFILE = "h200-qwen3-0.6b"
 INPUT, OUTPUT, TURNS = (LengthDistribution("even", one, one) for one in (128, 64, 1))
 
@@ -157,11 +158,17 @@ class SyntheticOptions:
             help="Mean seconds from an answer to the next turn.",
             rich_help_panel=SYNTHETIC,
         ),
-    ] = 10.0
+    ] = THINK_S
 
     def load(self, count: int, clients: Clients) -> SyntheticLoad:
         if not 0 < self.burstiness < inf:
             raise WrongOption("--burstiness must be positive and finite")
+        if not self.think < inf:
+            raise WrongOption("--think must be finite")
+        if self.num_prefixes > 1 and not self.prefix_len:
+            raise WrongOption("--num-prefixes needs --prefix-len, such as --prefix-len 200")
+        if self.think != THINK_S and self.turns == TURNS:
+            raise WrongOption("--think is between turns, and there is one; give --turns")
         return SyntheticLoad(
             count,
             Phase.parse(self.rate),
