@@ -198,6 +198,9 @@ def test_several_replicas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "2 replicas; the router is prefix." in said
     assert re.search(r"^ +1 +\d+ ", said, re.MULTILINE)
     assert "<h2>Replicas</h2>" in page.read_text()
+    assert "follows another" not in said
+    assert called(folder, "simulate", trace, "--replicas", "2", "--router", "sessions") == 0
+    assert "the router sessions does the same as turns" in capsys.readouterr().out
     more = ["--replicas", "2", "--router", "turns", "--json"]
     assert called(folder, "simulate", trace, *more) == 0
     found = json.loads(capsys.readouterr().out)

@@ -85,6 +85,7 @@ def run(options: SimulateOptions) -> int:
     lines = about(model, options.load.name, source)
     if fleet.replicas > 1:
         lines.append(f"{fleet.replicas:,} replicas; the router is {fleet.router}.")
+        lines += filter(None, [fleet.doubt(load)])
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:

@@ -37,6 +37,12 @@ class FleetModel:
         if self.router not in DEALERS:
             raise ConfigError(f"no router {self.router!r}: there are {', '.join(DEALERS)}")
 
+    def doubt(self, load: Workload) -> str:
+        """Why the router does not do to this load what its name says; empty: it does."""
+        if self.router != "sessions" or any(one.follows >= 0 for one in load.requests):
+            return ""
+        return "No request follows another one: the router sessions does the same as turns."
+
 
 class SimulatedFleet:
     """Serves one load by several replicas, from its first request to its last.
