@@ -124,6 +124,8 @@ def test_a_matrix_of_policies_and_settings(
     assert list(found["variants"])[-1] == "shortest max_num_seqs=4 watermark=0.1"
     assert len(found["sentences"]) == 3
     assert html.read_text().count("<circle") == 4
+    assert "<p>trace.jsonl on a small device with a small model.</p>" in html.read_text()
+    assert (found["kind"], found["profile"]) == ("compare", "small")
 
 
 def test_drafts_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,16 +91,17 @@ def run(options: CompareOptions) -> int:
     experiment = Experiment(source, model, targets, tuple(options.explain))
     results = experiment.run_all(variants, options.jobs or usable_cores())
     told = explanations(results)
+    lines = about(model, options.load.name, source)
+    record = {"kind": "compare", **model.profile.label, **to_dict(results), "explained": told}
     if options.output is not None:
-        content = to_dict(results) | {"explained": told}
-        options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:
-        page = comparison_page(f"paceline compare: {options.load.name}", results)
+        page = comparison_page(f"paceline compare: {options.load.name}", results, lines)
         options.html.write_text(page, encoding="utf-8")
     if options.json:
-        print(json.dumps(to_dict(results) | {"explained": told}))
+        print(json.dumps(record))
     else:
-        print(*about(model, options.load.name, source), sep="\n")
+        print(*lines, sep="\n")
         show(results, source)
         for name, by_variant in told.items():
             for variant, text in by_variant.items():

@@ -72,8 +72,7 @@ def run(options: SimulateOptions) -> int:
     report = SimulationReport.of(done, targets)
     record = {
         "kind": "simulate",
-        "profile": model.profile.name,
-        "profile_source": model.profile.source,
+        **model.profile.label,
         "settings": model.config.to_dict(),
         "drafting": None if model.drafting is None else asdict(model.drafting),
         "targets_ms": targets,

@@ -168,8 +168,8 @@ def rows_of(results: Sequence[VariantResult]) -> list[list[str]]:
     return found
 
 
-def comparison_page(title: str, results: Sequence[VariantResult]) -> str:
-    """A table, the Pareto chart and the sentences."""
+def comparison_page(title: str, results: Sequence[VariantResult], about: Sequence[str] = ()) -> str:
+    """A table, the Pareto chart and the sentences; `about` has lines on what was simulated."""
     points = {one.name: (merit(one)[0], merit(one)[1]) for one in results}
     finite = {name: pair for name, pair in points.items() if pair[1] != float("inf")}
     chart = point_chart("Throughput and latency", "output tokens/s", "TTFT p99, ms", finite)
@@ -178,7 +178,8 @@ def comparison_page(title: str, results: Sequence[VariantResult]) -> str:
         "<p>Times are in milliseconds. "
         "* no other variant has both more throughput and a lower TTFT p99.</p>"
     )
-    return page(title, [html_table(COLUMNS, rows_of(results)), note, chart, said])
+    lines = "".join(f"<p>{escape(line)}</p>" for line in about)
+    return page(title, [lines, html_table(COLUMNS, rows_of(results)), note, chart, said])
 
 
 def to_dict(results: Sequence[VariantResult]) -> dict[str, Any]:

@@ -222,6 +222,11 @@ class Profile:
 
     # -- files --------------------------------------------------------------
 
+    @property
+    def label(self) -> dict[str, str]:
+        """What a report says of it, for JSON."""
+        return {"profile": self.name, "profile_source": self.source}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {"format": FORMAT, **plain(self)}
