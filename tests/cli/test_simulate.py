@@ -181,6 +181,20 @@ def test_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "too short" not in said
 
 
+def test_limits_that_no_rate_keeps(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If requests break them alone, no number of replicas is tried."""
+    monkeypatch.setattr("paceline.cli.capacity.replicas_needed", None)
+    limit = [str(folder / "trace.jsonl"), "--num-requests", "4", "--ttft-p99", "0.001"]
+    assert called(folder, "capacity", *limit) == 1
+    assert "also if requests run alone: more replicas do not help." in capsys.readouterr().out
+    assert called(folder, "capacity", *limit, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["profile"], found["limits"]["p99_s"]) == ("small", {"ttft": 0.001})
+    assert found["rate"]["best"] is found["replicas"] is None
+
+
 def test_a_burst_does_not_tell_which_rate_lasts(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

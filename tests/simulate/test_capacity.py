@@ -34,6 +34,10 @@ def test_more_load_needs_more_replicas() -> None:
 def test_nothing_holds() -> None:
     found = highest_rate(Experiment(load(2), model()), LatencyLimits({"ttft": 1e-6}))
     assert found.best is None
+    assert found.fails_alone
+    burst = highest_rate(Experiment(load(6, 1e9), model()), LatencyLimits({"ttft": 0.1}))
+    assert burst.best is None
+    assert not burst.fails_alone, "each on a replica of its own would hold"
 
 
 def test_no_more_replicas_are_tried_than_there_are_requests() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -88,25 +88,30 @@ def run(options: CapacityOptions) -> int:
     limits = options.limits.limits
     if options.router is not None and not options.replicas:
         raise WrongOption("--router has no effect with --no-replicas")
-    router = FleetModel(router=options.router or "prefix").router
+    fleet = FleetModel(router=options.router or "prefix")
     writable(options.output)
     source = options.load.source
     model = options.server.model(source, options.load.clients.seed)
     check_drafts(model)
     experiment = Experiment(source, model)
     rate = highest_rate(experiment, limits)
-    jobs = options.jobs or usable_cores()
-    replicas = replicas_needed(experiment, limits, jobs, router) if options.replicas else None
-    record = {"rate": asdict(rate), "replicas": None, "router": None}
-    if replicas is not None:
-        record |= {"replicas": asdict(replicas), "router": router}
+    record: dict[str, Any] = {"kind": "capacity", **model.profile.label, "limits": asdict(limits)}
+    record |= {"rate": asdict(rate), "replicas": None, "router": None}
+    replicas = None
+    if options.replicas and not rate.fails_alone:
+        jobs = options.jobs or usable_cores()
+        replicas = replicas_needed(experiment, limits, jobs, fleet.router)
+        record |= {"replicas": asdict(replicas), "router": fleet.router}
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(record))
     else:
+        load = source.workload()
         print(*about(model, options.load.name, source), sep="\n")
-        show(rate, replicas, source.workload().rate)
+        show(rate, replicas, load.rate)
+        if replicas is not None and (doubt := fleet.doubt(load)):
+            print(doubt)
     return int(rate.best is None)
 
 
@@ -118,7 +123,8 @@ def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float)
     out = Console()
     out.print(table("rates", COLUMNS, trial_rows(rate)))
     if rate.best is None:
-        print("No rate keeps the limits.")
+        alone = ", also if requests run alone: more replicas do not help"
+        print(f"No rate keeps the limits{alone if rate.fails_alone else ''}.")
     else:
         tokens = number(rate.best.figures.output_tokens_per_s)
         print(f"One replica holds {short(rate.best.tried)} requests/s, {tokens} output tokens/s.")

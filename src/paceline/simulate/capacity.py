@@ -15,6 +15,7 @@ from paceline.simulate.server import ServerModel
 
 PRECISION = 0.02  # of the rate
 DOUBLINGS = 12
+ALONE = 0.1  # requests that run at a time
 PLAIN = Variant("")
 
 
@@ -65,6 +66,14 @@ class CapacityAnswer:
 
     best: Trial | None
     trials: tuple[Trial, ...]
+
+    @property
+    def fails_alone(self) -> bool:
+        """Of rates: does nothing hold, although hardly two requests ran at a time?"""
+        slowest = min(self.trials, key=lambda one: one.tried)
+        spread = slowest.figures.e2e_ms  # None: no request completed
+        at_a_time = 0.0 if spread is None else slowest.tried * spread.mean / 1e3
+        return self.best is None and at_a_time < ALONE
 
 
 def highest_rate(
