@@ -138,6 +138,7 @@ def test_drafts_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert "Each draft is right with a chance of 0.7." in said
     assert "drafts" in said  # a column
+    assert re.search(r", and \d[.\d]+ instead of \d[.\d]+ ms per output token", said)
     own = ["--set", "num_speculative_tokens=3", "--set", "speculation=fixed"]
     assert called(folder, "simulate", trace, *drafts, *own, "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -87,6 +87,7 @@ def sentence(before: VariantResult, after: VariantResult) -> str:
     tails = [merit(one)[1] / 1e3 for one in (before, after)]
     if abs(tails[1] - tails[0]) > NOTABLE * tails[0]:
         output += f" and a TTFT p99 of {tails[1]:.3g} instead of {tails[0]:.3g} s"
+    output += pace(before, after)
     done = after.report.total.completed - before.report.total.completed
     more = "" if not done else f"; {abs(done):,} {'more' if done > 0 else 'fewer'} complete"
     names = f"{after.name} instead of {before.name}"
@@ -101,6 +102,14 @@ def sentence(before: VariantResult, after: VariantResult) -> str:
     else:
         parts.append("at no group's expense")
     return f"{names}: {', '.join(parts)}, {output}{more}."
+
+
+def pace(before: VariantResult, after: VariantResult) -> str:
+    """How much sooner or later tokens follow each other, in words; empty: as soon as before."""
+    one, other = (result.report.total.tpot_ms for result in (before, after))
+    if one is None or other is None or abs(other.mean - one.mean) <= NOTABLE * one.mean:
+        return ""
+    return f", and {number(other.mean)} instead of {number(one.mean)} ms per output token"
 
 
 def largest_changes(
