@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from zlib import crc32
 
 import numpy as np
@@ -11,7 +12,7 @@ from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.core.setting_checks import check_types, not_negative
+from paceline.core.setting_checks import check_types, not_negative, require
 from paceline.core.step_times import Points, StepTimes
 from paceline.engine.core.turn_times import CONTEXT, ROWS
 from paceline.simulate.batch_summary import BatchSummary
@@ -31,6 +32,7 @@ class Drafting:
     def __post_init__(self) -> None:
         check_types(self)
         not_negative(self, "draft_s", "seed")
+        require(isfinite(self.draft_s), f"draft_s is {self.draft_s}; it must be finite")
         if not 0.0 <= self.acceptance <= 1.0:
             raise ConfigError(f"acceptance is {self.acceptance}; it must lie in [0, 1]")
 
