@@ -109,6 +109,7 @@ def test_requests_that_do_not_complete_have_no_mean(
     assert called(folder, "compare", str(folder / "run.paceline"), *arguments) == 0
     said = capsys.readouterr().out
     assert "over 4 requests that completed" in said
+    assert " 4 of 10 " in said
     assert "nan" not in said
 
 
@@ -270,6 +271,10 @@ def never(_: SimulatedServer) -> None:
         (["compare", "trace.jsonl", "--acceptance", "0.7"], "--acceptance needs drafts, such as"),
         (["capacity", "--ttft-p99", "1", "--acceptance", "0"], "--acceptance needs drafts, such"),
         (["simulate", "--acceptance", "2"], "--acceptance"),
+        (
+            ["simulate", "--acceptance", "1", "--draft-ms", "inf"],
+            "draft_s is inf; it must be finite",
+        ),
         (["simulate", "--draft-ms", "2"], "--draft-ms needs --acceptance"),
         (
             ["compare", "trace.jsonl", "--explain", "x"],
@@ -300,7 +305,10 @@ def test_wrong_arguments(
 def test_nothing_that_can_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(folder / "trace.jsonl")
     assert called(folder, "simulate", trace, "--set", "max_model_len=10") == 1
-    assert "first impossible  0: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "first impossible  0: " in said
+    assert "time to first token" not in said, "there are no latencies"
+    assert "0 of 10" in said, "of each tenant"
 
 
 @pytest.mark.parametrize("more", [[], ["--replicas", "2"]])

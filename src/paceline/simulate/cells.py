@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from paceline.bench.samples import Spread
-from paceline.simulate.figures import SimulationReport
+from paceline.simulate.figures import Figures, SimulationReport
 
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
 REPLICA_COLUMNS = (
@@ -30,6 +30,12 @@ def spread_cells(spread: Spread | None) -> list[str]:
         return ["-"] * len(COLUMNS)
     values = spread.mean, spread.median, spread.p90, spread.p99, spread.most
     return [number(value) for value in values]
+
+
+def done(total: Figures) -> str:
+    """How many requests completed, and of how many if some did not."""
+    found, of = f"{total.completed:,}", f"{total.requests:,}"
+    return found if found == of else f"{found} of {of}"
 
 
 def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.arrays import Bool, Index
 from paceline.core.errors import ConfigError
-from paceline.simulate.cells import number
+from paceline.simulate.cells import done, number
 from paceline.simulate.charts import point_chart
 from paceline.simulate.experiment import VariantResult
 from paceline.simulate.page import html_table, page
@@ -88,8 +88,8 @@ def sentence(before: VariantResult, after: VariantResult) -> str:
     if abs(tails[1] - tails[0]) > NOTABLE * tails[0]:
         output += f" and a TTFT p99 of {tails[1]:.3g} instead of {tails[0]:.3g} s"
     output += pace(before, after)
-    done = after.report.total.completed - before.report.total.completed
-    more = "" if not done else f"; {abs(done):,} {'more' if done > 0 else 'fewer'} complete"
+    ended = after.report.total.completed - before.report.total.completed
+    more = "" if not ended else f"; {abs(ended):,} {'more' if ended > 0 else 'fewer'} complete"
     names = f"{after.name} instead of {before.name}"
     if not gained and not lost:
         return f"{names}: no group waits noticeably longer or shorter, {output}{more}."
@@ -163,7 +163,7 @@ def rows_of(results: Sequence[VariantResult]) -> list[list[str]]:
         found.append(
             [
                 one.name,
-                f"{total.completed:,}",
+                done(total),
                 number(total.output_tokens_per_s),
                 number(ttft and ttft.median),
                 *(number(spread and spread.p99) for spread in (ttft, itl, e2e)),

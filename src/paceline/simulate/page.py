@@ -6,6 +6,7 @@ from html import escape
 from paceline.simulate.cells import (
     COLUMNS,
     REPLICA_COLUMNS,
+    done,
     facts,
     number,
     replica_rows,
@@ -119,7 +120,7 @@ def tenant_table(report: SimulationReport) -> str:
     rows: list[list[str]] = []
     for name, one in report.tenants.items():
         p99 = [None if spread is None else spread.p99 for spread in (one.ttft_ms, one.e2e_ms)]
-        cells = [f"{one.completed:,}", number(one.output_tokens_per_s), *map(number, p99)]
+        cells = [done(one), number(one.output_tokens_per_s), *map(number, p99)]
         rows.append([name or "(none)", *cells])
     columns = ("tenant", "completed", "tokens/s", "TTFT p99, ms", "E2E p99, ms")
     return f"<h2>Tenants</h2>{html_table(columns, rows)}"

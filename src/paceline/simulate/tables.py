@@ -10,6 +10,7 @@ from rich.text import Text
 from paceline.simulate.cells import (
     COLUMNS,
     REPLICA_COLUMNS,
+    done,
     facts,
     number,
     replica_rows,
@@ -43,7 +44,7 @@ def tenants(report: SimulationReport) -> Table:
         cells = [number(None if spread is None else spread.p99) for spread in spreads]
         share = "-" if one.attained is None else f"{100 * one.attained:.1f}"
         tokens = number(one.output_tokens_per_s)
-        rows.append([name or "(none)", f"{one.completed:,}", tokens, *cells, share])
+        rows.append([name or "(none)", done(one), tokens, *cells, share])
     columns = ("tenant", "completed", "tokens/s", "TTFT p99", "TPOT p99", "E2E p99", "in target %")
     return table("tenants, milliseconds", columns, rows)
 
@@ -60,7 +61,8 @@ def show(
     width = max(map(len, facts(report, targets_ms)))
     for name, text in facts(report, targets_ms).items():
         out.print(f"{name.ljust(width + 2)}{text}", markup=False, highlight=False)
-    out.print(latencies(report.total))
+    if report.total.completed:
+        out.print(latencies(report.total))
     if report.replicas:
         out.print(replicas(report))
     if report.tenants:
