@@ -18,8 +18,8 @@ from paceline.core.item import Item
 from paceline.core.openmp import CHOSEN
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.components import factory_named
-from paceline.engine.core import process
-from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core import process, wire
+from paceline.engine.core.messages import EngineFailed, Question
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import DeltaBuffer
@@ -131,6 +131,24 @@ def test_a_killed_process_fails_everybody_and_is_red() -> None:
             engine.generate(ask("hello"))
         with pytest.raises(EngineFailed, match="died"):
             await engine.snapshot()
+
+    with_process(use)
+
+
+def test_a_question_that_meets_the_death_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = wire.NumberedQuestion
+
+    async def use(_engine: StreamingEngine, core: ProcessCore) -> None:
+        def late(number: int, question: Question) -> wire.NumberedQuestion:
+            os.kill(core.pid, signal.SIGKILL)
+            while core._questions:  # until the reader has failed this one
+                sleep(0.001)
+            return made(number, question)
+
+        monkeypatch.setattr(wire, "NumberedQuestion", late)
+        with pytest.raises(EngineFailed, match="died"):
+            core.ask(Question("snapshot"))
+        monkeypatch.undo()
 
     with_process(use)
 

@@ -94,7 +94,7 @@ class ProcessCore:
         try:
             self._send(wire.NumberedQuestion(number, question))
         except EngineFailed:
-            del self._questions[number]
+            self._questions.pop(number, None)  # the reader may have failed it already
             raise
         self._stalls.asked(question)
         return answer
@@ -167,8 +167,9 @@ class ProcessCore:
         with self._lock:
             self._death = self._death or reason
         settle(self._capacity, None, EngineFailed(self._death))
-        while self._questions:
-            settle(self._questions.popitem()[1], None, EngineFailed(self._death))
+        for number in list(self._questions):
+            if answer := self._questions.pop(number, None):  # none if `ask` was refused just now
+                settle(answer, None, EngineFailed(self._death))
 
     def _report_death(self) -> None:
         """Tell the receiver, once, as soon as there is one."""
