@@ -1,5 +1,6 @@
 """Attention by Triton kernels: parts of contexts for decodes, tiles of queries for longer rows."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Prepared, Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.context_parts import FIELDS, ContextCut, PartList
+from paceline.runner.cuda.kernels.context_parts import FIELDS, JOINED, ContextCut, PartList
 from paceline.runner.cuda.kernels.decode_attention import decode
 from paceline.runner.cuda.kernels.layers import HeadRotation
 from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
@@ -47,7 +48,9 @@ class Triton:
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            return DecodeAttention(batch, kv, context_cut(batch.rows, kv.kv_heads))
+            # All steps that are launched kernel by kernel have one kernel, for any number of rows.
+            cut = replace(context_cut(batch.rows, kv.kv_heads), joined=JOINED)
+            return DecodeAttention(batch, kv, cut)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return TiledAttention(batch, kv, bounds, batch.rows)
 

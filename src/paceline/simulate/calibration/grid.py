@@ -138,6 +138,7 @@ def mixed_points(config: Config, of: Sequence[int] = ()) -> Iterator[MixedPoint]
     step, random = config.step, Random(0)
     beside = sorted({int(share * step.max_num_seqs) for share in BESIDE})
     kinds = list(product(PROMPTS, beside, (*BESIDE_CONTEXTS, UNEVEN), STARTS))
+    kinds = [kind for kind in kinds if kind[1] or kind[2] == UNEVEN]  # none: contexts do not matter
     every = [size for size in of if size <= step.max_num_batched_tokens]
     for smaller, size in pairwise((0, *(every or sizes(step.max_num_batched_tokens, first=16)))):
         total = size - random.randrange((size - smaller) // 2 + 1) if every else size

@@ -15,6 +15,7 @@ from paceline.runner.batch import Batch
 FIELDS = 8  # of a part; two are unused, so that its fields are within 32 bytes
 CLASSES = 4  # of sizes of parts
 CHUNK = 256  # rows looked at together
+JOINED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ContextCut:
     spare: int  # parts beyond one for each context; half as many as there are contexts, if more
     least: int  # tiles of a part that is not the last one
     tile: int = 64  # cells read at a time
-    joined: int = 8  # parts joined at a time; a power of two
+    joined: int = JOINED  # parts joined at a time; a power of two
 
     def most(self, rows: int) -> int:
         """Parts of so many contexts, whatever their lengths."""
