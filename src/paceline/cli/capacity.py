@@ -30,6 +30,7 @@ from paceline.simulate.experiment import Experiment
 from paceline.simulate.fleet import FleetModel
 
 LIMITS = "limits, in seconds"
+WHOLE = 1000  # requests/s, from which on a rate has no decimals
 LASTING = 0.5  # of a rate: if less is served, all requests are rather one burst
 
 
@@ -151,7 +152,7 @@ def doubt_of(best: Trial) -> str:
 
 
 def short(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}"  # noqa: PLR2004
+    return f"{rate:.3g}" if rate < WHOLE else f"{rate:,.0f}"
 
 
 def count_of(replicas: int) -> str:

@@ -13,7 +13,7 @@ from paceline.runner.cuda.kernels.layers import (
     rotate_and_store,
 )
 from paceline.runner.cuda.model import CudaMLP
-from paceline.runner.cuda.products import ResidualLinear
+from paceline.runner.cuda.products import ResidualLinear, ResidualParts
 from paceline.runner.cuda.turns import rotary_table
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
@@ -43,7 +43,7 @@ class CudaEagle3Head:
         turns = rotary_table(attention.rope, max_model_len + 1, factory.device)
         self._turn = HeadRotation(turns, None, 0.0)
         self._factor = factory.factor(attention.second_norm).to(factory.dtype)
-        self._out = ResidualLinear(factory, attention.output, None)
+        self._out = ResidualLinear(ResidualParts.of(factory, attention.output, None))
         self._mlp = CudaMLP(factory, layer.mlp)
         self._floor = spec.decoder.norm.floor
         self._head = factory.linear(spec.decoder.head, spec.decoder.norm)

@@ -1,5 +1,8 @@
 """The products of a layer on a GPU, fused with the norm, activation or sum around them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -74,34 +77,33 @@ class NormedLinear:
         return gated(found, is_silu, late)
 
 
-class ResidualProduct:
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualParts:
     """A product for the residual stream, and the norm after it if the architecture has one."""
 
-    def __init__(
-        self,
+    product: DenseLinear
+    adapted: AdaptedProduct | None
+    norm: tuple[Tensor, float] | None  # factors and floor
+
+    @staticmethod
+    def of(
         factory: LayerFactory,
         spec: ProductSpec,
         norm: NormSpec | None,
         widen: Widen = not_adapted,
-    ) -> None:
+    ) -> "ResidualParts":
         product = factory.linear(spec)
         assert isinstance(product, DenseLinear)
-        self._adapted, self._product = widen(product), product
-        self._norm = None if norm is None else (factory.factor(norm), norm.floor)
+        own = None if norm is None else (factory.factor(norm), norm.floor)
+        return ResidualParts(product, widen(product), own)
 
 
-class ResidualLinear(ResidualProduct):
+class ResidualLinear:
     """Adds a product to the residual stream, after the norm if there is one."""
 
-    def __init__(
-        self,
-        factory: LayerFactory,
-        spec: ProductSpec,
-        norm: NormSpec | None,
-        widen: Widen = not_adapted,
-    ) -> None:
-        super().__init__(factory, spec, norm, widen)
-        self._split, self._streamed = SplitKLinear(self._product), StreamedLinear(self._product)
+    def __init__(self, parts: ResidualParts) -> None:
+        self._product, self._adapted, self._norm = parts.product, parts.adapted, parts.norm
+        self._split, self._streamed = SplitKLinear(parts.product), StreamedLinear(parts.product)
 
     def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
         if places is not None:
@@ -125,18 +127,12 @@ class ResidualLinear(ResidualProduct):
             add_normalized(hidden, adapted(x, places), *self._norm)
 
 
-class SummedResidual(ResidualProduct):
+class SummedResidual:
     """The same over the inputs of all ranks."""
 
-    def __init__(
-        self,
-        factory: LayerFactory,
-        spec: ProductSpec,
-        norm: NormSpec | None,
-        widen: Widen = not_adapted,
-    ) -> None:
-        super().__init__(factory, spec, norm, widen)
-        self._summed = factory.sum_over_ranks()
+    def __init__(self, parts: ResidualParts, summed: Callable[[Tensor], Tensor]) -> None:
+        self._product, self._adapted, self._norm = parts.product, parts.adapted, parts.norm
+        self._summed = summed
 
     def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
         if places is None:
@@ -156,9 +152,10 @@ def residual_product(
     widen: Widen = not_adapted,
 ) -> ResidualLinear | SummedResidual:
     """What adds a product of this rank, or of all ranks, to the residual stream."""
+    parts = ResidualParts.of(factory, spec, norm, widen)
     if factory.group is not None:
-        return SummedResidual(factory, spec, norm, widen)
-    return ResidualLinear(factory, spec, norm, widen)
+        return SummedResidual(parts, factory.sum_over_ranks())
+    return ResidualLinear(parts)
 
 
 def with_room(product: AdaptedProduct | None) -> AdaptedProduct:

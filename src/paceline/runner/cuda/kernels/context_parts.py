@@ -15,7 +15,7 @@ from paceline.runner.batch import Batch
 FIELDS = 8  # of a part; two are unused, so that its fields are within 32 bytes
 CLASSES = 4  # of sizes of parts
 CHUNK = 256  # rows looked at together
-JOINED = 8
+JOINED = 8  # parts at a time, unless there are few contexts
 
 
 @dataclass(frozen=True, slots=True)

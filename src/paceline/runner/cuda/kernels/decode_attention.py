@@ -60,7 +60,7 @@ def decode(
     if not (NEW or BOUNDED):
         tl.extra.cuda.gdc_wait()
     kv_head, index = tl.program_id(0), tl.program_id(1)
-    if BOUNDED:  # noqa: SIM102
+    if BOUNDED:  # noqa: SIM102 (the compiler decides this, the program decides the next)
         if index == tl.num_programs(1) - 1:
             tl.extra.cuda.gdc_wait()
             return
