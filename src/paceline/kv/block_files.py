@@ -5,18 +5,16 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import uuid4
-from zlib import crc32
 
 from paceline.kv.connector import Bytes
+from paceline.kv.keys import HEAD, head_of
 
-HEAD = Struct("<8sIQ")  # magic, checksum of the content, bytes of the content
-MAGIC = b"paceKV\x00\x01"
 SUFFIX = ".kv"
 LEFT_OVER_S = 3600.0  # a temporary file of this age has no writer any more
 SHRUNK = 0.9  # of the limit: what is left after a cleanup
+ReadEnd = Literal["whole", "missing", "damaged"]
 
 
 class BlockFile(NamedTuple):
@@ -34,15 +32,17 @@ class BlockFiles:
         path/<layout>/3f/tmp….part       a file that is being written
 
     A file is written under another name and renamed, so it is whole or not there, as long as the
-    machine runs. After a crash of the machine it may be torn, which its checksum shows. The time
-    of the latest use is the time of modification. Content that is used least recently is removed,
-    in all layouts, when all files together have more than `limit_bytes`. Every process counts what
-    it writes itself, and looks at the folder when that may be too much.
+    machine runs. After a crash of the machine it may be torn, and a copy may have the name of
+    another one: the head shows both. The time of the latest use is the time of modification.
+    Content that is used least recently is removed, in all layouts, when all files together have
+    more than `limit_bytes`. Every process counts what it writes itself, and looks at the folder
+    when that may be too much.
     """
 
     def __init__(self, path: Path, layout: str, limit_bytes: int) -> None:
         """OSError if the folder cannot be made."""
         self._top, self._own, self._limit = path, path / layout, limit_bytes
+        self._layout = layout
         self._own.mkdir(parents=True, exist_ok=True)
         self.removed: deque[bytes] = deque()  # keys of this layout, to make room for others
         self._size = sum(one.size for one in self._all())
@@ -51,26 +51,31 @@ class BlockFiles:
         """Whether there is a file. One that cannot be looked at is none."""
         return os.path.exists(self._file(key))  # Path.exists raises most errors
 
-    def use(self, key: bytes) -> None:
-        """Note that a content is in use."""
-        with suppress(OSError):
+    def use(self, key: bytes) -> bool:
+        """Note that a content is in use. False if it is not there."""
+        try:
             os.utime(self._file(key))
+        except FileNotFoundError:
+            return False
+        except OSError:  # the file of another user
+            pass
+        return True
 
-    def read(self, key: bytes, row: Bytes) -> bool:
-        """Read a content into a row of its size. False if it is not there, or not as it was
-        written."""
+    def read(self, key: bytes, row: Bytes) -> ReadEnd:
+        """Read a content into a row of its size. One that is damaged, or that is not what was
+        written under this key, is removed."""
         file = self._file(key)
         try:
             with file.open("rb", buffering=0) as opened:
                 head = opened.read(HEAD.size)
                 read = opened.readinto(row.data)
         except OSError:
-            return False
-        if head == HEAD.pack(MAGIC, crc32(row.data), len(row)) and read == len(row):
+            return "missing"
+        if read == len(row) and head == head_of(self._layout, key, row.data):
             self.use(key)
-            return True
+            return "whole"
         self.remove(key)
-        return False
+        return "damaged"
 
     def write(self, key: bytes, row: Bytes) -> None:
         """Write a content, unless it is there. OSError if that is not possible."""
@@ -82,7 +87,7 @@ class BlockFiles:
         part = file.parent / f"tmp{uuid4().hex}.part"
         try:
             with part.open("xb", buffering=0) as opened:  # readable as the umask says
-                opened.write(HEAD.pack(MAGIC, crc32(row.data), len(row)))
+                opened.write(head_of(self._layout, key, row.data))
                 if opened.write(row.data) != len(row):
                     raise OSError(f"{part}: the disk is full")
             os.replace(part, file)

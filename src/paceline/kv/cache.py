@@ -213,6 +213,13 @@ class KVCache:
             self.events.append(AllBlocksCleared())
         return True
 
+    def taken_events(self) -> list[CacheEvent]:
+        """The events since the previous call."""
+        events = self.events or []
+        taken = list(events)
+        events.clear()
+        return taken
+
     def check(self) -> None:
         """Verify every invariant of the device blocks."""
         occupied = self.tables.occupied()

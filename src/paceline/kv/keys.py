@@ -1,8 +1,10 @@
-"""Content keys: a chained, collision-resistant hash for every full block."""
+"""Content keys, a chained hash for every full block, and the head that binds content to its key."""
 
 from collections import OrderedDict
 from hashlib import blake2b
+from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
 
 from paceline.core.arrays import I32
 from paceline.core.item import Item
@@ -13,6 +15,8 @@ BYTES_PER_TOKEN = 4
 BLANK = blake2b(digest_size=KEY_BYTES)
 CHUNK_BLOCKS, LONGEST_STEM = 16, 64  # blocks; a stem grows by chunks up to this length
 MEMO_STEMS = 4096  # stems in the memo
+HEAD = Struct("<8s12sIQ")  # magic, owner, checksum of owner and content, bytes of the content
+MAGIC = b"paceKV\x00\x02"
 
 
 def root_key(block_size: int, adapter: str, salt: str, model: str = "") -> bytes:
@@ -47,6 +51,16 @@ def digest(content: bytes) -> bytes:
     blank = BLANK.copy()  # costs half as much as a new one
     blank.update(content)
     return blank.digest()
+
+
+def head_of(layout: str, key: bytes, content: memoryview) -> bytes:
+    """What precedes the content of a block in a store that outlives the engine or is shared.
+
+    The owner is a digest of layout and key, so content that is damaged or that was stored under
+    another key has another head. This finds accidents, not forgeries, which would take a secret.
+    """
+    owner = blake2b(b":".join((layout.encode(), key)), digest_size=12).digest()
+    return HEAD.pack(MAGIC, owner, crc32(content, crc32(owner)), content.nbytes)
 
 
 class Stem(NamedTuple):

@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 from time import monotonic, sleep
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.kv.block_files import BlockFiles
+from paceline.kv.connectors import disk
 from paceline.kv.connectors.disk import Disk
+from paceline.kv.known_content import USED_S
 from tests.conformance.test_connectors import Engine
 from tests.kv.block_array import keys_of, stopped, transfer
 
@@ -31,6 +34,56 @@ def test_a_file_that_is_gone_fails_the_load_and_is_not_offered_again(tmp_path: P
         file.unlink()
     assert engine.load(KEYS, (5, 6)).bad == 1
     assert engine.offered(KEYS) == 1
+    engine.connector.close()
+
+
+@pytest.mark.parametrize("wrong", ["another key's", "another layout's", "without a head"])
+def test_wrong_content_is_not_loaded_and_is_stored_again(tmp_path: Path, wrong: str) -> None:
+    keys = keys_of(1, 2, 3)
+    engine = Engine("disk", {"path": str(tmp_path)}, layout="one")
+    engine.store_blocks(keys, (1, 2, 3))
+    first, second, third = (file_of(tmp_path, "one", key) for key in keys)
+    whole = second.read_bytes()
+    if wrong == "another key's":
+        second.write_bytes(third.read_bytes())
+        third.write_bytes(whole)
+    elif wrong == "another layout's":
+        other = Engine("disk", {"path": str(tmp_path)}, seed=1, layout="other")
+        other.store_blocks(keys, (1, 2, 3))
+        file_of(tmp_path, "other", keys[1]).replace(second)
+        other.connector.close()
+    else:
+        second.write_bytes(engine.store.content[2].tobytes())
+    before = engine.store.content.copy()
+    end = engine.load(keys, (5, 6, 7))
+    assert (end.bad, end.reason) == (1, "a file is damaged")
+    assert np.array_equal(engine.store.content[6:], before[6:])
+    assert engine.connector.keep(keys) == 1
+    engine.store_blocks(keys, (1, 2, 3))
+    assert first.exists()
+    assert second.read_bytes() == whole
+    assert engine.load(keys, (5, 6, 7)).bad is None
+    engine.connector.close()
+
+
+def file_of(folder: Path, layout: str, key: bytes) -> Path:
+    return folder / layout / key.hex()[:2] / f"{key.hex()}.kv"
+
+
+def test_content_in_use_whose_files_are_gone_is_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine("disk", {"path": str(tmp_path)})
+    engine.store_blocks(KEYS, (1, 2))
+    for file in tmp_path.glob("*/*/*.kv"):
+        file.unlink()
+    assert engine.connector.keep(KEYS) == 2  # not looked at yet
+    monkeypatch.setattr(disk, "monotonic", lambda: monotonic() + USED_S)
+    while engine.connector.keep(KEYS):
+        assert engine.news.wait(30)
+        engine.news.clear()
+    engine.store_blocks(KEYS, (1, 2))
+    assert len([*tmp_path.glob("*/*/*.kv")]) == 2
     engine.connector.close()
 
 

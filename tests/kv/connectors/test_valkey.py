@@ -18,6 +18,7 @@ from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors import valkey
 from paceline.kv.connectors.valkey import Valkey
 from paceline.kv.fence import TransferTicket
+from paceline.kv.known_content import USED_S
 from tests.kv.block_array import REQUEST, BlockArray, keys_of, stopped, transfer
 from tests.kv.resp_servers import resp_server, socket_folder
 
@@ -107,20 +108,97 @@ def test_an_answer_is_used_although_others_store(url: str) -> None:
         each.connector.close()
 
 
-def test_what_is_gone_or_another_size_is_bad(url: str) -> None:
+def name_of(key: bytes) -> bytes:
+    return b"paceline:tiny-array:" + key
+
+
+def test_a_load_ends_before_what_is_gone(url: str) -> None:
     one = Attached(url)
     one.kept(KEYS, [1, 2, 3])
-    client = redis.Redis.from_url(url)
-    name = b"paceline:tiny-array:" + KEYS[1]
-    client.set(name, b"short")
+    with redis.Redis.from_url(url) as client:
+        client.delete(name_of(KEYS[1]))
     before = one.store.content[6:].copy()
     one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
     assert one.ended() == TransferEnd(TransferTicket(1), 1, "the server no longer has it")
     assert np.array_equal(one.store.content[5], one.store.content[1])
     assert np.array_equal(one.store.content[6:], before)
+    assert one.connector.keep(KEYS) == 1
     one.connector.forget([KEYS[0]])
     one.connector.clear()
     one.connector.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["another key's", "random", "changed", "without a head", "short", "a list"]
+)
+def test_wrong_content_is_not_loaded_and_is_stored_again(url: str, wrong: str) -> None:
+    one, other = Attached(url), Attached(url, seed=1)
+    one.kept(KEYS, [1, 2, 3])
+    name = name_of(KEYS[1])
+    with redis.Redis.from_url(url) as client:
+        content = client.get(name)
+        assert isinstance(content, bytes)
+        if wrong == "a list":
+            client.delete(name)
+            client.rpush(name, b"1")
+        else:
+            client.set(
+                name,
+                {
+                    "another key's": client.get(name_of(KEYS[2])),
+                    "random": np.random.default_rng(5).bytes(len(content)),
+                    "changed": content[:-1] + bytes([content[-1] ^ 1]),
+                    "without a head": one.store.content[2].tobytes(),
+                    "short": b"short",
+                }[wrong],
+            )
+    before = other.store.content.copy()
+    other.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
+    assert other.ended().bad == 1
+    assert np.array_equal(other.store.content[5], one.store.content[1])
+    assert np.array_equal(other.store.content[6:], before[6:])
+    other.kept(KEYS, [1, 2, 3])
+    one.connector.fetch(transfer(2, KEYS, [5, 6, 7]))
+    assert one.ended().bad is None
+    assert np.array_equal(one.store.content[6:8], other.store.content[2:4])
+    for each in (one, other):
+        each.connector.close()
+
+
+@pytest.mark.parametrize("noticed", ["by a lookup", "by a load", "while in use"])
+def test_what_the_server_lost_is_stored_again(
+    url: str, noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, client = Attached(url), redis.Redis.from_url(url)
+    one.kept(KEYS, [1, 2, 3])
+    client.flushall()
+    assert one.connector.keep(KEYS) == 3  # not asked yet
+    if noticed == "by a lookup":
+        assert one.offered(KEYS) == 0
+    elif noticed == "by a load":
+        one.connector.fetch(transfer(1, KEYS, [5, 6, 7]))
+        assert one.ended().bad == 0
+    else:
+        monkeypatch.setattr(valkey, "monotonic", lambda: monotonic() + USED_S)
+        while one.connector.keep(KEYS):
+            one.heard()
+    assert one.connector.keep(KEYS) == 0
+    one.kept(KEYS, [1, 2, 3])
+    assert client.dbsize() == 3
+    one.connector.close()
+    client.close()
+
+
+def test_what_the_server_has_is_not_stored_again_but_counts_as_used(url: str) -> None:
+    one, other, client = Attached(url), Attached(url), redis.Redis.from_url(url)
+    client.config_set("maxmemory-policy", "allkeys-lfu")  # counts uses
+    one.kept(KEYS, [1, 2, 3])
+    assert other.offered(KEYS) == 3
+    assert other.connector.keep(KEYS) == 3
+    counts = [client.object("freq", name_of(key)) for key in KEYS]
+    assert min(counts) > 5, "a new value has 5"
+    for each in (one, other):
+        each.connector.close()
     client.close()
 
 
@@ -131,7 +209,7 @@ def test_all_content_is_removed(url: str) -> None:
     one.connector.clear()
     assert one.connector.keep(KEYS) == 0
     one.kept(keys_of(8), [1])  # after what was to be removed
-    assert sorted(client.keys()) == [b"other", b"paceline:tiny-array:" + keys_of(8)[0]]
+    assert sorted(client.keys()) == [b"other", name_of(*keys_of(8))]
     one.connector.close()
     client.close()
 

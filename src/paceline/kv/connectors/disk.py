@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.kv.background import BackgroundConnector
 from paceline.kv.block_files import BlockFiles
 from paceline.kv.connector import BlockStore, Bytes, News, Transfer, TransferEnd, options
-from paceline.kv.known_files import KnownFiles
+from paceline.kv.known_content import KnownContent
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Disk(BackgroundConnector):
         chosen = options(config, path=usual, max_bytes=USUAL_BYTES, pending_mib=1024)
         super().__init__(config, chosen["pending_mib"])
         self._path, self._most_bytes = Path(chosen["path"]).expanduser(), chosen["max_bytes"]
-        self._known = KnownFiles()
+        self._known = KnownContent()
         self._has_warned = False
 
     def attach(self, store: BlockStore, news: News) -> None:
@@ -67,23 +67,26 @@ class Disk(BackgroundConnector):
         self._known.found(keys, number, monotonic())
 
     def _load(self, transfer: Transfer) -> TransferEnd:
-        """Load a few blocks at a time, up to the first that is missing or torn."""
-        blocks, good = transfer.blocks, 0
-        rows = self._rows
-        while good < len(blocks):
-            keys = transfer.keys[good : good + len(rows)]
+        """Load a few blocks at a time, up to the first that is missing or damaged."""
+        keys, blocks, good = transfer.keys, transfer.blocks, 0
+        rows, end = self._rows, "whole"
+        while good < len(blocks) and end == "whole":
             read = 0
-            while read < len(keys) and self._files.read(keys[read], rows[read]):
+            for key, row in zip(keys[good:], rows, strict=False):
+                if (end := self._files.read(key, row)) != "whole":
+                    break
                 read += 1
             self._blocks.write(blocks[good : good + read], rows[:read])
             good += read
-            if read < len(keys):
-                break
         if good == len(blocks):
             return TransferEnd(transfer.ticket)
-        self._answer(partial(self._gone, transfer.keys[good : good + 1]))
-        self._answer(partial(self._known.drop, transfer.keys[good:]))  # others may be gone too
-        return TransferEnd(transfer.ticket, good, "a file is missing or damaged")
+        if end == "damaged":  # the rest may be too: all of it is computed and stored again
+            self._remove_some(keys[good:])
+            self._answer(partial(self._gone, keys[good:]))
+        else:
+            self._answer(partial(self._gone, keys[good : good + 1]))
+            self._answer(partial(self._known.drop, keys[good:]))  # others may be gone too
+        return TransferEnd(transfer.ticket, good, f"a file is {end}")
 
     # -- storing ------------------------------------------------------------
 
@@ -95,8 +98,8 @@ class Disk(BackgroundConnector):
         return there
 
     def _use(self, keys: tuple[bytes, ...]) -> None:
-        for key in keys:
-            self._files.use(key)
+        if gone := [key for key in keys if not self._files.use(key)]:
+            self._answer(partial(self._gone, gone))
 
     def _save(self, keys: Sequence[bytes], content: Bytes, wanted: Callable[[], bool]) -> int:
         written = 0

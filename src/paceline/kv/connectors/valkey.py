@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.kv.background import MIB, BackgroundConnector
 from paceline.kv.connector import Bytes, Transfer, TransferEnd, options
+from paceline.kv.keys import HEAD, head_of
+from paceline.kv.known_content import KnownContent, remember
 from paceline.kv.remote.resp_server import RespServer, ServerHealth
 
 SLICE_BYTES = 8 * MIB  # of values in one message
-REMEMBERED = 1 << 16  # keys that were stored, and lookups
 FRESH_S = 1.0  # seconds for which the answer to a lookup holds
 
 
@@ -33,7 +33,7 @@ class Lookup:
 
 
 class Valkey(BackgroundConnector):
-    """Has one value per block. The server decides what it keeps.
+    """Has one value per block, the head and the content. The server decides what it keeps.
 
     A server that is down or slow has nothing: requests compute their prompts, and what would be
     stored is dropped. A full one is still read. Keys begin with the layout, so that engines with
@@ -53,7 +53,7 @@ class Valkey(BackgroundConnector):
         except ValueError as error:
             raise ConfigError(f"url is {chosen['url']!r}: {error}") from None
         self._stores = 0  # that have ended
-        self._stored: OrderedDict[bytes, None] = OrderedDict()  # keys, least recently used first
+        self._known = KnownContent()
         self._lookups: OrderedDict[tuple[str, int], Lookup] = OrderedDict()  # by request and keys
 
     # -- loading ------------------------------------------------------------
@@ -68,7 +68,7 @@ class Valkey(BackgroundConnector):
         if known is None or known.found is None or known.first > have or not self._holds(known):
             remember(self._lookups, name, Lookup(have))
             sought = tuple(keys[have:])
-            self._look_up(partial(self._present, sought), partial(self._found, name, have))
+            self._look_up(partial(self._present, sought), partial(self._found, name, have, sought))
             return None
         if known.stores is None:
             remember(self._lookups, name, replace(known, stores=self._stores))
@@ -81,53 +81,72 @@ class Valkey(BackgroundConnector):
 
     def _present(self, keys: Sequence[bytes]) -> int:
         with suppress(OSError):
-            return self._loads_from.present(self._named(keys))
+            return self._leading(self._loads_from, keys)
         return 0
 
-    def _found(self, name: tuple[str, int], first: int, number: int) -> None:
+    def _leading(self, server: RespServer, keys: Sequence[bytes]) -> int:
+        """How many of the first keys have values of the right size."""
+        sizes = server.sizes(self._named(keys))
+        return next((at for at, size in enumerate(sizes) if size != self._value_bytes), len(keys))
+
+    def _found(self, name: tuple[str, int], first: int, keys: Sequence[bytes], number: int) -> None:
         # The time is when the engine hears of it, so that an answer is fresh after a long step.
-        remember(self._lookups, name, Lookup(first, number, monotonic()))
+        now = monotonic()
+        remember(self._lookups, name, Lookup(first, number, now))
+        self._known.add(keys[:number], now)
+        self._known.drop(keys[number:])  # others may be gone too
 
     def _load(self, transfer: Transfer) -> TransferEnd:
-        """Load slice by slice, up to the first block that is missing."""
-        place, reason = 0, ""
+        """Load slice by slice, up to the first block that is missing or damaged."""
+        keys, good, reason = transfer.keys, 0, ""
         try:
-            for part in self._slices(len(transfer.blocks)):
-                found = self._loads_from.get(self._named(transfer.keys[part]))
-                good = self._complete(found)
-                self._fill(transfer.blocks[part][: len(good)], good)
-                place += len(good)
-                if len(good) < len(found):
-                    reason = "the server no longer has it"
+            for part in self._slices(len(keys)):
+                values = self._loads_from.get(self._named(keys[part]))
+                rows = self._whole(keys[part], values)
+                self._blocks.write(transfer.blocks[part][: len(rows)], rows)
+                good += len(rows)
+                if len(rows) < len(values):
+                    is_gone = values[len(rows)] is None
+                    reason = f"the server {'no longer has it' if is_gone else 'has other content'}"
+                    if not is_gone:  # the rest may be wrong too: it is computed and stored again
+                        self._loads_from.remove(self._named(keys[good:]))
                     break
         except OSError as error:
             reason = str(error)
-        return TransferEnd(
-            transfer.ticket, None if place == len(transfer.blocks) else place, reason
-        )
+        if good == len(keys):
+            return TransferEnd(transfer.ticket)
+        self._answer(partial(self._known.drop, keys[good:]))
+        return TransferEnd(transfer.ticket, good, reason)
 
-    def _complete(self, values: Sequence[bytes | None]) -> list[bytes]:
-        """The values up to the first that is missing or has another size."""
-        good: list[bytes] = []
-        for value in values:
-            if value is None or len(value) != self._blocks.block_bytes:
+    def _whole(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[Bytes]:
+        """The content of values up to the first that is missing, damaged or of another key."""
+        rows: list[Bytes] = []
+        for key, value in zip(keys, values, strict=True):
+            if value is None or len(value) != self._value_bytes:
                 break
-            good.append(value)
-        return good
-
-    def _fill(self, blocks: Sequence[int], values: Sequence[bytes]) -> None:
-        if values:
-            content = np.frombuffer(b"".join(values), np.uint8)
-            self._blocks.write(blocks, content.reshape(len(blocks), -1))
+            content = memoryview(value)[HEAD.size :]
+            if not value.startswith(head_of(self._blocks.layout, key, content)):
+                break
+            rows.append(np.frombuffer(content, np.uint8))
+        return rows
 
     # -- storing ------------------------------------------------------------
 
     def keep(self, keys: Sequence[bytes]) -> int:
-        for place, key in enumerate(keys):
-            if key not in self._stored:
-                return place
-            self._stored.move_to_end(key)
-        return len(keys)
+        """What the server lost or evicted is noticed when it is looked up, when it is loaded, and
+        now and then while it is in use here."""
+        self._take_answers()
+        there = self._known.leading(keys)
+        if used := self._known.use(keys[:there], monotonic()):
+            self._writer.do(partial(self._use, used))
+        return there
+
+    def _use(self, keys: tuple[bytes, ...]) -> None:
+        with suppress(OSError):
+            sizes = self._stores_to.sizes(self._named(keys))
+            there = dict(zip(keys, sizes, strict=True))
+            gone = [key for key, size in there.items() if size != self._value_bytes]
+            self._answer(partial(self._known.drop, gone))
 
     @property
     def _takes_content(self) -> bool:
@@ -135,33 +154,35 @@ class Valkey(BackgroundConnector):
 
     def _save(self, keys: Sequence[bytes], content: Bytes, wanted: Callable[[], bool]) -> int:
         """Store what the server does not have."""
-        names = self._named(keys)
         with suppress(OSError):  # what is not stored is computed again
             if wanted():
-                first = self._stores_to.present(names)
+                first = self._leading(self._stores_to, keys)
                 for part in self._slices(len(keys), first):
-                    self._stores_to.set(names[part], [row.tobytes() for row in content[part]])
+                    self._stores_to.set(
+                        self._named(keys[part]), list(map(self._value, keys[part], content[part]))
+                    )
                 return len(keys)
         return 0
 
+    def _value(self, key: bytes, row: Bytes) -> bytes:
+        return b"".join((head_of(self._blocks.layout, key, row.data), row.data))
+
     def _saved(self, keys: Sequence[bytes]) -> None:
         self._stores += 1
-        for key in keys:
-            remember(self._stored, key, None)
+        self._known.add(keys, monotonic())
 
     # -- both ---------------------------------------------------------------
 
     def _forget_some(self, keys: Sequence[bytes]) -> None:
         self._lookups.clear()
-        for key in keys:
-            self._stored.pop(key, None)
+        self._known.drop(keys)
 
     def _remove_some(self, keys: Sequence[bytes]) -> None:
         with suppress(OSError):  # a server that lost its connection may keep them
             self._stores_to.remove(self._named(keys))
 
     def _forget_all(self) -> None:
-        self._stored.clear()
+        self._known.clear()
         self._lookups.clear()
 
     def _remove_all(self) -> None:
@@ -171,6 +192,10 @@ class Valkey(BackgroundConnector):
         super().close()
         self._loads_from.close()
         self._stores_to.close()
+
+    @property
+    def _value_bytes(self) -> int:
+        return HEAD.size + self._blocks.block_bytes
 
     @property
     def _prefix(self) -> bytes:
@@ -184,11 +209,3 @@ class Valkey(BackgroundConnector):
         """Parts of some blocks, each for one message."""
         step = max(SLICE_BYTES // self._blocks.block_bytes, 1)
         return (slice(begin, min(begin + step, blocks)) for begin in range(first, blocks, step))
-
-
-def remember(kept: OrderedDict[Any, Any], name: object, value: object) -> None:
-    """Keep a value, and drop the oldest one if there are too many."""
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)

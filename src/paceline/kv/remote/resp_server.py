@@ -75,13 +75,12 @@ class RespServer:
         self._client = redis.Redis.from_url(url, retry=once, **limits)
         self._health = health
 
-    def present(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys it has."""
+    def sizes(self, keys: Sequence[bytes]) -> list[int]:
+        """The bytes of values, which count as used; 0: there is none, or another kind of value."""
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
-            pipeline.exists(key)
-        answers = self._call(pipeline.execute)
-        return next((place for place, known in enumerate(answers) if not known), len(keys))
+            pipeline.strlen(key)  # `exists` would not count as a use
+        return self._call(lambda: [size_of(one) for one in pipeline.execute(raise_on_error=False)])
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._call(self._client.mget, keys)
@@ -124,3 +123,12 @@ class RespServer:
 
     def close(self) -> None:
         self._client.close()
+
+
+def size_of(answer: Any) -> int:
+    """The size that a server answers with; its error, unless it is about the kind of a value."""
+    if isinstance(answer, Exception):
+        if not str(answer).startswith("WRONGTYPE"):
+            raise answer
+        return 0
+    return int(answer)

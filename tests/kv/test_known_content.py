@@ -1,15 +1,15 @@
-"""What is remembered of files, and for how long."""
+"""What is remembered of a store, and for how long."""
 
 import pytest
 
-from paceline.kv.known_files import FRESH_S, USED_S, KnownFiles
+from paceline.kv.known_content import FRESH_S, USED_S, KnownContent
 from tests.kv.block_array import keys_of
 
 KEYS = keys_of(1, 2, 3)
 
 
-def test_files_are_known_up_to_the_first_that_is_missing() -> None:
-    known = KnownFiles()
+def test_content_is_known_up_to_the_first_that_is_missing() -> None:
+    known = KnownContent()
     assert known.seek(KEYS[0])
     assert not known.seek(KEYS[0])  # it is being looked for
     known.found(KEYS, 2, now=10.0)
@@ -25,8 +25,8 @@ def test_files_are_known_up_to_the_first_that_is_missing() -> None:
     assert known.leading(KEYS) == 0
 
 
-def test_the_use_of_a_file_is_noted_now_and_then() -> None:
-    known = KnownFiles()
+def test_the_use_of_content_is_noted_now_and_then() -> None:
+    known = KnownContent()
     known.add(KEYS, 0.0)
     assert known.use(KEYS, 1.0) == ()
     assert known.use(KEYS[:1], USED_S) == KEYS[:1]
@@ -34,8 +34,8 @@ def test_the_use_of_a_file_is_noted_now_and_then() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.kv.known_files.KNOWN", 2)
-    known = KnownFiles()
+    monkeypatch.setattr("paceline.kv.known_content.KNOWN", 2)
+    known = KnownContent()
     known.add(KEYS, 0.0)
     assert known.leading(KEYS[:1]) == 0
     assert known.leading(KEYS[1:]) == 2
