@@ -12,6 +12,7 @@ from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.sim.reference import Mask
 from paceline.structured.backend import Grammar, GrammarBackend, load_backend
 from paceline.structured.grammar_counts import GrammarCounts
+from paceline.structured.guarded_matcher import GuardedGrammar
 from paceline.structured.reasoning_markers import ReasoningMarkers
 from paceline.structured.reasoning_matcher import ReasoningGrammar
 from paceline.structured.token_table import TokenTable
@@ -69,6 +70,8 @@ def backend(vocab: int) -> GrammarBackend:
 
 @cache
 def grammar(vocab: int, constraint: Constraint) -> Grammar:
+    if constraint.kind == "text":
+        return GuardedGrammar(table(vocab), constraint, None, None)
     answer = backend(vocab).compile(constraint.of_answer)
     if not constraint.reasoning_end:
         return answer
@@ -83,7 +86,7 @@ class CompilesAtOnce:
         self._vocab = vocab
         self.counts = GrammarCounts()
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         done: Future[Grammar] = Future()
         done.set_result(grammar(self._vocab, constraint))
         return done

@@ -16,12 +16,13 @@ from paceline.core.item import Item
 from paceline.core.plan import NO_BLOCK, Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
-from paceline.core.step_times import StepTimes
+from paceline.core.step_times import StepCost, StepTimes
 from paceline.engine.core.constrained_requests import ConstrainedRequests
 from paceline.engine.core.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
 from paceline.kv.keys import KEY_BYTES
 from paceline.kv.pool import BlockPool
+from paceline.sched.bodies import HELD
 from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.swapping import Rates
@@ -98,6 +99,8 @@ class Drive:
     connector: ErraticConnector | None = None
     grouping: Random = field(init=False)  # for attention groups
     moving: Random = field(init=False)  # for `moved`, likewise
+    pacing: Random = field(init=False)  # for steps that are bounded by time
+    bodies: Random = field(init=False)  # for requests that came together
     grammars: ConstrainedRequests = field(init=False)
     settings: dict[str, Any] = field(init=False)
     scheduler: Scheduler = field(init=False)
@@ -140,10 +143,15 @@ class Drive:
             self.settings |= self._encoder_settings()
         if self.grouped:
             self.settings |= self._groups()
+        self.pacing = Random(f"pace {self.seed}")
+        self.bodies = Random(f"bodies {self.seed}")
+        self.settings |= self._pace() | self._shares()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
             self.scheduler.measure_steps(random_step_times(self.drafting))
+        if self.settings.get("max_step_s") and self.pacing.random() < 0.8:
+            self.scheduler.measure_cost(self._cost())
         cache = self.scheduler.state.cache
         self.replica = Replica(cache.block_size)
         r = self.random
@@ -255,6 +263,34 @@ class Drive:
             "swap_blocks_per_s": r.choice([1.0, 100.0]),
         }
 
+    def _pace(self) -> dict[str, Any]:
+        """Maybe steps of a few positions, whatever the budget."""
+        settings = self.settings
+        is_cut = (
+            settings["enable_chunked_prefill"] and settings.get("discipline") != "prefill_first"
+        )
+        if not is_cut or settings.get("disable_chunked_mm_input") or self.pacing.random() < 0.6:
+            return {}
+        self.seen["paced"] += 1
+        return {"max_step_s": self.pacing.choice([1e-8, 0.01, 0.25])}
+
+    def _shares(self) -> dict[str, Any]:
+        """Maybe slots that the requests of a body leave to others."""
+        slots = self.settings["max_num_seqs"]
+        shares = slots > 1 and self.bodies.random() < 0.5
+        return {"slots_for_others": self.bodies.randint(1, slots - 1)} if shares else {}
+
+    def _with_body(self, request: Request) -> Request:
+        """Maybe one of several that came together."""
+        if not self.settings.get("slots_for_others") or self.bodies.random() < 0.3:
+            return request
+        return replace(request, origin=self.bodies.choice(["x", "x", "y"]))
+
+    def _cost(self) -> StepCost:
+        """What a position costs: from nearly nothing to more than a step should take."""
+        r = self.pacing
+        return StepCost(r.choice([1, 10**6, 10**8]), r.choice([0, 0, 10**5, 10**8]))
+
     def _encoder_settings(self) -> dict[str, Any]:
         """Room for about one item, or for a few."""
         r = self.picturing
@@ -355,6 +391,7 @@ class Drive:
 
     def _shaped(self, request: Request) -> Request:
         """Maybe with one of several adapters, and pooled or constrained where any are."""
+        request = self._with_body(request)
         if self.adapted and self.adapting.random() < 0.7:
             request = replace(request, adapter=self.adapting.choice("xyz"))
         if self.pooled and request.width == 1 and self.embedding.random() < 0.6:
@@ -509,6 +546,7 @@ class Drive:
         for name in ("copies", "swap_out", "swap_in"):
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
+        self.seen["left to others"] += HELD in before["parked"].values()
         self._count_hits(plan)
         self.grammars.follow(plan)
         self._count_adapters(plan)

@@ -14,7 +14,7 @@ if not is_available():
     pytest.skip("needs a C compiler, for results that are the same bits", allow_module_level=True)
 
 # Of schedules, these have all kinds of trouble; the first one has a host tier.
-SEEDS = {1: True, 5: False}
+SEEDS = {2: True, 5: False}
 TROUBLE = ("drafts", "preempted", "cached", "stale", "copies", "swap_in", "silent", "retried")
 
 

@@ -332,7 +332,7 @@ def contents_on_the_host_are_mixed_up(original: Any) -> Any:
     return lambda self, sequence, tokens: original(self, sequence, tokens)[::-1]
 
 
-@mutant(HostTier, "ready", seed=111)
+@mutant(HostTier, "ready", seed=319)
 def a_sequence_returns_before_its_copy_is_done(_original: Any) -> Any:
     return lambda self, sequence: True
 
@@ -504,7 +504,7 @@ def host_blocks_are_free_while_they_are_loaded(original: Any) -> Any:
     return add
 
 
-@mutant(Fences, "provisional", loading_late, seed=5)
+@mutant(Fences, "provisional", loading_late, seed=196)
 def host_blocks_are_found_before_their_copy_is_confirmed(_original: Any) -> Any:
     return property(lambda self: set[int]())
 

@@ -46,7 +46,8 @@ def test_random_schedules_keep_the_promises() -> None:
     seen: Counter[str] = Counter()
     for seed in SEEDS:
         seen += drive(seed)
-    for trouble in ("preempted", "cached", "drafts", "stale", "retried", *OLDER, *LATEST):
+    common = ("preempted", "cached", "drafts", "stale", "retried", "paced", "left to others")
+    for trouble in (*common, *OLDER, *LATEST):
         assert seen[trouble], f"no schedule had {trouble}"
 
 

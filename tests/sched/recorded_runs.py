@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline import PacelineError, Plan, Request, StepResult
 from paceline.core.plan import Candidates, Failed, Forced
-from paceline.core.step_times import StepTimes
+from paceline.core.step_times import StepCost, StepTimes
 from paceline.sched.replay.plans_in_flight import stand_in
 from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
@@ -103,6 +103,7 @@ class Trouble:
             (0.03, calls.reset_prefix_cache),
             (0.05, lambda: calls.measure(Rates(r.choice([1.0, 1e6]), r.choice([1.0, 1e6])))),
             (0.05, lambda: calls.measure_steps(self._step_times())),
+            (0.05, lambda: calls.measure_cost(StepCost(r.choice([1, 10**8]), r.choice([0, 9])))),
             (0.1, self._misuse),
             (0.03, lambda: self._lose(calls.retry)),
             (0.02, lambda: self._lose(calls.fail)),

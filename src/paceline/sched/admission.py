@@ -71,9 +71,9 @@ class Admission:
         self, served: Composition, now: float, chunk: Chunk, returning: bool = False
     ) -> Composition:
         """Admit until a gate stops the queue; only swapped sequences, if `returning`."""
-        state, joining = self._state, Joining(self._room_behind(served), chunk)
+        joining = Joining(self._room_behind(served), chunk)
         gate: Gate | None = None
-        while gate is None and (head := state.head(now)) is not None:
+        while gate is None and (head := self._head(now)) is not None:
             if returning and not head.swapped:
                 gate = self._gate_at(head, Shut("decodes"), now)
                 break
@@ -90,6 +90,12 @@ class Admission:
         if joining.passed_over:
             gate = self._put_back(joining, gate)
         return served.joined(joining.rows, joining.admitted, gate, tuple(joining.gates))
+
+    def _head(self, now: float) -> Sequence | None:
+        """The sequence to let in next. If none waits, one that was parked for others begins to."""
+        if self._state.bodies.may_join:
+            self._state.bodies.let_one_wait()
+        return self._state.head(now)
 
     def would_fit(self, head: Sequence, room: StepRoom, freed: set[int], chunk: Chunk) -> bool:
         """Would a waiting sequence join a step with so much room, `freed` blocks of which are

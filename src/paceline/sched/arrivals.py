@@ -5,6 +5,7 @@ from paceline.core.plan import Admitted, Blocks
 from paceline.core.request import Sequence
 from paceline.kv.hit import Hit
 from paceline.sched import hits
+from paceline.sched.bodies import HELD, REMOTE_KV
 from paceline.sched.explain.journal import note
 from paceline.sched.families.family import FORK_POINT, LOCKSTEP
 from paceline.sched.state import SchedulerState
@@ -24,12 +25,26 @@ class Arrivals:
         note(sequence, Happened.SUBMITTED, state.now, state.step, state.waiting)
         state.live[sequence.id] = sequence
         state.policy.joined(sequence)
+        state.bodies.latest = sequence.serial
         if parked:
-            self.park(sequence, parked)
-        else:
+            self._park(sequence, parked)
+        elif state.bodies.takes(sequence.request):
             state.queue.push(sequence)
+        else:
+            self._hold(sequence)
 
     def park(self, sequence: Sequence, reason: str) -> None:
+        """Set a waiting sequence aside. One whose KV is loaded keeps the share of its body."""
+        self._park(sequence, reason)
+        if reason != REMOTE_KV:
+            self._state.bodies.left(sequence.request)
+
+    def _hold(self, sequence: Sequence) -> None:
+        """Park one of a body, so that others need not wait for it."""
+        self._park(sequence, HELD)
+        self._state.bodies.hold(sequence.request)
+
+    def _park(self, sequence: Sequence, reason: str) -> None:
         state = self._state
         note(sequence, Happened.PARKED, state.now, state.step, cause=reason)
         state.journal.left(sequence, state.now)
@@ -39,6 +54,11 @@ class Arrivals:
     def wake(self, sequence: Sequence) -> None:
         state = self._state
         note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
+        if not (state.bodies.counts(sequence.request) or state.bodies.takes(sequence.request)):
+            note(sequence, Happened.PARKED, state.now, state.step, cause=HELD)
+            sequence.parked = HELD
+            state.bodies.hold(sequence.request)
+            return
         state.policy.woken(sequence)
         state.queue.wake(sequence)
 

@@ -132,6 +132,7 @@ class Departures:
         state.families.pop(sequence.id, None)
         del state.live[sequence.id]
         state.policy.left(sequence)
+        state.bodies.left(sequence.request)
 
     def dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
         """End a request with all its sequences, wherever it is."""
@@ -174,6 +175,7 @@ class Departures:
         state.changes.finished[sequence.id] = sequence
         state.stats.finished += 1
         state.policy.left(sequence)
+        state.bodies.left(sequence.request)
         sequence.parked = ""
         known = len(sequence.tokens)
         cause = message or finish.value

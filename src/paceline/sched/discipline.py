@@ -21,6 +21,7 @@ from paceline.sched.gates.free_blocks import FreeBlocks
 from paceline.sched.gates.gate import AdmissionGate, Gates
 from paceline.sched.gates.host_copy import HostCopy
 from paceline.sched.gates.policy_room import PolicyRoom
+from paceline.sched.gates.slots_for_others import SlotsForOthers
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.gates.vacant_slots import VacantSlots
 from paceline.sched.limits.budget import Budget
@@ -28,6 +29,7 @@ from paceline.sched.limits.encoder_budget import EncoderBudget
 from paceline.sched.limits.limit import Limit, Limits
 from paceline.sched.limits.long_prefill import LongPrefill
 from paceline.sched.limits.model_length import ModelLength
+from paceline.sched.limits.pace import Pace
 from paceline.sched.limits.policy_share import PolicyShare
 from paceline.sched.limits.reachable_items import ReachableItems
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows
@@ -52,6 +54,7 @@ class Discipline(ABC):
 
     limits: ClassVar[tuple[type[Limit], ...]] = (
         LongPrefill,
+        Pace,
         WholePrompts,
         ReachableItems,
         PolicyShare,
@@ -60,6 +63,7 @@ class Discipline(ABC):
     draft_limits: ClassVar[tuple[type[Limit], ...]] = (ModelLength, Budget)
     gates: ClassVar[tuple[type[AdmissionGate], ...]] = (
         HostCopy,
+        SlotsForOthers,
         VacantSlots,
         AdapterSlots,
         PolicyRoom,

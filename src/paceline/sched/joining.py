@@ -29,6 +29,7 @@ class DirectJoin:
             policy.room is Policy.room
             and not components.state.policy.refresh
             and not config.preemption.swap_space
+            and not step.max_step_s
             and not config.speculation.num_speculative_tokens
         )
 
@@ -39,6 +40,8 @@ class DirectJoin:
         if not self._is_possible or len(requests) > min(self._most, state.table.vacant):
             return False
         if rows + sum(lengths) > self._budget or max(lengths) > self._longest:
+            return False
+        if any(one.origin for one in requests):
             return False
         if any(one.width > 1 or one.items or one.generated or one.drafts for one in requests):
             return False

@@ -14,13 +14,13 @@ from paceline.kv.hit import Hit
 from paceline.kv.keys import KEY_BYTES
 from paceline.kv.loadable import Loadable
 from paceline.sched.arrivals import Arrivals
+from paceline.sched.bodies import REMOTE_KV
 from paceline.sched.explain.journal import note
 from paceline.sched.gates.shut import Shut
 from paceline.sched.gates.step_room import StepRoom
 from paceline.sched.state import SchedulerState
 from paceline.sched.timeouts import Overdue
 
-REMOTE_KV = "remote_kv"  # what a loading request is parked for
 MOST_LOADS = 2  # of a request before it is admitted; what is evicted then is computed
 ASK_LATER = Shut("an answer of its connector", passes_over=True)
 SLOTS_TAKEN = Shut("a slot that no loading request will take", passes_over=True)

@@ -33,6 +33,7 @@ class Planner:
         self.paused: Pause = ""
         self._state = components.state
         self._limits = limits
+        self._bodies = components.state.bodies
         self._step = config.step
         self._discipline = discipline.load(config, components)
         # The tests check what ours build, in every step; see `SchedulerState.check`.
@@ -48,6 +49,8 @@ class Planner:
         if steady is None or self.paused == "all":
             return None
         waiting = state.waiting
+        if self._bodies.parked and self._bodies.may_join and not self.paused:
+            return None
         if waiting and not self._gate_stays_shut():
             return None
         plan = steady.plan(state.step)

@@ -32,7 +32,7 @@ class WaitingQueue:
         self._entry: dict[Hashable, int] = {}  # by flow: the one entry of _heads that counts
         self._entries = count()
         self._front = 0  # falls with each preemption: the last one preempted stands first
-        self._fronts: dict[int, int] = {}
+        self._stands: dict[int, tuple[int, int]] = {}  # by serial: its front, and behind whom
         self._oldest: list[tuple[float, int]] = []  # by time of submission, for patience
         self._turn: deque[int] = deque()  # serials whose rank is asked for again
         self._asks_left = REFRESHED_PER_STEP  # further ranks that may be asked for in this step
@@ -55,7 +55,7 @@ class WaitingQueue:
         assert serial not in self._places, f"{sequence.id!r} waits already"
         if in_front:
             self._front -= 1
-            self._fronts[serial] = self._front
+            self._stands[serial] = self._front, serial
         if self._policy.patience_s != inf:
             heapq.heappush(self._oldest, (sequence.queued_at, serial))
         if self._policy.refresh:
@@ -66,31 +66,34 @@ class WaitingQueue:
         """Forget a sequence, waiting or parked."""
         if self._places.pop(sequence.serial, None):
             self._count_superseded()
-        self._fronts.pop(sequence.serial, None)
+        self._stands.pop(sequence.serial, None)
         self._overtaken.pop(sequence.serial, None)
         self.parked.pop(sequence.serial, None)
 
     def park(self, sequence: Sequence, reason: str) -> None:
         """Set a sequence aside until `wake`; it blocks no other meanwhile."""
-        front = self._fronts.get(sequence.serial)
+        stand = self._stands.get(sequence.serial)
         self.remove(sequence)
-        if front is not None:
-            self._fronts[sequence.serial] = front
+        if stand is not None:
+            self._stands[sequence.serial] = stand
         sequence.parked = reason
         self.parked[sequence.serial] = sequence
 
-    def wake(self, sequence: Sequence) -> None:
-        """Let a parked sequence wait again, where it would stand had it never been parked."""
+    def wake(self, sequence: Sequence, behind: int | None = None) -> None:
+        """Let a parked sequence wait again, where it would stand had it never been parked, or
+        behind the one of another serial."""
         del self.parked[sequence.serial]
+        if behind is not None:
+            self._stands[sequence.serial] = 0, behind
         sequence.parked = ""
         self.push(sequence)
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
         """Give a successor the place of a sequence, waiting or parked."""
-        front, reason = self._fronts.get(sequence.serial), sequence.parked
+        stand, reason = self._stands.get(sequence.serial), sequence.parked
         self.remove(sequence)
-        if front is not None:
-            self._fronts[successor.serial] = front
+        if stand is not None:
+            self._stands[successor.serial] = stand
         if reason:
             successor.parked = reason
             self.parked[successor.serial] = successor
@@ -197,7 +200,8 @@ class WaitingQueue:
         rank = self._policy.rank(sequence)
         if type(rank) is not tuple or rank:
             check_rank(self._policy, sequence, rank)
-        return rank[:1], self._fronts.get(sequence.serial, 0), rank[1:], sequence.serial
+        front, place = self._stands.get(sequence.serial, (0, sequence.serial))
+        return rank[:1], front, rank[1:], place
 
     def _place(self, sequence: Sequence) -> None:
         flow = self._policy.flow(sequence)

@@ -12,10 +12,11 @@ from paceline.core.errors import ConfigError, PluginError, RequestError, StepErr
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.core.step_times import StepTimes
+from paceline.core.step_times import StepCost, StepTimes
 from paceline.kv.connector import Connector
 from paceline.sched import timeouts
 from paceline.sched.accounting import Accounting
+from paceline.sched.bodies import HELD
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain import sentences, snapshot
 from paceline.sched.explain.journal import Gate
@@ -66,10 +67,9 @@ class Scheduler:
         limit = self._admissible(request)
         arrival = self.state.now if request.arrival is None else request.arrival
         sequence = Sequence(request, self._serials, limit, arrival, request.known(0))
-        width = request.width
-        if width > 1:
+        if request.width > 1:
             self.state.families[request.id] = Family.of(sequence)
-        self._serials += width
+        self._serials += request.width
         try:
             self.components.arrivals.enter(sequence, parked)
         except PluginError:
@@ -125,7 +125,7 @@ class Scheduler:
         """Let a parked request wait again, in its old place. False if it is not parked."""
         self._tick(now)
         sequence = self.state.live.get(request_id)
-        if sequence is None or not sequence.parked:
+        if sequence is None or sequence.parked in ("", HELD):
             return False
         self.components.arrivals.wake(sequence)
         return True
@@ -331,6 +331,10 @@ class Scheduler:
         """Set the step times by which speculation decides."""
         self.state.speculation.measure(times)
 
+    def measure_cost(self, cost: StepCost) -> None:
+        """Set what a position costs, by which `max_step_s` bounds a step. It may change later."""
+        self.state.cost = cost
+
     def close(self) -> None:
         """End the work of the connector. A recorded scheduler also ends its recording."""
         self.state.link.close()
@@ -368,10 +372,7 @@ class Scheduler:
 
     def cache_events(self) -> list[CacheEvent]:
         """Blocks stored and removed since the previous call."""
-        events = self.state.cache.events or []
-        taken = list(events)
-        events.clear()
-        return taken
+        return self.state.cache.taken_events()
 
     def explain(self, request_id: str) -> str:
         """Describe what a request waited for and what happened to it, in sentences."""

@@ -4,8 +4,10 @@ import numpy as np
 
 from paceline.core.config import Config
 from paceline.core.request import Sequence
+from paceline.core.step_times import StepCost
 from paceline.kv.cache import KVCache
 from paceline.sched import policy, speculation
+from paceline.sched.bodies import Bodies
 from paceline.sched.changes import Changes
 from paceline.sched.connector_link import ConnectorLink
 from paceline.sched.explain.journal import Journal
@@ -32,9 +34,11 @@ class SchedulerState:
     link, stores      the connector, if there is one, and what it gets to keep
     swapping          whether and where residents that give way are kept on the host
     items             multimodal items that residents have not passed
+    cost              what a position of a step costs, if it was measured
     policy            who goes first and who gives way
     speculation       how many drafts a row has
     queue, swapped    sequences that wait, and those among them that are on the host
+    bodies            which requests of a body are parked for others
     live, families    open requests by id, and those of several sequences
     journal, stats    what happened, and how often
     """
@@ -58,7 +62,9 @@ class SchedulerState:
         self.stats = Stats()
         self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
         self.families = Families()
+        self.bodies = Bodies(config.step.slots_for_others, self)
         self.items = ItemsAhead(config, self.table, self.stats)
+        self.cost: StepCost | None = None
         self.changes = Changes()
 
     # -- where sequences are ------------------------------------------------
@@ -117,6 +123,7 @@ class SchedulerState:
         self.cache.check()
         self.swapping.tier.check()
         self.items.check()
+        self.bodies.check()
         places = [
             {self.table.sequence(slot).id for slot in self.table.order.tolist()},
             {sequence.id for sequence in self.queue},

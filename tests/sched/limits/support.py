@@ -5,6 +5,7 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.request import Request, Sequence
+from paceline.core.step_times import StepCost
 from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.limits.rows import ArrivalRow, ResidentRows, Used
 from paceline.sched.slots import SlotTable
@@ -53,11 +54,14 @@ class Fcfs:
 class View:
     """What limits look at, with nobody there."""
 
+    cost: StepCost | None = None
+    waiting = 0
+
     def __init__(self, **settings: int | bool) -> None:
         self.table = SlotTable(4, LENGTH)
         self.policy = Fcfs()
         self.items = ItemsAhead(config(max_num_seqs=4, **settings), self.table, Stats())
 
 
-def config(**settings: int | bool) -> Config:
+def config(**settings: float) -> Config:
     return Config.of(num_blocks=64, max_model_len=LENGTH, **settings)

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.arrays import I32
 from paceline.core.config import Config
+from paceline.core.step_times import StepCost
 from paceline.sched import limits as package
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
@@ -113,7 +114,9 @@ def test_every_limit_is_found() -> None:
 def test_a_limit_is_the_same_for_a_resident_and_for_an_arrival(
     kind: type[Limit], left: int
 ) -> None:
-    limit = kind.create(config(long_prefill_token_threshold=4), View())
+    view = View()
+    view.cost = StepCost(20_000_000)
+    limit = kind.create(config(long_prefill_token_threshold=4, max_step_s=0.1), view)
     if limit is None:
         assert kind is WholePrompts  # which is about arrivals alone
         return

@@ -54,6 +54,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         priority=-4,
         arrival=0.1 + 0.2,
         tenant="t",
+        origin="body 1",
         deadline=float("inf"),
         token_deadline=np.float32(0.1),  # pyright: ignore[reportArgumentType]
         cache_salt="s",
@@ -66,7 +67,10 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         length_penalty=np.float32(0.3),  # pyright: ignore[reportArgumentType]
         early_stopping="never",
         sampling=Sampling(temperature=0.7, top_k=5, logit_bias={3: 1.5}, allowed_token_ids=(2, 3)),
-        constraint=Constraint.json(True, any_whitespace=False).after_reasoning("<a>", "<b>"),
+        constraint=Constraint.json(True, any_whitespace=False)
+        .after_reasoning("<a>", "<b>")
+        .within(7)
+        .without(((1, 2), (3, 4, 5))),
         kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [1, 2]},
     )
     pooled = Request(id="e", prompt=[1, 2], max_tokens=1, pooling="mean", reads_cache=False)

@@ -10,7 +10,7 @@ import pytest
 
 from paceline import PacelineError, Plan, Request, RequestError, Scheduler, StepResult
 from paceline.core.errors import ConfigError
-from paceline.core.step_times import StepTimes
+from paceline.core.step_times import StepCost, StepTimes
 from paceline.sched.replay.reader import Reader, RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import RecordingError, RecordKind
@@ -170,6 +170,18 @@ def test_measured_step_times_are_replayed(tmp_path: Path) -> None:
     replay = Replay(tmp_path / "run")
     replay.run()
     assert replay.scheduler.state.speculation.times == times
+
+
+def test_a_measured_cost_is_replayed_and_decides_again(tmp_path: Path) -> None:
+    with recorded(tmp_path / "run", max_step_s=0.25) as scheduler:
+        scheduler.submit(ask("a", tokens=40), 0.0)
+        scheduler.measure_cost(StepCost(60_000_000, 1))
+        assert [scheduler.plan(0.0).total for _ in range(2)] == [4, 4]
+        scheduler.measure_cost(StepCost(120_000_000))
+        assert scheduler.plan(0.0).total == 2
+    replay = Replay(tmp_path / "run")
+    assert replay.run().verified == 3
+    assert replay.scheduler.state.cost == StepCost(120_000_000)
 
 
 def test_drafts_that_were_computed_are_replayed(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ class Gate:
     reason       short
     ------       -----
     budget       tokens of the step's budget that were missing
+    others       slots that were missing, with those that are left for other requests
+    pace         tokens for which the steps had no time
     seqs         slots that were missing
     blocks       free blocks that were missing
     room         nothing: a policy lets the request wait

@@ -229,6 +229,8 @@ REASONS = {
     "blocks": "for blocks",
     "seqs": "for a slot (max_num_seqs)",
     "budget": "for the token budget",
+    "others": "for slots, so that some are left for others (slots_for_others)",
+    "pace": "for time in a step (max_step_s)",
     "room": "for room, since its policy lets it wait",
     "preempted": "in steps that had to preempt",
     "decodes": "in steps that decode",

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
+from paceline.core.step_times import StepCost
 from paceline.sched.items_ahead import ItemsAhead
 from paceline.sched.limits.rows import Used, WantedRows
 from paceline.sched.plugin_checks import is_within, wrong_counts
@@ -32,6 +33,12 @@ class LimitView(Protocol):
 
     @property
     def items(self) -> ItemsAhead: ...
+
+    @property
+    def cost(self) -> StepCost | None: ...
+
+    @property
+    def waiting(self) -> int: ...
 
 
 class Limit(Protocol):

@@ -7,7 +7,7 @@ from paceline.core.config import Config, RecordConfig
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.core.step_times import StepTimes
+from paceline.core.step_times import StepCost, StepTimes
 from paceline.kv.connector import Connector
 from paceline.sched.replay.calls import (
     Commitment,
@@ -178,6 +178,10 @@ class RecordedScheduler(Scheduler):
         if not self.recording.ended:
             self.recording.call(step_times_record(times))
         super().measure_steps(times)
+
+    def measure_cost(self, cost: StepCost) -> None:
+        self._note(RecordKind.STEP_COST, cost.position_ns, cost.read_ns)
+        super().measure_cost(cost)
 
     def _note(self, kind: RecordKind, *values: Any) -> None:
         if not self.recording.ended:

@@ -17,10 +17,10 @@ from paceline.core.item import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 7  # rises when older code cannot read what newer code writes
+FORMAT = 8  # rises when older code cannot read what newer code writes
 # 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts;
-# 5: no least step times; 6: no connector
-READABLE = (2, 3, 4, 5, 6, 7)
+# 5: no least step times; 6: no connector; 7: no costs of positions, no bodies
+READABLE = (2, 3, 4, 5, 6, 7, 8)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -67,6 +67,7 @@ class RecordKind(IntEnum):
     STOP = 21
     CONNECT = 22
     FORCED = 23  # tokens that were not sampled, of the COMMIT that follows
+    STEP_COST = 24
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     OFFERED = 34  # answers of the connector to the call before it

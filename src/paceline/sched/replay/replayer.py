@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
+from paceline.core.step_times import StepCost
 from paceline.sched.replay.calls import (
     Commitment,
     ResultScores,
@@ -138,6 +139,7 @@ class Replay:
             RecordKind.DRAFTS: self._draft,
             RecordKind.FORCED: self._force,
             RecordKind.STEP_TIMES: self._measure_steps,
+            RecordKind.STEP_COST: plainly(self._measure_cost),
             RecordKind.MEASURE: plainly(self._measure),
             RecordKind.CONNECT: plainly(self._connect),
             RecordKind.FAIL: plainly(self._fail),
@@ -264,6 +266,9 @@ class Replay:
 
     def _measure_steps(self, payload: bytes) -> None:
         self.scheduler.measure_steps(step_times_of(payload))
+
+    def _measure_cost(self, position_ns: int, read_ns: int) -> None:
+        self.scheduler.measure_cost(StepCost(position_ns, read_ns))
 
     def _fail(self, step: int, now: float, message: str) -> None:
         self.scheduler.fail(self._flight.give_up(step), now, message)
