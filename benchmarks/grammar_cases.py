@@ -67,7 +67,7 @@ class CompilesAtOnce:
         self._backend = load_backend(backend, table)
         self._known: dict[Constraint, Future[Grammar]] = {}
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         if constraint not in self._known:
             self._known[constraint] = Future()
             self._known[constraint].set_result(self._backend.compile(constraint))

@@ -130,9 +130,25 @@ def test_names_of_backends() -> None:
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(port.BACKENDS, "missing", "paceline.structured.no_such_module:Backend")
-    with pytest.raises(ConfigError, match=r"missing is not installed .* pip install missing"):
-        port.load_backend("missing", table())
+    monkeypatch.setitem(port.BACKENDS, "xgrammar", "paceline.structured.no_such_module:Backend")
+    with pytest.raises(ConfigError, match=r"xgrammar is not .* pip install 'paceline\[xgrammar\]'"):
+        port.load_backend("xgrammar", table())
+
+
+@pytest.mark.parametrize(
+    ("installed", "names"),
+    [
+        ({"llguidance"}, ("llguidance",)),
+        ({"xgrammar"}, ("xgrammar",)),
+        (set[str](), ("xgrammar", "llguidance")),
+    ],
+)
+def test_auto_tries_the_libraries_that_are_installed(
+    installed: set[str], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "find_spec", lambda name: name if name in installed else None)
+    assert port.backend_names("auto") == names
+    assert port.backend_names("xgrammar") == (("xgrammar",))
 
 
 LIGHT = """

@@ -1,7 +1,7 @@
 """The grammars that were used last."""
 
 from paceline.core.constraint import Constraint
-from paceline.core.errors import RequestError
+from paceline.core.errors import GrammarTooCostly, RequestError
 from paceline.structured.cache import REFUSAL_BYTES, GrammarCache
 from tests.structured.support import backend
 
@@ -56,3 +56,17 @@ def test_nothing_may_be_kept() -> None:
     cache = GrammarCache(0, 1 << 20)
     cache.put(A, GRAMMAR)
     assert cache.get(A) is None
+
+
+def test_a_refusal_for_cost_is_forgotten_after_a_while() -> None:
+    now = [0.0]
+    cache = GrammarCache(8, 1 << 20, costly_s=60.0, clock=lambda: now[0])
+    costly, malformed = Constraint.regex("a{9}"), Constraint.regex("(")
+    cache.put(costly, GrammarTooCostly("too slow"))
+    cache.put(malformed, RequestError("no"))
+    now[0] = 59.0
+    assert isinstance(cache.get(costly), GrammarTooCostly)
+    now[0] = 60.0
+    assert cache.get(costly) is None
+    assert isinstance(cache.get(malformed), RequestError)
+    assert len(cache) == 1

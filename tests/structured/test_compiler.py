@@ -1,9 +1,12 @@
 """Compiling off the calling thread: once, within limits, and cached."""
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from paceline.core.errors import ConfigError, GrammarTooCostly, QueueFull, Reque
 from paceline.structured import compiler as module
 from paceline.structured.backend import BACKENDS, Grammar
 from paceline.structured.compiler import CompilerLimits, GrammarCompiler
+from paceline.structured.worker_process import OutOfTime
 from tests.structured.support import accepts, table, torch_hidden
 
 WAIT_S = 60.0
@@ -32,7 +36,7 @@ def compiling(backend: str = "auto", **limits: Any) -> Iterator[GrammarCompiler]
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GrammarCompiler]:
-    with compiling(limit_s=30.0, first_s=30.0) as compiler:
+    with compiling(limit_s=30.0) as compiler:
         compiler.submit(NUMBER).result(WAIT_S)
         yield compiler
 
@@ -121,10 +125,68 @@ def test_requests_with_one_constraint_share_its_compilation(
 def test_a_grammar_that_takes_too_long_is_refused_and_others_go_on() -> None:
     with compiling("xgrammar", limit_s=0.5) as compiler:
         compiler.submit(NUMBER).result(WAIT_S)
-        with pytest.raises(GrammarTooCostly, match=r"regex takes more than 0\.5 s to compile"):
+        with pytest.raises(GrammarTooCostly, match=r"takes more than 0\.5 s to compile") as no:
             compiler.submit(ENDLESS).result(WAIT_S)
+        assert "gives 0.5 s to a grammar (--grammar-compile-limit-s)" in str(no.value)
         assert accepts(compiler.submit(Constraint.regex("[a-f]+")).result(WAIT_S), "fade")
-        assert not compiler.submit(ENDLESS).done()  # such a refusal is not kept
+        assert compiler.submit(ENDLESS).done()  # it is not tried again at once
+
+
+def test_a_grammar_that_was_too_costly_is_tried_again_after_a_while() -> None:
+    with compiling("xgrammar", limit_s=0.1, costly_s=0.0) as compiler:
+        for _ in range(2):
+            with pytest.raises(GrammarTooCostly):
+                compiler.submit(ENDLESS).result(WAIT_S)
+        assert (compiler.counts.grammars_refused, compiler.counts.grammar_cache_hits) == (2, 0)
+
+
+def test_both_backends_together_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, float]] = []
+
+    def never(self: Any, backend: str, constraint: Constraint, limit_s: float) -> None:
+        given.append((backend, limit_s))
+        raise OutOfTime(f"more than {limit_s} s with {backend}")
+
+    monkeypatch.setattr(module.WorkerProcess, "check", never)
+    too_costly = pytest.raises(GrammarTooCostly, match="gives 2 s to a grammar")
+    with compiling(limit_s=2.0, short_s=0.1) as compiler, too_costly:
+        compiler.submit(NUMBER).result(WAIT_S)
+    assert given == [("xgrammar", 0.1), ("xgrammar", 1.0), ("llguidance", 1.0)]
+
+
+def test_slow_grammars_do_not_hold_up_a_quick_one() -> None:
+    """All are of one client, and there is one thread for each lane."""
+    with compiling("xgrammar", limit_s=WAIT_S, short_s=0.05) as compiler:
+        compiler.submit(NUMBER).result(WAIT_S)
+        slow = [
+            compiler.submit(Constraint.regex(ENDLESS.text.replace("a", letter)))
+            for letter in "abcdef"
+        ]
+        quick = compiler.submit(Constraint.regex("[a-f]+"))
+        assert accepts(quick.result(WAIT_S), "fade")
+        assert not any(future.done() for future in slow)
+
+
+def test_clients_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    gate, begun = Event(), Event()
+
+    def note(self: Any, backend: str, constraint: Constraint, limit_s: float) -> None:
+        tried.append(constraint.text)
+        begun.set()
+        assert gate.wait(WAIT_S)
+
+    monkeypatch.setattr(module.WorkerProcess, "check", note)
+    with compiling("llguidance") as compiler:
+        first = compiler.submit(Constraint.regex("first"), "a")
+        assert begun.wait(WAIT_S)
+        many = [compiler.submit(Constraint.regex(f"a{n}"), "a") for n in range(4)]
+        other = [compiler.submit(Constraint.regex(f"b{n}"), "b") for n in range(2)]
+        shared = compiler.submit(Constraint.regex("a3"), "b")
+        gate.set()
+        for future in (first, *many, *other, shared):
+            future.result(WAIT_S)
+    assert tried == ["first", "a0", "b0", "a1", "b1", "a2", "a3"]
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
@@ -155,8 +217,9 @@ def test_a_worker_that_died_is_replaced() -> None:
     with compiling("llguidance") as compiler:
         compiler.submit(NUMBER).result(WAIT_S)
         (worker,) = compiler._idle
-        worker._process.kill()
-        worker._process.wait()
+        os.kill(worker._pid, signal.SIGKILL)
+        while worker.alive:
+            sleep(0.001)
         assert accepts(compiler.submit(Constraint.regex("[a-f]+")).result(WAIT_S), "fade")
 
 
@@ -165,6 +228,10 @@ def test_waiting_constraints_are_bounded() -> None:
         slow = compiler.submit(ENDLESS)
         with pytest.raises(QueueFull, match="too many grammars"):
             compiler.submit(NUMBER).result(WAIT_S)
+        others = [compiler.submit(Constraint.regex(f"[{n}]"), f"client {n}") for n in range(2)]
+        with pytest.raises(QueueFull, match="too many grammars"):
+            others[1].result(WAIT_S)
+        assert accepts(others[0].result(WAIT_S), "0")  # a client with none has some room
         slow.cancel()
 
 

@@ -19,6 +19,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Constraint.json_object()),
         (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            Constraint.json(SCHEMA),
+        ),
+        (
+            {"text": {"format": {"type": "json_object", "schema": SCHEMA}}},
+            Constraint.json(SCHEMA),
+        ),
+        (
             {
                 "response_format": {
                     "type": "json_schema",

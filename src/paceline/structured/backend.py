@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from paceline.core.arrays import I32
@@ -97,8 +98,10 @@ BACKENDS = {
     "xgrammar": "paceline.structured.xgrammar_backend:XGrammarBackend",
     "llguidance": "paceline.structured.llguidance_backend:LLGuidanceBackend",
 }
+EXTRAS = {"xgrammar": "xgrammar", "llguidance": "model"}  # what installs each
 CHOICES = {
-    # xgrammar computes masks faster; llguidance knows more keywords of schemas.
+    # xgrammar computes masks faster; llguidance knows more keywords of schemas and needs no other
+    # package, so `paceline[serve]` brings llguidance alone.
     "auto": ("xgrammar", "llguidance"),
     "xgrammar": ("xgrammar",),
     "llguidance": ("llguidance",),
@@ -107,10 +110,14 @@ CHOICES = {
 
 
 def backend_names(choice: str) -> tuple[str, ...]:
-    """The backends that a setting stands for, in the order in which they are tried."""
+    """The backends that a setting stands for, in the order in which they are tried.
+
+    `auto` leaves out libraries that are not installed, if one is.
+    """
     if choice not in CHOICES:
         raise ConfigError(f"no grammar backend {choice!r}: there are {', '.join(CHOICES)}")
-    return CHOICES[choice]
+    names = CHOICES[choice]
+    return tuple(name for name in names if find_spec(name) is not None) or names
 
 
 def load_backend(name: str, table: TokenTable) -> GrammarBackend:
@@ -120,6 +127,7 @@ def load_backend(name: str, table: TokenTable) -> GrammarBackend:
         build: Callable[[TokenTable], GrammarBackend] = getattr(import_module(module), own)
     except ImportError as error:
         raise ConfigError(
-            f"the grammar backend {name} is not installed ({error}): pip install {name}"
+            f"the grammar backend {name} is not installed ({error}): pip install "
+            f"'paceline[{EXTRAS[name]}]'"
         ) from None
     return build(table)

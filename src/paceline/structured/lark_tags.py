@@ -9,7 +9,7 @@ from paceline.core.errors import RequestError
 
 ANY_TEXT = "/(.|\\n)*/"
 SPACE = "[ \\t\\r\\n]"
-SUPPORTED = "json_schema, tag, tags_with_separator and triggered_tags"
+SUPPORTED = "json_schema, or, tag, tags_with_separator and triggered_tags"
 
 Format = dict[str, Any]
 
@@ -34,6 +34,8 @@ class TagRules:
                 return self._tag(begin, content, end)
             case {"type": "tags_with_separator", "tags": [*tags], "separator": str(between)}:
                 return self._separated(tags, between, format)
+            case {"type": "or", "elements": [*parts]}:
+                return self._one_of([self._format(part) for part in parts])
             case {"type": "triggered_tags", "tags": [*tags], "triggers": [*triggers]}:
                 named = [one for one in triggers if isinstance(one, str) and one]
                 return self._triggered(tags, named, format)
@@ -53,7 +55,10 @@ class TagRules:
 
     def _document(self, schema: object, form: Format) -> str:
         if form.get("style", "json") != "json":
-            raise RequestError(f"the style {form['style']!r} is not supported")
+            raise RequestError(
+                f"llguidance cannot hold arguments in the style {form['style']!r}; xgrammar can: "
+                "pip install 'paceline[xgrammar]' on the server"
+            )
         prepared = self._prepare(schema)
         fields = cast(Format, prepared) if isinstance(prepared, dict) else {}
         options: Format = {"coerce_one_of": False, "lenient": False}
@@ -98,7 +103,7 @@ class TagRules:
 
     def _one_of(self, names: Sequence[str]) -> str:
         if not names:
-            raise RequestError("a structural tag has no tags")
+            raise RequestError("a part of the structural tag is empty")
         return names[0] if len(names) == 1 else self._rule(" | ".join(names))
 
 

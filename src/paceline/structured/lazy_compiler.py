@@ -19,14 +19,14 @@ class LazyCompiler:
         self._thread: ThreadPoolExecutor | None = None
         self._built: Future[GrammarCompiler] | None = None
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         if self._built is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar compiler")
             self._built = self._thread.submit(self._build)
         if self._built.done() and self._built.exception() is None:
-            return self._built.result().submit(constraint)
+            return self._built.result().submit(constraint, client)
         found: Future[Grammar] = Future()
-        self._built.add_done_callback(partial(pass_on, constraint, found))
+        self._built.add_done_callback(partial(pass_on, constraint, client, found))
         return found
 
     @property
@@ -44,7 +44,9 @@ class LazyCompiler:
             self._built.result().close()
 
 
-def pass_on(constraint: Constraint, found: Future[Grammar], built: Future[GrammarCompiler]) -> None:
+def pass_on(
+    constraint: Constraint, client: str, found: Future[Grammar], built: Future[GrammarCompiler]
+) -> None:
     """Compile a constraint that waited for its compiler, unless it was cancelled meanwhile."""
     if found.cancelled():
         return
@@ -54,7 +56,7 @@ def pass_on(constraint: Constraint, found: Future[Grammar], built: Future[Gramma
     if (error := built.exception()) is not None:
         settle(found, error)
         return
-    compiling = built.result().submit(constraint)
+    compiling = built.result().submit(constraint, client)
     found.add_done_callback(lambda done: done.cancelled() and compiling.cancel())
     compiling.add_done_callback(partial(copy_outcome, found))
 

@@ -40,8 +40,9 @@ def from_response_format(value: object) -> Constraint | None:
     match form.get("type"):
         case "text":
             return None
-        case "json_object":
-            return Constraint.json_object()
+        case "json_object":  # other servers hold it to a schema beside its type
+            given = form.get("schema")
+            return Constraint.json_object() if given is None else Constraint.json(given)
         case "json_schema":
             schema = schema_of("response_format.json_schema", form.get("json_schema"))
             return Constraint.json(schema)
@@ -70,7 +71,8 @@ def from_flat_format(what: str, value: object) -> Constraint | None:
         case "text":
             return None
         case "json_object":
-            return Constraint.json_object()
+            given = form.get("schema")
+            return Constraint.json_object() if given is None else Constraint.json(given)
         case "json_schema":
             return Constraint.json(schema_of(what, form))
         case other:

@@ -1,5 +1,7 @@
-"""Compiles a constraint and computes some masks, to learn what the grammar costs."""
+"""Compiles a constraint and computes some masks, to learn what the grammar costs; and the messages
+to the processes that do so."""
 
+from dataclasses import dataclass
 from time import thread_time
 
 import numpy as np
@@ -10,6 +12,41 @@ from paceline.structured.backend import GrammarBackend, Matcher
 from paceline.structured.token_table import TokenTable
 
 STEPS = 32  # tokens of the random output whose masks are timed
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message to the process: what its workers need."""
+
+    spelled: tuple[bytes, ...]
+    eos: tuple[int, ...]
+    backends: tuple[str, ...]  # that workers will be asked for
+    memory_bytes: int  # that one constraint may take
+    fill_s: float  # processor time that a mask may take on average
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Load a backend and fork a worker, whose pipe follows. The answer is its process id, or what
+    is wrong with the backend."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndWorker:
+    """Kill a worker unless it has ended. The answer is its exit code: a signal, if negative."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarTrial:
+    """Try a constraint out. A worker answers with None or with what is wrong."""
+
+    backend: str
+    constraint: Constraint
+    limit_s: float  # of processor time
 
 
 def try_out(

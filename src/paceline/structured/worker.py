@@ -1,54 +1,118 @@
-"""A process that tries grammars out: `python -m paceline.structured.worker FILE_DESCRIPTOR`.
+"""The process that grammars are tried out in: `python -m paceline.structured.worker DESCRIPTOR`.
 
-A grammar that takes too long or too much memory ends this process and no other.
+It loads the libraries once and forks a worker wherever one is asked for. A grammar that takes too
+long or too much memory ends its worker and nothing else, and the next worker is there in some
+milliseconds.
 """
 
 import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from threading import Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 from paceline.core.errors import PacelineError
 from paceline.structured.backend import GrammarBackend, load_backend
 from paceline.structured.token_table import TokenTable
-from paceline.structured.trial import try_out
+from paceline.structured.trial import EndWorker, GrammarTrial, Setup, StartWorker, try_out
 
 STATM = Path("/proc/self/statm")
 
+Pipe: TypeAlias = "Connection[Any, Any]"
+
 
 def main(descriptor: int) -> None:
-    """Read one table and its limits, then constraints. Each is answered twice: when its backend is
-    loaded, which takes time only once, and when it has been tried out. An error is the last answer
-    to a constraint."""
+    """Serve the parent until it closes its pipe or dies. There is one thread, since it forks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    Thread(target=die_with_parent, daemon=True).start()
     sys.modules["torch"] = None  # type: ignore[assignment]  # a library would import it in vain
-    pipe: Connection[Any, Any] = Connection(descriptor)
-    spelled, eos, memory_bytes, fill_s = pipe.recv()
-    table = TokenTable(spelled, eos)
-    backends: dict[str, GrammarBackend] = {}
-    while True:
+    parent: Pipe = Connection(descriptor)
+    setup: Setup = parent.recv()
+    nursery = Nursery(setup, TokenTable(setup.spelled, setup.eos))
+    try:
+        while True:
+            match parent.recv():
+                case StartWorker(backend):
+                    parent.send(nursery.start(backend, recv_handle(parent), parent))
+                    nursery.load_others()
+                case EndWorker(pid):
+                    parent.send(nursery.end(pid))
+                case unknown:
+                    raise AssertionError(unknown)
+    except EOFError:
+        nursery.end_all()
+
+
+class Nursery:
+    """Forks workers and waits for their ends. No id of a worker is used again before that."""
+
+    def __init__(self, setup: Setup, table: TokenTable) -> None:
+        self._setup, self._table = setup, table
+        self._backends: dict[str, GrammarBackend] = {}
+        self._workers: list[int] = []
+
+    def start(self, backend: str, descriptor: int, parent: Pipe) -> int | PacelineError:
         try:
-            name, constraint = pipe.recv()
-            if name not in backends:
-                backends[name] = load_backend(name, table)
-            pipe.send(None)
-            limit_memory(memory_bytes)
-            try_out(backends[name], table, constraint, fill_s)
-            pipe.send(None)
-        except EOFError:
-            return
-        except (PacelineError, MemoryError) as error:
-            pipe.send(error)
-        lift_limits()
+            self._load(backend)
+            if not (pid := os.fork()):
+                try:
+                    parent.close()
+                    self._work(Connection(descriptor))
+                finally:
+                    os._exit(0)  # whatever a library has raised
+        except PacelineError as error:
+            return error
+        finally:
+            os.close(descriptor)
+        self._workers.append(pid)
+        return pid
+
+    def load_others(self) -> None:
+        """Load what later workers need while nobody waits for one: not when a slow grammar is
+        tried with the second library, and quick ones wait for a worker."""
+        for backend in self._setup.backends:
+            with suppress(PacelineError):  # the answer to who asks for it
+                self._load(backend)
+
+    def _load(self, backend: str) -> None:
+        if backend not in self._backends:
+            self._backends[backend] = load_backend(backend, self._table)
+
+    def end(self, pid: int) -> int:
+        if pid not in self._workers:  # of an earlier process like this one, and gone with it
+            return 0
+        self._workers.remove(pid)
+        os.kill(pid, signal.SIGKILL)  # one that has ended keeps its exit code
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def end_all(self) -> None:
+        for pid in tuple(self._workers):
+            self.end(pid)
+
+    def _work(self, pipe: Pipe) -> None:
+        """Answer trials until the parent closes its end."""
+        while True:
+            try:
+                trial: GrammarTrial = pipe.recv()
+                limit(trial.limit_s, self._setup.memory_bytes)
+                backend = self._backends[trial.backend]
+                try_out(backend, self._table, trial.constraint, self._setup.fill_s)
+                answer: Exception | None = None
+            except EOFError:
+                return
+            except (PacelineError, MemoryError) as error:
+                answer = error
+            lift_limits()
+            pipe.send(answer)
 
 
-def limit_memory(further_bytes: int) -> None:
-    """Allow so many bytes beyond what the process has now, where the system can."""
+def limit(processor_s: float, further_bytes: int) -> None:
+    """Let the system end this process after so much processor time, and allow so many bytes beyond
+    what it has now, where the system can."""
+    signal.setitimer(signal.ITIMER_PROF, processor_s)
     if STATM.exists():
         pages = int(STATM.read_text().split()[0])
         most = pages * resource.getpagesize() + further_bytes
@@ -56,14 +120,9 @@ def limit_memory(further_bytes: int) -> None:
 
 
 def lift_limits() -> None:
+    signal.setitimer(signal.ITIMER_PROF, 0)
     if STATM.exists():
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-def die_with_parent() -> None:
-    """Exit when stdin closes: the parent holds its other end until it exits or dies."""
-    os.read(0, 1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

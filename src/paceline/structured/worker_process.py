@@ -1,17 +1,114 @@
-"""The process that tries grammars out, as its parent sees it."""
+"""The processes that try grammars out, as their parent sees them."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
 from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
+from threading import Lock
 from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, PacelineError
 from paceline.structured.token_table import TokenTable
+from paceline.structured.trial import EndWorker, GrammarTrial, Setup, StartWorker
 
 START_S = 60.0  # for Python and its libraries
+# Seconds by the clock that processor time may take on a busy machine: so many for each, and more.
+BUSY, GRACE_S = 10.0, 1.0
+
+
+class OutOfTime(GrammarTooCostly):
+    """A constraint has taken all of the processor time that it was given."""
+
+
+class WorkerNursery:
+    """The process that forks workers. It is started for the first one, and again if it has died.
+
+    Any thread may call it. One call at a time goes to the process.
+    """
+
+    def __init__(
+        self, table: TokenTable, backends: tuple[str, ...], memory_bytes: int, fill_s: float
+    ) -> None:
+        self.memory_bytes = memory_bytes  # that one constraint may take
+        self._setup = Setup(table.spelled, table.eos, backends, memory_bytes, fill_s)
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Any = None
+        self._loaded: frozenset[str] = frozenset()  # backends that the process has
+
+    def start(self, backend: str) -> "WorkerProcess":
+        """A new worker that has a backend. ConfigError if the backend cannot be loaded."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._begin()
+            own, other = Pipe()
+            assert self._process is not None
+            try:
+                self._pipe.send(StartWorker(backend))
+                send_handle(self._pipe, other.fileno(), self._process.pid)
+                answer = self._answer()
+            except OSError:
+                answer = None
+            finally:
+                other.close()
+            if isinstance(answer, int):
+                self._loaded |= {backend}
+                return WorkerProcess(self, answer, own, self._loaded)
+            if answer is None:
+                self._end()
+        own.close()
+        raise answer or ConfigError(f"{backend} cannot be loaded in another process")
+
+    def end(self, pid: int) -> int:
+        """Kill a worker, and return its exit code."""
+        with self._lock, suppress(OSError):
+            if self._process is not None and self._process.poll() is None:
+                self._pipe.send(EndWorker(pid))
+                return self._answer() or 0
+        return 0
+
+    def close(self) -> None:
+        """End the process and all workers."""
+        with self._lock:
+            self._end()
+
+    def _begin(self) -> None:
+        self._end()
+        self._pipe, other = Pipe()
+        search = os.pathsep.join(filter(None, sys.path))
+        # Address space of threads that compute nothing would count as memory.
+        alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.structured.worker", str(other.fileno())],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # warnings of libraries about each grammar
+            pass_fds=[other.fileno()],
+            env={**os.environ, **alone, "PYTHONPATH": search},
+        )
+        other.close()
+        with suppress(OSError):  # the answer to the next message will be its end
+            self._pipe.send(self._setup)
+
+    def _answer(self) -> Any:
+        """The next answer; None if the process has died or is stuck."""
+        try:
+            return self._pipe.recv() if self._pipe.poll(START_S) else None
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._pipe.close()  # it kills its workers
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._process.kill()
+        self._process.wait()
+        self._process, self._loaded = None, frozenset()
 
 
 class WorkerProcess:
@@ -20,67 +117,53 @@ class WorkerProcess:
     One thread calls `check`; any thread may call `kill`.
     """
 
-    def __init__(self, table: TokenTable, memory_bytes: int, fill_s: float) -> None:
-        self._memory_bytes = memory_bytes
+    def __init__(
+        self, nursery: WorkerNursery, pid: int, pipe: Any, backends: frozenset[str]
+    ) -> None:
+        self.backends = backends  # that it can try
+        self._nursery, self._pid, self._pipe = nursery, pid, pipe
+        self._lock = Lock()
         self._killed = False
-        self._pipe, other = Pipe()
-        search = os.pathsep.join(filter(None, sys.path))
-        # Address space of threads that compute nothing would count as memory.
-        alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.structured.worker", str(other.fileno())],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # warnings of libraries about each grammar
-            pass_fds=[other.fileno()],
-            env={**os.environ, **alone, "PYTHONPATH": search},
-        )
-        other.close()
-        self._send((table.spelled, table.eos, memory_bytes, fill_s))
 
     def check(self, backend: str, constraint: Constraint, limit_s: float) -> None:
         """Raise a RequestError if the constraint does not compile, or not within the limits."""
-        self._send((backend, constraint))
-        self._answer(START_S, ConfigError(f"{backend} cannot be loaded in another process"))
-        too_long = f"the {constraint.kind} takes more than {limit_s:g} s to compile with {backend}"
-        too_large = (
-            f"the {constraint.kind} takes more than {self._memory_bytes >> 20} MiB to compile "
-            f"with {backend}, or {backend} has crashed"
+        try:
+            self._pipe.send(GrammarTrial(backend, constraint, limit_s))
+            is_there = self._pipe.poll(limit_s * BUSY + GRACE_S)
+            answer = self._pipe.recv() if is_there else TimeoutError()
+        except (EOFError, OSError):
+            answer = MemoryError()
+        if answer is None:
+            return
+        if isinstance(answer, PacelineError):
+            raise answer
+        if self.close() == -signal.SIGPROF or isinstance(answer, TimeoutError):
+            raise OutOfTime(
+                f"the {constraint.kind} takes more than {limit_s:g} s to compile with {backend}"
+            )
+        most_mib = self._nursery.memory_bytes >> 20
+        raise GrammarTooCostly(
+            f"the {constraint.kind} takes more than {most_mib} MiB to compile with {backend}, or "
+            f"{backend} has crashed"
         )
-        self._answer(limit_s, GrammarTooCostly(too_large), GrammarTooCostly(too_long))
 
     @property
     def alive(self) -> bool:
-        return not self._killed and self._process.poll() is None
+        """Whether it can check another constraint. One that waits has said nothing but its end."""
+        return not self._killed and not self._pipe.poll()
 
     def kill(self) -> None:
-        self._killed = True
-        self._process.kill()
+        with self._lock:
+            if not self._killed:  # so its id belongs to it: the nursery has not waited for it
+                self._killed = True
+                with suppress(ProcessLookupError):  # the nursery has died, and it as well
+                    os.kill(self._pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Kill it and wait until it is gone."""
-        self.kill()
-        self._process.wait()
-        self._pipe.close()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def _send(self, message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the answer will be its end
-            self._pipe.send(message)
-
-    def _answer(
-        self, limit_s: float, died: PacelineError, too_late: PacelineError | None = None
-    ) -> None:
-        """Wait for an answer, and raise what it or its absence means."""
-        if not self._pipe.poll(limit_s):
-            self.kill()
-            raise too_late or died
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            answer = MemoryError()
-        if isinstance(answer, MemoryError):
-            self.kill()
-            raise died
-        if isinstance(answer, PacelineError):
-            raise answer
+    def close(self) -> int:
+        """Kill it unless it has ended, wait until it is gone, and return its exit code."""
+        with self._lock:
+            self._killed = True
+            if self._pipe.closed:
+                return 0
+            self._pipe.close()
+            return self._nursery.end(self._pid)
