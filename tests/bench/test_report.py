@@ -12,7 +12,7 @@ from paceline.bench.report import (
     record_of_throughput,
 )
 from paceline.bench.runs import Repeats, Run
-from paceline.bench.samples import Outcome
+from paceline.bench.samples import Outcome, PrefixCacheUse, ServerRun
 from tests.bench.support import made_up
 
 TARGETS = {"ttft": 60.0}
@@ -21,7 +21,8 @@ RUN = Run(2.0, 4, 30, 10)
 
 def test_lines_for_people() -> None:
     outcome = Outcome.of(made_up(), TARGETS)
-    text = "\n".join(lines_of(outcome, TARGETS))
+    text = "\n".join(lines_of(outcome, TARGETS, PrefixCacheUse(2000, 150)))
+    assert "prefix cache            7.5% hits: 150 of 2,000 prompt tokens" in text
     assert "requests                9 succeeded, 1 failed" in text
     assert "  timeout               1" in text
     assert "6.00 requests/s, 12.0 output tokens/s, 60.0 tokens/s" in text
@@ -34,6 +35,7 @@ def test_lines_without_targets_or_delays() -> None:
     samples = [replace(one, planned_s=one.sent_s) for one in made_up()[:3]]
     text = "\n".join(lines_of(Outcome.of(samples, {}), {}))
     assert "goodput" not in text
+    assert "prefix cache" not in text
     assert "ms late" not in text
 
 
@@ -53,7 +55,9 @@ def test_the_first_message_of_a_kind_of_error_is_told() -> None:
 
 def test_records_are_plain_and_whole() -> None:
     outcome = Outcome.of(made_up(), TARGETS)
-    found = json.loads(json.dumps(record(outcome, made_up(), {"model": "m"})))
+    run = ServerRun(made_up(), PrefixCacheUse(8, 2))
+    found = json.loads(json.dumps(record(outcome, run, {"model": "m"})))
+    assert found["prefix_cache"] == {"queries": 8, "hits": 2, "hit_rate": 0.25}
     assert found["settings"] == {"model": "m"}
     assert (found["completed"], found["errors"]) == (9, {"timeout": 1})
     assert found["ttft_ms"].keys() == {"mean", "median", "p90", "p99", "most"}

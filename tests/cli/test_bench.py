@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,25 @@ def test_prefixes_are_shared(site: Site) -> None:
     before = site.scheduler.stats.prefix_hits
     assert serve(site, "--num-prompts", "3", "--prefix-len", "4", "--max-concurrency", "1") == 0
     assert site.scheduler.stats.prefix_hits == before + 2 * 4
+
+
+def test_prompts_are_new_in_each_run_unless_a_seed_is_given(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, found = tmp_path / "run.json", list[dict[str, Any]]()
+    words = ["--num-prompts", "3", "--request-rate", "200", "--warmup", "0", "-o", str(output)]
+    for more in ([], [], ["--seed", "7"], ["--seed", "7"]):
+        assert serve(site, *words, *more) == 0
+        assert "prefix cache            " in capsys.readouterr().out
+        found.append(json.loads(output.read_text()))
+    hits = [one["prefix_cache"]["hits"] for one in found]
+    assert hits[:3] == [0, 0, 0]
+    assert hits[3] > 0
+    lengths = [[one["prompt_tokens"] for one in run["requests"]] for run in found]
+    assert lengths[0] == lengths[1], "lengths and arrivals are the same"
+    seeds = [run["settings"]["prompt_seed"] for run in found]
+    assert seeds[2:] == [7, 7]
+    assert seeds[0] != seeds[1]
 
 
 def test_chat(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

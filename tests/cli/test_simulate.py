@@ -203,10 +203,56 @@ def test_a_burst_does_not_tell_which_rate_lasts(
     trace = str(folder / "trace.jsonl")
     assert called(folder, "capacity", trace, "--ttft-p99", "60", "--no-replicas") == 0
     said = capsys.readouterr().out
-    assert re.search(r"holds \d\d,\d{3} requests/s", said)
-    assert (
-        "too short to tell whether that lasts: at that rate, 20 requests come within 0.00" in said
-    )
+    assert re.search(r"One replica holds at least [\d.]+ requests/s, ", said)
+    assert re.search(r"too short to tell how many more: .* its 20 requests come within 0\.\d", said)
+
+
+def test_bursts_that_break_the_limits_are_named(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight requests at once every ten seconds: one by one, they would be no burden."""
+    rows = [{"at_s": 10 * (n // 8), "input_len": 60, "output_len": 8} for n in range(64)]
+    trace = tmp_path / "bursts.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    limits = ["--ttft-p99", "0.3", "--jobs", "1"]
+    assert called(folder, "capacity", str(trace), *limits) == 1
+    said = capsys.readouterr().out
+    assert "No rate keeps the limits." in said
+    found = re.search(r"up to 8 requests .* one replica would hold (?:at least )?([\d.]+) re", said)
+    assert found is not None
+    assert float(found[1]) > 2
+    assert "and needs " in said
+    assert called(folder, "capacity", str(trace), *limits, "--no-replicas", "--json") == 1
+    record = json.loads(capsys.readouterr().out)["rate"]
+    assert record["best"] is None
+    assert record["evenly"]["best"]["tried"] == pytest.approx(float(found[1]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate"],
+        ["compare", "--policies", "fcfs", "--jobs", "1"],
+        ["capacity", "--ttft-p99", "9", "--no-replicas"],
+    ],
+)
+def test_doubts_about_a_profile_are_repeated(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"decode_mean": 0.38, "mixed_mean": 0.1}
+    own = {"source": "measured", "error": error, "processor": "Abacus", "architecture": "beads"}
+    (tmp_path / "small.json").write_text(json.dumps(VALUES | own))
+    command, *rest = [*words, "--num-requests", "5"]
+    assert called(tmp_path, command, *rest) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "WARNING: this profile is 38 % (decode steps) off on steps that its fit did" in said
+    assert "WARNING: this profile is of another kind of CPU than this machine has: Abacus" in said
+    assert called(tmp_path, command, *rest, "--json") == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert len(found["warnings"]) == 2
+    assert found["profile_error"] == error
+    assert told.err.count("WARNING") == 2
 
 
 def test_several_replicas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,21 @@ def test_nothing_holds() -> None:
     assert not burst.fails_alone, "each on a replica of its own would hold"
 
 
+def test_a_rate_that_does_not_last_is_no_answer() -> None:
+    """Forty requests keep a limit of a minute at any rate, and say nothing about high ones."""
+    patient = LatencyLimits({"ttft": 60.0})
+    for rate in (1.0, 1000.0):
+        found = highest_rate(Experiment(load(40, rate), model()), patient)
+        assert found.best is not None
+        assert found.best.lasts
+        assert found.is_least
+        assert found.best.figures.requests_per_s > 1.5
+        beyond = [one for one in found.trials if one.tried > found.best.tried]
+        assert beyond
+        assert not any(one.broken or one.lasts for one in beyond)
+        assert found.evenly is None
+
+
 def test_no_more_replicas_are_tried_than_there_are_requests() -> None:
     found = replicas_needed(Experiment(load(3), model()), LatencyLimits({"ttft": 1e-6}), 1)
     assert found.best is None

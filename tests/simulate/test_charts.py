@@ -25,6 +25,21 @@ def test_a_logarithmic_axis() -> None:
     assert (axis.px(2.0), axis.px(2000.0), axis.px(0.0)) == (0, 300, 0)
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((5.0, 66.0), [5, 10, 20, 50]),
+        ((3.0, 4.4), [3, 4]),
+        ((30.0, 71.0), [30, 40, 50, 60, 70]),
+        ((0.5, 7000.0), [1, 10, 100, 1000]),
+    ],
+)
+def test_a_logarithmic_axis_of_few_decades_has_ticks_between_them(
+    values: tuple[float, float], ticks: list[float]
+) -> None:
+    assert Axis.of(values, 0, 300, True).ticks == pytest.approx(ticks)
+
+
 def test_charts_are_well_formed() -> None:
     lines = line_chart("A & B", "s", "n", {"one": [(0, 1), (1, 2)], "<two>": []})
     dots = point_chart("Points", "x", "y", {"a": (1.0, 2.0), "b": (0.0, 0.0)})

@@ -69,3 +69,26 @@ def test_several_rates_need_their_times() -> None:
     with pytest.raises(ConfigError, match="needs its seconds"):
         SyntheticLoad(5, Phase.parse("1,2:10")).workload()
     assert Phase.parse("3") == (Phase(3.0, inf),)
+
+
+def test_a_load_that_would_take_ages_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at_s": 0, "input_len": 1, "output_len": 1}\n' * 2)
+    slow = SyntheticLoad(3, (Phase(1e-300),))
+    pauses = SyntheticLoad(2, turns=LengthDistribution("even", 3, 3), think_s=1e300)
+    for load in (slow, pauses):
+        with pytest.raises(ConfigError, match=r"e\+\d+ s; the longest load is 1e\+10 s"):
+            load.workload()
+    assert len(TraceLoad(path, speed=1e-300).workload().requests) == 2, "all come at 0 s"
+
+
+def test_a_load_without_its_bursts() -> None:
+    load = SyntheticLoad(9, burstiness=0.1, turns=LengthDistribution("even", 2, 2)).workload()
+    even = load.evenly()
+    first = [one.at_s for one in even.requests if one.follows < 0]
+    assert np.diff(first) == pytest.approx((first[-1] - first[0]) / 8)
+    assert even.rate == pytest.approx(load.rate)
+    pauses = [[one.at_s for one in of.requests if one.follows >= 0] for of in (load, even)]
+    assert pauses[0] == pauses[1]
+    assert load.most_within(1e9) == 9
+    assert even.most_within(0.5 * (first[1] - first[0])) == 1

@@ -18,3 +18,7 @@ def test_a_page_stands_alone() -> None:
     assert "about &lt;it&gt;" in text
     assert "&lt;a&gt;" in text
     assert "goodput" in text
+    summary = text[: text.index("<h2>Over time</h2>")]
+    assert summary.count('<div class="charts">') == 1, "figures stand beside each other"
+    assert summary.count("<svg") == 1
+    assert "left waiting by a step at most" in summary

@@ -117,3 +117,38 @@ def test_a_folder_is_no_profile(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="h200-qwen3"):
         Profile.load("abacus")
+
+
+XEON = {"processor": "Xeon", "architecture": "x86_64"}
+
+
+def measured(**more: Any) -> Profile:
+    return Profile.of({"format": 1, "source": "measured", "error": {"decode_mean": 0.1}} | more)
+
+
+def test_a_profile_that_is_far_off_says_so() -> None:
+    wrong = measured(error={"decode_mean": 0.38, "decode_worst": 0.9, "mixed_mean": 7.59})
+    (doubt,) = wrong.doubts("Xeon", "x86_64")
+    assert "WARNING: this profile is 38 % (decode steps), 759 % (steps with prompts) off" in doubt
+    assert wrong.errors_above(1.0) == "759 % (steps with prompts)"
+    assert not measured(error={"decode_mean": 0.15, "decode_worst": 3.0}).doubts("", "")
+    (doubt,) = measured(error={}).doubts("", "")
+    assert "not known how far off this profile is" in doubt
+    (doubt,) = Profile().doubts("", "")
+    assert "estimated, not measured" in doubt
+
+
+def test_a_profile_of_another_kind_of_cpu_says_so() -> None:
+    assert not measured(**XEON).doubts("Xeon", "x86_64")
+    for here in (("Xeon", "aarch64"), ("Neoverse", "x86_64")):
+        (doubt,) = measured(**XEON).doubts(*here)
+        assert f"another kind of CPU than this machine has: Xeon (x86_64), not {here[0]} (" in doubt
+    assert not measured().doubts("Xeon", "x86_64"), "of a GPU"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_profiles_of_the_package_raise_no_doubts_where_they_were_measured(name: str) -> None:
+    profile = Profile.load(name)
+    assert not profile.doubts(profile.processor, profile.architecture)
+    assert (profile.device[:5] == "Intel") == bool(profile.processor)
+    assert profile.device.startswith(profile.processor)

@@ -126,6 +126,20 @@ def test_only_the_first(tmp_path: Path) -> None:
         ('{"input_toks": -5, "output_toks": 1}', "input_toks is -5; it must lie in 0..2147483647"),
         ('{"input_toks": 5, "output_toks": 1, "arrival_time_ns": NaN}', "arrival_time_ns is nan"),
         ('{"input_toks": 1e999, "output_toks": 1}', "input_toks is inf; it must be a finite"),
+        (
+            '{"at_s": 0, "input_len": 5, "output_len": 1}\n'
+            '{"at_s": 1e308, "input_len": 5, "output_len": 1}',
+            "line 2: at_s is 1e+308; it must lie in -1e+10..1e+10, which is 300 years",
+        ),
+        (
+            '{"at_s": 0, "input_len": 5, "output_len": 1, "deadline_s": -1e300}',
+            "line 1: deadline_s is -1e+300; it must lie in -1e+10..1e+10",
+        ),
+        (
+            '{"input_toks": 5, "output_toks": 1, "arrival_time_ns": 1e99}',
+            "arrival_time_ns is 1e+99; it must lie in -1e+19..1e+19",
+        ),
+        ('{"hash_ids": [], "input_length": 5, "output_length": 1, "timestamp": 1e14}', "1e+13"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "9" * 200_000, "cannot be read: field"),
     ],
 )

@@ -52,16 +52,17 @@ def latency(
     repeats: int,
     warmup: int,
     report: Callable[[int], None] = lambda _: None,
+    seed: int = 0,
 ) -> Repeats:
-    """Run one batch several times, with other prompts each time.
+    """Run one batch several times, with other prompts each time, from seeds that follow `seed`.
 
     `report` gets the number of finished runs. After an interrupt the measured runs are returned,
     if there are any.
     """
     runs: list[Run] = []
     try:
-        for seed in range(warmup + repeats):
-            runs.append(throughput(llm, calls, vocab_size, seed))
+        for run in range(warmup + repeats):
+            runs.append(throughput(llm, calls, vocab_size, seed + run))
             report(len(runs))
     except KeyboardInterrupt:
         if len(runs) <= warmup:

@@ -1,18 +1,20 @@
 """The report of a run: lines of text, and plain values for JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from paceline.bench.runs import Repeats, Run
-from paceline.bench.samples import MS, Outcome, Sample, Spread
+from paceline.bench.samples import MS, Outcome, PrefixCacheUse, Sample, ServerRun, Spread
 
 COLUMNS = ("mean", "median", "p90", "p99", "max")
 LABEL, CELL = 24, 11  # characters
 LATE_MS = 50.0  # requests sent later than this make another load than the planned one
 
 
-def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
+def lines_of(
+    outcome: Outcome, targets_ms: Mapping[str, float], cache: PrefixCacheUse | None = None
+) -> list[str]:
     """Counts and rates, and below them a table of latencies."""
     failed = sum(outcome.errors.values())
     lines = [
@@ -21,6 +23,9 @@ def lines_of(outcome: Outcome, targets_ms: Mapping[str, float]) -> list[str]:
         row("tokens", f"{outcome.prompt_tokens:,} prompt, {outcome.output_tokens:,} output"),
         row("throughput", rates(outcome)),
     ]
+    if cache is not None:
+        found = f"{cache.hits:,} of {cache.queries:,} prompt tokens"
+        lines.append(row("prefix cache", f"{cache.hit_rate:.1%} hits: {found}"))
     if outcome.goodput is not None:
         within = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
         lines.append(row("goodput", f"{outcome.goodput:.2f} requests/s within {within}"))
@@ -86,13 +91,15 @@ def rates(done: Outcome | Run) -> str:
 # -- JSON -------------------------------------------------------------------
 
 
-def record(outcome: Outcome, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Any:
+def record(outcome: Outcome, run: ServerRun, settings: Mapping[str, Any]) -> Any:
     """Everything about a run of a server."""
+    samples, cache = run.samples, run.cache
     return {
         "kind": "serve",
         "settings": dict(settings),
         **asdict(outcome),
         **rates_of(outcome),
+        "prefix_cache": cache and {**asdict(cache), "hit_rate": cache.hit_rate},
         "requests": [of_sample(sample) for sample in samples],
     }
 

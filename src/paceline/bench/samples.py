@@ -60,6 +60,30 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheUse:
+    """Prompt tokens that a server looked up in its prefix cache, and found there."""
+
+    queries: int
+    hits: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+    def __sub__(self, before: "PrefixCacheUse") -> "PrefixCacheUse":
+        return PrefixCacheUse(self.queries - before.queries, self.hits - before.hits)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRun:
+    """One sample per call, in the order of the calls, and how the prefix cache was used meanwhile;
+    None: the server does not say."""
+
+    samples: Sequence[Sample]
+    cache: PrefixCacheUse | None
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Mean and percentiles, in the unit of the values."""
 

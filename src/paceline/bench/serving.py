@@ -1,6 +1,7 @@
 """Sends a load to a server: each call at its time, with a limit on open requests."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -9,9 +10,11 @@ from typing import Any
 
 import httpx
 
-from paceline.bench.client import Target, timed
-from paceline.bench.samples import Sample
+from paceline.bench.client import OK, Target, timed
+from paceline.bench.samples import PrefixCacheUse, Sample, ServerRun
 from paceline.workloads.call import Call
+
+CACHE = "vllm:prefix_cache"  # the name of its counters in the metrics of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,26 @@ async def run(
     target: Target,
     load: Load,
     report: Callable[[int, int], None] = lambda _done, _failed: None,
-) -> list[Sample]:
-    """One sample per call, in the order of the calls.
+) -> ServerRun:
+    """Send the calls, each at its time.
 
     `report` gets the number of finished calls and how many of them failed. When the run is
-    cancelled, it returns the samples of the calls that had finished.
+    cancelled, it has the samples of the calls that had finished.
     """
     # Other prompts, so that the measured ones do not find their prefixes in the cache.
     others = replace(target, seed=target.seed + 1)
     for call in load.calls[: load.warmup]:
         await timed(http, others, call, perf_counter(), 0.0)
+    before = await prefix_cache_use(http)
+    samples = await measured(http, target, load, report)
+    after = await prefix_cache_use(http)
+    return ServerRun(samples, after - before if before and after else None)
+
+
+async def measured(
+    http: httpx.AsyncClient, target: Target, load: Load, report: Callable[[int, int], None]
+) -> list[Sample]:
+    """The samples of the calls that finished."""
     gate: AbstractAsyncContextManager[Any] = (
         asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
     )
@@ -70,3 +83,26 @@ async def run(
     except asyncio.CancelledError:
         await asyncio.gather(*tasks, return_exceptions=True)
         return [task.result() for task in tasks if not task.cancelled()]
+
+
+async def prefix_cache_use(http: httpx.AsyncClient) -> PrefixCacheUse | None:
+    """The counters of a server since it started, over all of its engines; None: it has none."""
+    try:
+        response = await http.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    if response.status_code != OK:
+        return None
+    queries = counter(response.text, f"{CACHE}_queries_total")
+    hits = counter(response.text, f"{CACHE}_hits_total")
+    return None if queries is None or hits is None else PrefixCacheUse(queries, hits)
+
+
+def counter(metrics: str, name: str) -> int | None:
+    """The sum of a counter over its labels, in the text of Prometheus."""
+    lines = [line for line in metrics.splitlines() if re.match(rf"{name}[ {{]", line)]
+    try:
+        values = [float(line.rpartition("}")[2].split()[0 if "}" in line else 1]) for line in lines]
+    except (ValueError, IndexError):
+        return None
+    return int(sum(values)) if values else None

@@ -14,9 +14,8 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     RouterOption,
     ServerModelOptions,
-    about,
-    check_drafts,
 )
+from paceline.cli.simulation_report import about, check_drafts, doubts, print_record
 from paceline.core.cores import usable_cores
 from paceline.simulate.capacity import (
     CapacityAnswer,
@@ -28,10 +27,10 @@ from paceline.simulate.capacity import (
 from paceline.simulate.cells import number
 from paceline.simulate.experiment import Experiment
 from paceline.simulate.fleet import FleetModel
+from paceline.simulate.loads import Workload
 
 LIMITS = "limits, in seconds"
 WHOLE = 1000  # requests/s, from which on a rate has no decimals
-LASTING = 0.5  # of a rate: if less is served, all requests are rather one burst
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,8 @@ class CapacityOptions:
 def run(options: CapacityOptions) -> int:
     """Find the rate that a server holds within limits, and how many a load needs.
 
-    The load is made faster or slower until the limits are just kept, to 2 %. For the number of
+    The load is made faster or slower until the limits are just kept, to 2 %. If bursts break them,
+    the report also has the rate at which the same requests could come evenly. For the number of
     replicas, the router of `paceline serve --data-parallel-size` deals requests out, and all of
     them together must keep the limits. The exit status is 1 if no rate keeps them.
     """
@@ -96,7 +96,12 @@ def run(options: CapacityOptions) -> int:
     check_drafts(model)
     experiment = Experiment(source, model)
     rate = highest_rate(experiment, limits)
-    record: dict[str, Any] = {"kind": "capacity", **model.profile.label, "limits": asdict(limits)}
+    record: dict[str, Any] = {
+        "kind": "capacity",
+        **model.profile.label,
+        "warnings": doubts(model),
+        "limits": asdict(limits),
+    }
     record |= {"rate": asdict(rate), "replicas": None, "router": None}
     replicas = None
     if options.replicas and not rate.fails_alone:
@@ -106,48 +111,72 @@ def run(options: CapacityOptions) -> int:
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.json:
-        print(json.dumps(record))
+        print_record(record)
     else:
         load = source.workload()
         print(*about(model, options.load.name, source), sep="\n")
-        show(rate, replicas, load.rate)
+        show(rate, replicas, load)
         if replicas is not None and (doubt := fleet.doubt(load)):
             print(doubt)
     return int(rate.best is None)
 
 
-def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, own_rate: float) -> None:
+def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, load: Workload) -> None:
     from rich.console import Console
 
     from paceline.simulate.tables import table
 
     out = Console()
     out.print(table("rates", COLUMNS, trial_rows(rate)))
-    if rate.best is None:
-        alone = ", also if requests run alone: more replicas do not help"
-        print(f"No rate keeps the limits{alone if rate.fails_alone else ''}.")
-    else:
-        tokens = number(rate.best.figures.output_tokens_per_s)
-        print(f"One replica holds {short(rate.best.tried)} requests/s, {tokens} output tokens/s.")
-        if doubt := doubt_of(rate.best):
-            print(doubt)
+    for sentence in sentences(rate, load):
+        print(sentence)
     if replicas is not None:
         best, most = replicas.best, int(replicas.trials[-1].tried)
         answer = f"; even {count_of(most)} do not keep the limits"
         if best is not None:
             answer = f" and needs {count_of(int(best.tried))}"
-        print(f"The load has {short(own_rate)} requests/s{answer}.")
+        print(f"The load has {short(load.rate)} requests/s{answer}.")
 
 
-def doubt_of(best: Trial) -> str:
-    """Why a rate may not last: requests came, but were not served, at that rate."""
-    total, served = best.figures, best.figures.requests_per_s
-    if served >= LASTING * best.tried:
-        return ""
+def sentences(rate: CapacityAnswer, load: Workload) -> list[str]:
+    """What the trials say of one replica, and no more than that."""
+    best = rate.best
+    if best is None:
+        alone = ", also if requests run alone: more replicas do not help"
+        found = [f"No rate keeps the limits{alone if rate.fails_alone else ''}."]
+    elif not best.lasts:
+        return [
+            "The load is too short to tell which rate one replica holds: its limits are kept, but "
+            f"{burst_of(best)} Take a longer load."
+        ]
+    else:
+        tokens = number(best.figures.output_tokens_per_s)
+        least = "at least " * rate.is_least
+        found = [
+            f"One replica holds {least}{short(best.tried)} requests/s, {tokens} output tokens/s."
+        ]
+    if rate.is_least:
+        short_burst = min((one for one in rate.trials if not one.lasts), key=lambda one: one.tried)
+        found.append(
+            "The load is too short to tell how many more: if it comes faster, the limits are kept, "
+            f"but {burst_of(short_burst)} Take a longer load."
+        )
+    if rate.evenly is not None and rate.evenly.best is not None:
+        least = "at least " * rate.evenly.is_least
+        found.append(
+            f"Bursts are what breaks the limits: up to {load.most_within(1.0):,} requests come "
+            "within a second of the load as it is. If the same requests came evenly, one replica "
+            f"would hold {least}{short(rate.evenly.best.tried)} requests/s."
+        )
+    return found
+
+
+def burst_of(trial: Trial) -> str:
+    """Requests that came, but were not served, at a rate."""
+    total, tried = trial.figures, trial.tried
     return (
-        f"The load is too short to tell whether that lasts: at that rate, {total.requests:,} "
-        f"requests come within {total.requests / best.tried:.2g} s, and {short(served)} per second "
-        "are served. Take a longer load."
+        f"at {short(tried)} requests/s its {total.requests:,} requests come within "
+        f"{total.requests / tried:.2g} s, and {short(total.requests_per_s)} per second are served."
     )
 
 

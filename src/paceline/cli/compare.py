@@ -19,9 +19,13 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     ServerModelOptions,
     TargetsOption,
+)
+from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,
+    doubts,
+    print_record,
 )
 from paceline.core.cores import usable_cores
 from paceline.simulate.cells import number
@@ -92,14 +96,20 @@ def run(options: CompareOptions) -> int:
     results = experiment.run_all(variants, options.jobs or usable_cores())
     told = explanations(results)
     lines = about(model, options.load.name, source)
-    record = {"kind": "compare", **model.profile.label, **to_dict(results), "explained": told}
+    record = {
+        "kind": "compare",
+        **model.profile.label,
+        "warnings": doubts(model),
+        **to_dict(results),
+        "explained": told,
+    }
     if options.output is not None:
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:
         page = comparison_page(f"paceline compare: {options.load.name}", results, lines)
         options.html.write_text(page, encoding="utf-8")
     if options.json:
-        print(json.dumps(record))
+        print_record(record)
     else:
         print(*lines, sep="\n")
         show(results, source)

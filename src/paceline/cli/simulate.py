@@ -17,9 +17,13 @@ from paceline.cli.simulation_options import (
     RouterOption,
     ServerModelOptions,
     TargetsOption,
+)
+from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,
+    doubts,
+    print_record,
 )
 from paceline.simulate.figures import SimulationReport
 from paceline.simulate.fleet import MOST_REPLICAS, FleetModel, simulated
@@ -73,6 +77,7 @@ def run(options: SimulateOptions) -> int:
     record = {
         "kind": "simulate",
         **model.profile.label,
+        "warnings": doubts(model),
         "settings": model.config.to_dict(),
         "drafting": None if model.drafting is None else asdict(model.drafting),
         "targets_ms": targets,
@@ -92,7 +97,7 @@ def run(options: SimulateOptions) -> int:
         page = simulation_page(title, report, targets, lines)
         options.html.write_text(page, encoding="utf-8")
     if options.json:
-        print(json.dumps(record))
+        print_record(record)
     else:
         from paceline.simulate.tables import show
 

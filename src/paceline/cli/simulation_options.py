@@ -1,8 +1,7 @@
 """Options of the commands that simulate: the load, the device, and the settings of the server."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,6 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.play.command import setting
-from paceline.core.errors import ConfigError
 from paceline.simulate.drafting import Drafting
 from paceline.simulate.loads import (
     UNCUT,
@@ -20,7 +18,6 @@ from paceline.simulate.loads import (
     Phase,
     SyntheticLoad,
     TraceLoad,
-    Workload,
 )
 from paceline.simulate.profile import Profile, shipped
 from paceline.simulate.recorded import RecordedLoad, is_recording
@@ -338,38 +335,6 @@ class ServerModelOptions:
         if self.draft_ms:
             raise WrongOption("--draft-ms needs --acceptance, such as --acceptance 0.7")
         return None
-
-
-def check_drafts(*models: ServerModel) -> None:
-    """Refuse an acceptance that would have no effect: no model has drafts."""
-    drafts = [one.config.speculation.num_speculative_tokens for one in models]
-    if models[0].drafting is not None and not any(drafts):
-        raise WrongOption("--acceptance needs drafts, such as --set num_speculative_tokens=3")
-
-
-def check_explained(names: Iterable[str], load: Workload, title: str) -> None:
-    """ConfigError for a request that is not in the load, before anything runs."""
-    known = {one.id for one in load.requests}
-    for name in names:
-        if name not in known:
-            some = ", ".join(one.id for one in islice(load.requests, 5))
-            raise ConfigError(f"there is no request {name!r} in {title}, which has {some}, ...")
-
-
-def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:
-    """What is simulated, in sentences."""
-    profile = model.profile
-    lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
-    if isinstance(source, RecordedLoad) and source.ending:
-        lines.append(f"The recording is not complete: {source.ending}.")
-    if model.drafting is not None:
-        lines.append(f"Each draft is right with a chance of {model.drafting.acceptance:g}.")
-    if profile.source == "estimated":
-        lines.append(
-            "The step times of this profile are estimated, not measured: `paceline calibrate` "
-            "measures them."
-        )
-    return lines
 
 
 TargetsOption = Annotated[

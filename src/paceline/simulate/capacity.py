@@ -1,7 +1,7 @@
 """The highest rate that one replica holds, and how many replicas a load needs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice, takewhile
 from math import inf
@@ -16,6 +16,8 @@ from paceline.simulate.server import ServerModel
 PRECISION = 0.02  # of the rate
 DOUBLINGS = 12
 ALONE = 0.1  # requests that run at a time
+LASTING = 0.5  # of a rate: if less is served, all requests are rather one burst
+SPREAD_OUT = 2.0  # times the rate that holds: if it also holds without bursts, these are the limit
 PLAIN = Variant("")
 
 
@@ -59,46 +61,90 @@ class Trial:
     broken: str  # the limit that it breaks; "": none
     figures: Figures
 
+    @property
+    def lasts(self) -> bool:
+        """Of a rate: are requests served about as fast as they come?"""
+        return self.figures.requests_per_s >= LASTING * self.tried
+
 
 @dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """The best that holds, None if nothing does, and all that was tried."""
+    """The best that holds, None if nothing does, and all that was tried.
+
+    is_least   of rates: a higher one may hold too, but the load is too short to tell
+    evenly     of rates, if bursts are what breaks the limits: the answer for the same requests,
+               evenly spread over time
+    """
 
     best: Trial | None
     trials: tuple[Trial, ...]
+    is_least: bool = False
+    evenly: "CapacityAnswer | None" = None
 
     @property
     def fails_alone(self) -> bool:
-        """Of rates: does nothing hold, although hardly two requests ran at a time?"""
+        """Of rates: does nothing hold, although hardly two requests ran at a time, and not only
+        because of bursts?"""
         slowest = min(self.trials, key=lambda one: one.tried)
         spread = slowest.figures.e2e_ms  # None: no request completed
         at_a_time = 0.0 if spread is None else slowest.tried * spread.mean / 1e3
-        return self.best is None and at_a_time < ALONE
+        return self.best is None and self.evenly is None and at_a_time < ALONE
 
 
 def highest_rate(
     experiment: Experiment, limits: LatencyLimits, precision: float = PRECISION
 ) -> CapacityAnswer:
-    """By bisection, between a rate that holds and one that does not, in requests per second."""
+    """By bisection, between a rate that holds and one that does not, in requests per second.
+
+    If the limits are kept at much higher rates when the requests come evenly, the answer has that
+    rate as well.
+    """
     load = experiment.source.workload()
     if not load.has_rate:
         raise ConfigError(
             "all requests of the load come at the same time, so it has no rate; give a load in "
             "which they come one after the other"
         )
-    trials: list[Trial] = []
+    found = RateSearch(experiment, limits).best_of(load, precision)
+    if found.is_least:
+        return found
+    evenly, search = load.evenly(), RateSearch(experiment, limits)
+    slowest = min(one.tried for one in found.trials)
+    if not search.holds(evenly, SPREAD_OUT * found.best.tried if found.best else slowest):
+        return found
+    answer = search.best_of(evenly, precision)
+    return found if answer.best is None else replace(found, evenly=answer)
 
-    def holds(rate: float) -> bool:
-        figures = experiment.run_on(load.at_rate(rate), PLAIN).report.total
-        trials.append(Trial(rate, limits.broken_by(figures), figures))
-        return not trials[-1].broken
 
-    low, high = bracket(load.rate, holds)
-    while low and high and high / low > 1 + precision:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    best = max((one for one in trials if not one.broken), key=lambda one: one.tried, default=None)
-    return CapacityAnswer(best, tuple(trials))
+class RateSearch:
+    """Looks for the highest rate of a load that keeps the limits, and notes what it tried."""
+
+    def __init__(self, experiment: Experiment, limits: LatencyLimits) -> None:
+        self._experiment, self._limits = experiment, limits
+        self._trials: list[Trial] = []
+
+    def best_of(self, load: Workload, precision: float) -> CapacityAnswer:
+        """The search ends at a rate that holds but does not last: higher ones say nothing."""
+        low, high = bracket(load.rate, lambda rate: self._lasts(load, rate))
+        while low and high and self._is_broken(high) and high / low > 1 + precision:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self._lasts(load, middle) else (low, middle)
+        kept = [one for one in self._trials if not one.broken]
+        is_least = any(not one.lasts for one in kept)
+        lasting = [one for one in kept if one.lasts] or kept
+        best = max(lasting, key=lambda one: one.tried, default=None)
+        return CapacityAnswer(best, tuple(self._trials), is_least)
+
+    def holds(self, load: Workload, rate: float) -> bool:
+        figures = self._experiment.run_on(load.at_rate(rate), PLAIN).report.total
+        self._trials.append(Trial(rate, self._limits.broken_by(figures), figures))
+        return not self._trials[-1].broken
+
+    def _lasts(self, load: Workload, rate: float) -> bool:
+        return self.holds(load, rate) and self._trials[-1].lasts
+
+    def _is_broken(self, rate: float) -> bool:
+        return any(one.broken for one in self._trials if one.tried == rate)
 
 
 def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float, float]:

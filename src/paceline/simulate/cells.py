@@ -43,6 +43,7 @@ def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str
     total, stats = report.total, report.stats
     ends = ", ".join(f"{count:,} {name}" for name, count in sorted(total.outcomes.items()))
     most = max(report.timeline.get("used_blocks", [0]), default=0)
+    waiting = max(report.timeline.get("waiting", [0]), default=0)
     found = {
         "requests": f"{total.completed:,} of {total.requests:,} completed ({ends})",
         "duration": f"{total.duration_s:,.1f} s simulated, {stats['steps']:,} steps",
@@ -51,7 +52,7 @@ def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str
         "prefix cache": f"{100 * total.hit_rate:.1f} % of prompt tokens found",
         "preemptions": f"{total.preemptions:,}",
         "blocks": f"{most:,.0f} of {report.total_blocks:,} used at most",
-        "queue": f"{max(report.timeline.get('waiting', [0]), default=0):,.0f} waiting at most",
+        "queue": f"{waiting:,.0f} left waiting by a step at most",
     }
     if report.acceptance is not None:
         found["drafts"] = (

@@ -8,6 +8,7 @@ from math import ceil, floor, isfinite, log10
 WIDTH, HEIGHT = 440, 190  # about as many pixels on a screen, so that text keeps its size
 LEFT, RIGHT, TOP, BOTTOM = 52, 26, 10, 36
 LABEL_HEIGHT = 14
+FEWEST_TICKS = 3
 COLOURS = 6  # classes c0 to c5 of the style sheet
 
 Points = Sequence[tuple[float, float]]
@@ -51,8 +52,12 @@ class Axis:
         """Round values, about five."""
         if self.logarithmic:
             low, high = floor(log10(self.least)), floor(log10(self.most)) + 1
-            ticks = [10.0**power for power in range(low, high + 1)]
-            return [tick for tick in ticks if self.least <= tick <= self.most]
+            for between in ((1,), (1, 2, 5), range(1, 10)):
+                every = [scale * 10.0**power for power in range(low, high + 1) for scale in between]
+                ticks = [tick for tick in every if self.least <= tick <= self.most]
+                if len(ticks) >= FEWEST_TICKS:
+                    break
+            return ticks
         step = 10.0 ** floor(log10(self.most / 4))
         step *= next(scale for scale in (1, 2, 5, 10) if self.most / (step * scale) <= 5)  # noqa: PLR2004
         return [step * number for number in range(int(self.most / step) + 1)]

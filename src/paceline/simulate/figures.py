@@ -26,7 +26,8 @@ class Figures:
     prompt_tokens, output_tokens     of completed requests
     pieces                           times that these got tokens, one or more at a time
     ttft_ms, tpot_ms, itl_ms, e2e_ms latencies; itl_ms is of all requests together
-    queue_ms                         from arrival to the first admission
+    queue_ms                         from arrival to the first admission: the front end, the rest of
+                                     the step that runs, and the queue
     goodput, attained                requests per second within all targets, and their share
     preemptions, cached_tokens       of all requests
     """
@@ -56,7 +57,7 @@ class Figures:
             "inter-token latency": self.itl_ms,
             "time per output token": self.tpot_ms,
             "end-to-end latency": self.e2e_ms,
-            "time in the queue": self.queue_ms,
+            "time to admission": self.queue_ms,
         }
 
     @property

@@ -14,6 +14,7 @@ from paceline.simulate.requests import OUTPUT, SimulatedRequest
 from paceline.workloads import traces
 from paceline.workloads.call import Call, Segment
 from paceline.workloads.length_distribution import LengthDistribution
+from paceline.workloads.trace_fields import LATEST_S
 
 UNCUT = 2**31 - 1
 PROMPT, ANSWER, ONE_TURN = (LengthDistribution("even", size, size) for size in (128, 64, 1))
@@ -48,6 +49,24 @@ class Workload:
             self.outputs,
         )
 
+    def evenly(self) -> "Workload":
+        """The same requests in the same time, with the same gap between all of them."""
+        first = sorted(
+            (at for at, one in enumerate(self.requests) if one.follows < 0),
+            key=lambda at: self.requests[at].at_s,
+        )
+        begin, end = (self.requests[first[at]].at_s for at in (0, -1))
+        times = dict(zip(first, np.linspace(begin, end, len(first)).tolist(), strict=True))
+        return Workload(
+            [replace(one, at_s=times.get(at, one.at_s)) for at, one in enumerate(self.requests)],
+            self.outputs,
+        )
+
+    def most_within(self, seconds: float) -> int:
+        """How many requests come within so many seconds at most."""
+        times = np.sort([one.at_s for one in self.requests if one.follows < 0])
+        return int((np.searchsorted(times, times + seconds, "right") - np.arange(len(times))).max())
+
 
 class LoadSource(Protocol):
     """Builds a workload; small enough to be sent to another process."""
@@ -75,6 +94,11 @@ class Clients:
                 drawn = names[int(random.choice(len(names), p=shares / shares.sum()))]
                 tenant = drawn if one.follows < 0 else found[one.follows].tenant
             stays = min(one.leaves_after_s, self.leaves_after_s)
+            if not one.at_s <= LATEST_S:
+                raise ConfigError(
+                    f"request {one.id!r} comes after {one.at_s:.3g} s; the longest load is "
+                    f"{LATEST_S:.0e} s: raise its rate or speed, or shorten its pauses"
+                )
             found.append(replace(one, tenant=tenant, leaves_after_s=stays))
         return found
 

@@ -29,11 +29,12 @@ th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(-
   white-space: nowrap; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child, .facts td { text-align: left; }
 .facts td { white-space: normal; } .facts th { font-weight: 400; color: var(--dim); }
-.charts { display: grid; gap: 1.5rem;
+.charts { display: grid; gap: 1.5rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
 figure { margin: 0; max-width: 560px; } figcaption { font-weight: 600; }
 figcaption span { display: inline-block; margin-left: .8rem; font-weight: 400;
   color: var(--dim); }
+.charts h2 { margin: 0; font-size: 1rem; } .charts :is(th, td) { padding: .2rem .45rem; }
 svg { display: block; width: 100%; height: auto; }
 text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 .tick { fill: var(--dim); font-size: 11px; } .grid { stroke: var(--grid); fill: none; }
@@ -78,26 +79,30 @@ def simulation_page(
 ) -> str:
     """The page of one simulation; `about` has lines on what was simulated."""
     spreads = [[name, *spread_cells(one)] for name, one in report.total.latencies.items()]
+    summary = [
+        fact_table(facts(report, targets_ms)),
+        f"<section><h2>Latencies, milliseconds</h2>{html_table(('', *COLUMNS), spreads)}</section>",
+        *([latency_chart(report)] if report.quantiles else []),
+    ]
     sections = [
         *(f"<p>{escape(line)}</p>" for line in about),
-        fact_table(facts(report, targets_ms)),
-        "<h2>Latencies, milliseconds</h2>",
-        html_table(("", *COLUMNS), spreads),
+        f'<div class="charts">{"".join(summary)}</div>',
         f'<h2>Over time</h2><div class="charts">{"".join(time_charts(report))}</div>',
     ]
-    if report.quantiles:
-        lines = {
-            name: list(zip(values, map(float, range(101)), strict=True))
-            for name, values in report.quantiles.items()
-        }
-        chart = line_chart("Requests within a time", "ms", "%", lines, logarithmic=True)
-        sections.append(f'<h2>Latencies</h2><div class="charts">{chart}</div>')
     if report.replicas:
         table = html_table(REPLICA_COLUMNS, replica_rows(report))
         sections.append(f"<h2>Replicas</h2>{table}")
     if report.tenants:
         sections.append(tenant_table(report))
     return page(title, sections)
+
+
+def latency_chart(report: SimulationReport) -> str:
+    lines = {
+        name: list(zip(values, map(float, range(101)), strict=True))
+        for name, values in report.quantiles.items()
+    }
+    return line_chart("Requests within a time", "ms", "%", lines, logarithmic=True)
 
 
 def time_charts(report: SimulationReport) -> list[str]:

@@ -23,6 +23,8 @@ from paceline.simulate.time_curve import NOTHING, TimeCurve
 FORMAT = 1
 Source = Literal["estimated", "measured"]
 Named = Mapping[str, Any]
+MOST_ERROR = 0.15  # of steps that the fit did not see, on average: beyond it, simulations mislead
+KINDS = {"decode": "decode steps", "mixed": "steps with prompts", "drafted": "steps with drafts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ class Profile:
     """Step times of one model on one device.
 
     name, device, model   what was measured
+    processor, architecture   of a CPU; empty: it was measured on another kind of device
     source, notes         where the figures come from
     depth        steps in flight
     settings     of a scheduler, such as `max_num_seqs`: defaults of an engine on this device
@@ -166,6 +169,8 @@ class Profile:
     name: str = ""
     device: str = ""
     model: str = ""
+    processor: str = ""
+    architecture: str = ""
     source: Source = "estimated"
     notes: str = ""
     depth: int = 1
@@ -223,9 +228,42 @@ class Profile:
     # -- files --------------------------------------------------------------
 
     @property
-    def label(self) -> dict[str, str]:
+    def label(self) -> dict[str, Any]:
         """What a report says of it, for JSON."""
-        return {"profile": self.name, "profile_source": self.source}
+        return {
+            "profile": self.name,
+            "profile_source": self.source,
+            "profile_error": dict(self.error),
+        }
+
+    def errors_above(self, most: float) -> str:
+        """Kinds of steps whose mean error is larger, in words; empty if there are none."""
+        means = {words: self.error.get(f"{kind}_mean", 0.0) for kind, words in KINDS.items()}
+        return ", ".join(f"{100 * one:.0f} % ({of})" for of, one in means.items() if one > most)
+
+    def doubts(self, processor: str, architecture: str) -> list[str]:
+        """Why simulations with it may mislead on a machine with this CPU, in sentences."""
+        found: list[str] = []
+        measure = "`paceline calibrate` measures"
+        if self.source == "estimated":
+            found.append(
+                f"The step times of this profile are estimated, not measured: {measure} them."
+            )
+        elif not self.error:
+            found.append("It is not known how far off this profile is: no steps were held back.")
+        if above := self.errors_above(MOST_ERROR):
+            found.append(
+                f"WARNING: this profile is {above} off on steps that its fit did not see, so the "
+                f"results may be as far off: {measure} another, while nothing else runs."
+            )
+        own, here = (self.processor, self.architecture), (processor, architecture)
+        if self.processor and own != here:
+            found.append(
+                f"WARNING: this profile is of another kind of CPU than this machine has: "
+                f"{self.processor} ({self.architecture}), not {processor} ({architecture}). "
+                f"Steps may take several times as long here: {measure} them."
+            )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

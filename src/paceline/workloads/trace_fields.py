@@ -7,6 +7,8 @@ from typing import Any, cast
 from paceline.workloads.prompts import LONGEST
 
 Row = dict[str, Any]
+# Times of a trace, in seconds: those since 1970 fit, and sums of them keep their microseconds.
+LATEST_S, YEARS = 1e10, 300
 
 
 def number(row: Row, name: str) -> float:
@@ -18,6 +20,18 @@ def number(row: Row, name: str) -> float:
         found = float("nan")
     if not isfinite(found):
         raise ValueError(f"{name} is {shown(value)}; it must be a finite number")
+    return found
+
+
+def seconds(row: Row, name: str, unit_s: float = 1.0) -> float:
+    """A time in units of `unit_s`, as seconds."""
+    found = number(row, name) * unit_s
+    if abs(found) > LATEST_S:
+        bound = LATEST_S / unit_s
+        raise ValueError(
+            f"{name} is {shown(row[name])}; it must lie in {-bound:.0e}..{bound:.0e}, which is "
+            f"{YEARS} years"
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from paceline.workloads.trace_fields import (
     Row,
     length,
     moment,
-    number,
+    seconds,
     several,
     shown,
     whole,
@@ -102,11 +102,11 @@ def plain_call(line: int, row: Row) -> Call:
         segments = tuple(map(segment, several(row, "segments")))
     else:
         segments = (Segment(f"{line}", length(row, "input_len")),)
-    deadline = None if row.get("deadline_s") is None else number(row, "deadline_s")
+    deadline = None if row.get("deadline_s") is None else seconds(row, "deadline_s")
     priority = whole(row, "priority") if "priority" in row else 0
     output = length(row, "output_len")
     return Call(
-        number(row, "at_s"), segments, output, str(row.get("tenant", "")), priority, deadline
+        seconds(row, "at_s"), segments, output, str(row.get("tenant", "")), priority, deadline
     )
 
 
@@ -134,10 +134,10 @@ def mooncake(line: int, row: Row) -> Call:
         left -= segments[-1].tokens
     if left > 0:
         segments.append(Segment(f"rest of {line}", left))
-    return Call(number(row, "timestamp") * MS, tuple(segments), length(row, "output_length"))
+    return Call(seconds(row, "timestamp", MS), tuple(segments), length(row, "output_length"))
 
 
 def tokens(line: int, row: Row) -> Call:
     """Lengths, and when it came."""
     prompt = Segment(f"{line}", length(row, "input_toks"))
-    return Call(number(row, "arrival_time_ns") * NS, (prompt,), length(row, "output_toks"))
+    return Call(seconds(row, "arrival_time_ns", NS), (prompt,), length(row, "output_toks"))

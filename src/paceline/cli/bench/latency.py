@@ -37,13 +37,14 @@ def run(options: LatencyBenchOptions) -> int:
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape
+    seed = shape.prompt_seed()
     calls = shape.calls([0.0] * options.batch_size)
     with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     planned, warmup = options.num_iters, options.num_iters_warmup
     with RequestProgress(planned + warmup, "runs") as progress:
-        repeats = latency(llm, calls, shape.vocab_size, planned, warmup, progress.show)
-    settings = {"model": model, "batch_size": options.batch_size, **shape.record()}
+        repeats = latency(llm, calls, shape.vocab_size, planned, warmup, progress.show, seed)
+    settings = {"model": model, "batch_size": options.batch_size, **shape.record(seed)}
     settings["engine"] = dict(options.engine.settings)
     if was_interrupted := len(repeats.runs) < planned:
         print(f"interrupted after {len(repeats.runs)} of {planned} runs", file=sys.stderr)

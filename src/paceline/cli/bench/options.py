@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import randbits
 from typing import Annotated, Any
 
 import numpy as np
@@ -65,16 +66,33 @@ class ShapeOptions:
             rich_help_panel=SHAPE,
         ),
     ] = 8192
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the load.", rich_help_panel=SHAPE)] = 0
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Seed of lengths, arrivals and prompts.",
+            show_default="the same lengths and arrivals in each run, with new prompts",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
 
     @property
     def shape(self) -> Shape:
         return Shape(self.input_len, self.output_len, self.prefix_len, self.num_prefixes)
 
     def calls(self, times: Sequence[float]) -> list[Call]:
-        return self.shape.calls(times, np.random.default_rng(self.seed))
+        return self.shape.calls(times, np.random.default_rng(self.load_seed))
 
-    def record(self) -> dict[str, Any]:
+    @property
+    def load_seed(self) -> int:
+        """The seed of lengths and arrivals, which are the same by default."""
+        return self.seed or 0
+
+    def prompt_seed(self) -> int:
+        """The seed of what prompts contain: a new one at each call, unless one is given."""
+        return randbits(32) if self.seed is None else self.seed
+
+    def record(self, prompt_seed: int) -> dict[str, Any]:
         """The shape as a report has it."""
         return {
             "input_len": [self.input_len.low, self.input_len.high],
@@ -82,7 +100,8 @@ class ShapeOptions:
             "prefix_len": self.prefix_len,
             "num_prefixes": self.num_prefixes,
             "vocab_size": self.vocab_size,
-            "seed": self.seed,
+            "seed": self.load_seed,
+            "prompt_seed": prompt_seed,
         }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from paceline.bench.report import lines_of, record
-from paceline.bench.samples import Outcome, Sample, targets_of
+from paceline.bench.samples import Outcome, Sample, ServerRun, targets_of
 from paceline.cli.bench.options import OutputOption, ShapeOptions, deliver, writable
 from paceline.cli.command import WrongOption
 from paceline.cli.main import INTERRUPTED
@@ -89,7 +89,7 @@ class Timing:
 
     def calls(self, shape: ShapeOptions) -> list[Call]:
         if self.trace is None:
-            random = np.random.default_rng([shape.seed, 1])  # not that of the lengths
+            random = np.random.default_rng([shape.load_seed, 1])  # not that of the lengths
             times = arrival_times(self.num_prompts, self.request_rate, self.burstiness, random)
             return shape.calls(times.tolist())
         found = read(self.trace, self.num_prompts)
@@ -162,19 +162,21 @@ def run(options: ServeBenchOptions) -> int:
 
     The report has the time to first token, the time per output token, the inter-token latency
     and the end-to-end latency (mean, median, 90th and 99th percentile), throughput, goodput
-    against targets, and errors by kind. The exit status is 1 if no request succeeded. Ctrl-C ends
-    the measurement, and the report has the requests that had finished.
+    against targets, the hit rate of the server's prefix cache, and errors by kind. The exit status
+    is 1 if no request succeeded. Ctrl-C ends the measurement, and the report has the requests that
+    had finished.
     """
     targets = options.targets_ms
     writable(options.output, options.plot)
     plotted = plotter(options.plot)
-    samples, settings = asyncio.run(measured(options))
+    done, settings = asyncio.run(measured(options))
+    samples = done.samples
     outcome = Outcome.of(samples, targets)
-    lines = lines_of(outcome, targets)
+    lines = lines_of(outcome, targets, done.cache)
     planned = settings["num_prompts"]
     if was_interrupted := len(samples) < planned:
         print(f"interrupted after {len(samples)} of {planned} requests", file=sys.stderr)
-    deliver(lines, record(outcome, samples, settings), options.output)
+    deliver(lines, record(outcome, done, settings), options.output)
     plotted(samples, lines)
     return INTERRUPTED if was_interrupted else int(not outcome.completed)
 
@@ -189,22 +191,23 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
     return partial(write, path)
 
 
-async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[str, Any]]:
-    """The samples, and the settings of the run."""
+async def measured(options: ServeBenchOptions) -> tuple[ServerRun, dict[str, Any]]:
+    """The run, and its settings."""
     from paceline.bench.client import Target
     from paceline.bench.serving import Load, client
     from paceline.bench.serving import run as load_server
     from paceline.cli.http_client import first_model
 
     timing, shape = options.timing, options.shape
+    seed = shape.prompt_seed()
     load = Load(timing.calls(shape), timing.max_concurrency, timing.warmup)
     async with client(root(options.url), options.api_key, options.timeout) as http:
         model = options.model or await first_model(http)
-        target = Target(model, options.endpoint, shape.vocab_size, shape.seed, options.ignore_eos)
+        target = Target(model, options.endpoint, shape.vocab_size, seed, options.ignore_eos)
         with RequestProgress(len(load.calls)) as progress:
-            samples = await load_server(http, target, load, progress.show)
+            done = await load_server(http, target, load, progress.show)
     rate = timing.request_rate
-    return samples, {
+    return done, {
         "url": options.url,
         "model": model,
         "endpoint": options.endpoint,
@@ -214,5 +217,5 @@ async def measured(options: ServeBenchOptions) -> tuple[Sequence[Sample], dict[s
         "max_concurrency": timing.max_concurrency,
         "trace": str(timing.trace) if timing.trace else None,
         "goodput_ms": options.targets_ms,
-        **shape.record(),
+        **shape.record(seed),
     }

@@ -31,16 +31,17 @@ def run(options: ThroughputBenchOptions) -> int:
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape
+    seed = shape.prompt_seed()
     calls = shape.calls([0.0] * options.num_prompts)
     with LoadingStatus(model) as bar:
         llm = LLM(model, progress=bar, **options.engine.settings)
     try:
-        done = throughput(llm, calls, shape.vocab_size, shape.seed, sys.stderr.isatty())
+        done = throughput(llm, calls, shape.vocab_size, seed, sys.stderr.isatty())
     except KeyboardInterrupt:
         advice = "a smaller --num-prompts takes less time"
         print(f"interrupted: only a complete run is measured; {advice}", file=sys.stderr)
         return INTERRUPTED
-    settings = {"model": model, "num_prompts": options.num_prompts, **shape.record()}
+    settings = {"model": model, "num_prompts": options.num_prompts, **shape.record(seed)}
     settings["engine"] = dict(options.engine.settings)
     deliver(lines_of_throughput(done), record_of_throughput(done, settings), options.output)
     return 0

@@ -1,16 +1,13 @@
 """Times steps over a grid, and fits a profile to them."""
 
-import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
-from time import perf_counter
 
 import numpy as np
 
 from paceline.core.arrays import F64
 from paceline.core.config import Config
-from paceline.core.errors import ConfigError
 from paceline.core.step_times import StepTimes
 from paceline.simulate.calibration.fit import (
     Bends,
@@ -24,25 +21,17 @@ from paceline.simulate.calibration.fit import (
 from paceline.simulate.calibration.grid import (
     DecodePoint,
     GraphSizes,
-    MixedPoint,
-    Point,
-    contexts_of,
     decode_points,
     mixed_points,
     moves,
 )
 from paceline.simulate.calibration.step_meter import Observation, StepMeter
+from paceline.simulate.calibration.survey import Survey, Timed
 from paceline.simulate.drafting import Drafting, step_times
 from paceline.simulate.profile import HostTerms, MoveTerms, Profile, StepTerms
 from paceline.simulate.time_curve import NOTHING, TimeCurve
 
-log = logging.getLogger(__name__)
-
-FEWEST = 4  # points that a fit needs
-TIMES = 3  # that each is timed, if there is time
-BEFORE_LAST = 4  # points that are timed before the largest one
 ANY_SIZE = GraphSizes()
-LARGEST = 1 / 6  # of the time, for one point at most
 ROWS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # where rates of reading may bend
 # Where curves may bend. Decode steps have rates of reading by their rows. Beside prompts, one curve
 # is closer: few contexts are hidden behind other work, or fit into a cache.
@@ -58,25 +47,20 @@ MIXED = Bends(
 )
 
 
-@dataclass(slots=True)
-class Timed:
-    """The points of one kind that there was time for."""
-
-    kept: list[Observation] = field(default_factory=list[Observation])  # for the fit
-    held_back: list[Observation] = field(default_factory=list[Observation])
-    left_out: int = 0  # points, for lack of time
-
-
 def calibrate(
     meter: StepMeter, about: Profile, limit_s: float, of: GraphSizes = ANY_SIZE
 ) -> Profile:
     """A profile like `about`, with terms of the device that were measured.
 
-    Half of the time is for decode steps, half for steps with prompts; moves take little.
+    Moves take little. Half of what is left is for decode steps, and the rest for steps with
+    prompts.
     """
-    decode = timed(meter, decode_points(meter.config, of.rows), limit_s / 2)
-    mixed = timed(meter, mixed_points(meter.config, of.positions), limit_s / 2)
+    end = meter.clock() + limit_s
     moved = move_terms(meter)
+    half = (end - meter.clock()) / 2
+    decode = Survey(meter, decode_points(meter.config, of.rows), half).timed()
+    left = end - meter.clock()
+    mixed = Survey(meter, mixed_points(meter.config, of.positions), left).timed()
     meter.clear()
     lengths = dict(MIXED.knees)
     if of.positions:
@@ -96,60 +80,6 @@ def calibrate(
         error=errors,
         notes=f"{about.notes}{said(decode, mixed)}",
     )
-
-
-def timed(meter: StepMeter, points: Iterable[Point], limit_s: float) -> Timed:
-    """Time points until the time is up, each of them a few times. Those that are left out are
-    spread over the grid, and are the largest ones where a single one would take much of the time.
-    """
-    begin, seen = perf_counter(), dict[Point, list[Observation]]()
-    every, unit_s = spread(sorted(points, key=cost)), 0.0  # seconds per unit of cost, at least
-    for point in every * TIMES:
-        began = perf_counter()
-        is_late, is_large = began - begin > limit_s, cost(point) * unit_s > limit_s * LARGEST
-        kept = sum(not one.is_held_back for one in seen)
-        if (is_late or is_large) and kept >= FEWEST:
-            continue
-        one = meter.measure(point.parts, most=point.most)
-        log.info("%s took %.3f ms", point, 1e3 * one.step_s)
-        took = (perf_counter() - began) / cost(point)
-        unit_s = min(unit_s or took, took)
-        seen.setdefault(point, []).append(one)
-    found = Timed(left_out=len(every) - len(seen))
-    for point, runs in seen.items():
-        (found.held_back if point.is_held_back else found.kept).append(typical(runs))
-    if len(found.kept) < FEWEST:
-        raise ConfigError(
-            f"only {len(found.kept)} kinds of steps fit into max_model_len "
-            f"{meter.config.step.max_model_len} and max_num_seqs {meter.config.step.max_num_seqs}; "
-            "raise them"
-        )
-    return found
-
-
-def typical(runs: Sequence[Observation]) -> Observation:
-    """The one in the middle, or the faster of two: other work on the machine only adds time."""
-    return sorted(runs, key=lambda one: one.step_s)[(len(runs) - 1) // 2]
-
-
-def spread(points: Sequence[Point]) -> list[Point]:
-    """The first, the one in the middle, those in the middle of each half, the last, and so on:
-    wherever the list is cut, its begin covers all of them."""
-    bits = max(len(points) - 1, 1).bit_length()
-    order = [int(f"{at:0{bits}b}"[::-1], 2) for at in range(2**bits)]
-    order.insert(BEFORE_LAST, len(points) - 1)
-    return [points[at] for at in dict.fromkeys(order) if 0 <= at < len(points)]
-
-
-def cost(point: Point) -> float:
-    """Roughly: positions, and a share of what they read."""
-    match point:
-        case DecodePoint(rows, context):
-            return rows + sum(contexts_of(rows, context)) / 1000
-        case MixedPoint(prompts, count, start, beside, _):
-            return prompts * count * (1 + (start + count) / 4000) + beside
-        case _:
-            return 0.0
 
 
 def error_of(kind: str, terms: StepTerms, of: Timed) -> dict[str, float]:
@@ -178,10 +108,13 @@ def drafted_errors(
 def said(decode: Timed, mixed: Timed) -> str:
     counts = f"{len(decode.kept)} kinds of decode steps and {len(mixed.kept)} with prompts"
     held = f"{len(decode.held_back)} and {len(mixed.held_back)} held back"
-    left = decode.left_out + mixed.left_out
-    return f"Fitted to {counts}; {held}." + (
-        f" {left} were left out for lack of time." * bool(left)
-    )
+    left, busy = decode.left_out + mixed.left_out, decode.busy + mixed.busy
+    said = f"Fitted to {counts}; {held}."
+    if left:
+        said += f" {left} were left out for lack of time."
+    if busy:
+        said += f" During {busy} of them other programs used the machine."
+    return said
 
 
 def with_launches(

@@ -41,6 +41,7 @@ class Observation:
     seconds: float
     launch_s: float = 0.0  # of each step, on the host
     admit_s: float = 0.0  # what launching takes more for each sequence that is admitted
+    waited_s: float = 0.0  # while other programs had the cores of threads that were ready to run
 
     @property
     def step_s(self) -> float:
@@ -63,7 +64,8 @@ Steps = Callable[[int], Sequence[Part]]  # the parts of step 0, 1, 2 and so on
 class StepMeter:
     """Runs steps of its own making, with as many in flight as an engine would have.
 
-    Blocks are shared where there are too few; what is computed means nothing.
+    Blocks are shared where there are too few; what is computed means nothing. `waited_s` counts
+    the seconds for which the threads of this process had no core.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class StepMeter:
         depth: int,
         clock: Callable[[], float] = perf_counter,
         vocab: int = TOKENS,
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.config, self.depth, self._runner, self._clock = config, depth, runner, clock
+        self.config, self.depth, self._runner, self.clock = config, depth, runner, clock
+        self._waited_s = waited_s
         self._tokens = min(vocab, TOKENS)
         self._resident = 0  # slots in use, the first ones
 
@@ -102,7 +106,9 @@ class StepMeter:
         self.clear()
         plans[0] = replace(plans[0], admitted=self._admitted(parts))
         self._resident = len(plans[0].admitted)
+        waited_s = self._waited_s()
         came, launching = self._timed(plans)
+        waited_s = self._waited_s() - waited_s
         gaps = np.diff(came)
         launch_s = median(launching[1:])
         return Observation(
@@ -110,6 +116,7 @@ class StepMeter:
             float(np.minimum(gaps, HELD_UP * np.median(gaps)).sum()),
             launch_s,
             max(launching[0] - launch_s, 0.0) / max(self._resident, 1),
+            waited_s,
         )
 
     def _timed(self, plans: Sequence[Plan]) -> tuple[list[float], list[float]]:
@@ -117,15 +124,15 @@ class StepMeter:
         came: list[float] = []
         launching: list[float] = []
         for number, plan in enumerate(plans):
-            begin = self._clock()
+            begin = self.clock()
             self._runner.launch(plan)
-            launching.append(self._clock() - begin)
+            launching.append(self.clock() - begin)
             if number + 1 >= self.depth:
                 self._runner.wait()
-                came.append(self._clock())
+                came.append(self.clock())
         while len(came) < len(plans):
             self._runner.wait()
-            came.append(self._clock())
+            came.append(self.clock())
         return came, launching
 
     def _plan(self, number: int, parts: Sequence[Part], moves: Moves, before: Rows | None) -> Plan:
