@@ -48,6 +48,14 @@ def test_what_is_needed_and_missing_is_refused(capability: str) -> None:
     Capabilities(**{capability: True}).check(request)
 
 
+def test_banned_words_need_masks() -> None:
+    banned = Constraint.any_text().without(((1, 2),))
+    request = Request(id="a", prompt=PROMPT, constraint=banned)
+    with pytest.raises(RequestError, match=r"bad_words of request 'a' needs .* remove `bad_words`"):
+        Capabilities().check(request)
+    Capabilities(constraints=True).check(request)
+
+
 def test_a_plain_request_needs_nothing() -> None:
     Capabilities().check(Request(id="a", prompt=PROMPT))
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.pooling import PooledMean, PooledSpan
+from paceline.core.pooling import DenseLayer, PooledMean, PooledSpan, encoder_family
 from paceline.core.request import Request
 
 
@@ -51,3 +51,32 @@ def test_spans_that_come_again_replace_earlier_ones(spans: list[PooledSpan], mea
 def test_requests_that_cannot_be_pooled(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         Request(id="a", prompt=[1, 2], **{"max_tokens": 1, **fields})
+
+
+def test_dense_layers_follow_the_mean() -> None:
+    weight, bias = np.array([[2.0], [-1.0]], np.float32), np.array([0.0, 1.0], np.float32)
+    activated = {
+        "": [4.0, -1.0],
+        "relu": [4.0, 0.0],
+        "tanh": np.tanh([4.0, -1.0]),
+        "sigmoid": 1 / (1 + np.exp([-4.0, 1.0])),
+    }
+    for activation, expected in activated.items():
+        mean = PooledMean((DenseLayer(weight, bias, activation),))
+        assert mean.value() is None
+        mean.add(span(0, 1.0, 3.0))
+        value = mean.value()
+        assert value is not None
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+    unbiased = PooledMean((DenseLayer(weight),))
+    unbiased.add(span(0, 2.0))
+    assert np.array_equal(unbiased.value(), [4.0, -2.0])
+
+
+def test_encoders_are_known_by_their_names() -> None:
+    known = {"BertModel": "Bert", "ModernBertForMaskedLM": "ModernBert"}
+    known |= {"MPNetForSequenceClassification": "MPNet", "XLMRobertaModel": "XLMRoberta"}
+    assert {name: encoder_family(name) for name in known} == known
+    assert [encoder_family(name) for name in ("Bert", "LlamaModel", "BertForCausalLM")] == [
+        None
+    ] * 3

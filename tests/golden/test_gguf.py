@@ -183,9 +183,10 @@ def test_rope_scaling_is_a_tensor(tmp_path: Path) -> None:
     same(our_logits(path, tokens), their_logits(theirs, tokens))
 
 
-@pytest.mark.parametrize(
-    "kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0]
-)
+WRITABLE = "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"
+
+
+@pytest.mark.parametrize("kind", [Kind[name] for name in WRITABLE])
 def test_every_type_that_can_be_written(kind: Kind, tmp_path: Path) -> None:
     """All tensors, q and k among them, are those that the quantiser made of the model's."""
     theirs = made(Case("llama"))

@@ -29,6 +29,10 @@ except ImportError:
 
 pytestmark = ON_GPU
 
+PATTERN = Constraint.regex("[0-4]{4,9}(5|67)*")
+BANNED = Constraint.any_text().without(
+    tuple((a, b) for a in range(60) for b in range(a % 3, 60, 3))
+)
 WAYS: dict[str, dict[str, Any]] = {
     "one by one": {},
     "ahead": {"depth": 2},
@@ -55,11 +59,12 @@ def test_the_same_logits(vocab: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "sampling", [Sampling(temperature=0.0), Sampling(top_k=9)], ids=["plain", "filtered"]
 )
-def test_tokens_are_the_cpus(way: str, sampling: Sampling) -> None:
+@pytest.mark.parametrize("constraint", [PATTERN, BANNED], ids=["grammar", "banned"])
+def test_tokens_are_the_cpus(way: str, sampling: Sampling, constraint: Constraint) -> None:
     source = Dummy(tiny(architectures=["Qwen3ForCausalLM"], num_hidden_layers=3), seed=3)
     gpu, cpu = CudaModel.load(source, 64, torch.float32), Model.load(source)
     asked = requests(sampling=sampling, seed=5)
-    held = {"constraint": Constraint.regex("[0-4]{4,9}(5|67)*"), "eos_token_ids": (END,)}
+    held = {"constraint": constraint, "eos_token_ids": (END,)}
     asked = [replace(one, **held) if at % 2 else one for at, one in enumerate(asked)]
     found: list[dict[str, Any]] = []
     for changes in ({}, dict(WAYS[way])):

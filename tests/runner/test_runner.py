@@ -10,6 +10,7 @@ from paceline import Request, Scheduler
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
+from paceline.core.step_times import StepCost
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
@@ -320,6 +321,26 @@ def test_a_row_without_numbers_is_told_as_failed(model: Model) -> None:
     (failed,) = result.failed
     assert (failed.row, result.count.tolist(), result.ids[0, 0]) == (0, [0, 1], -1)
     assert failed.reason == "the logits of 'a' in step 2 are not finite"
+
+
+def test_the_cost_of_a_position_is_measured(model: Model) -> None:
+    """Steps of 8 positions take 4 ms, and 8 ms where each has 16 more before it."""
+    runner = runner_for(model, Scheduler.create(**SETTINGS))
+    ends: list[int] = []
+
+    def seconds(positions: int, end: int) -> float:
+        ends.append(end)
+        return 0.004 if positions == end else 0.008
+
+    runner._chunk_s = seconds  # pyright: ignore[reportPrivateUsage]
+    assert runner.measure_cost(24, positions=8, distance=16) == StepCost(500_000, 31_250)
+    assert ends == [8, 24]
+    assert runner.measure_cost(1) == StepCost(4_000_000, 0)  # nothing lies before it
+
+
+def test_a_cost_is_measured_within_the_blocks(model: Model) -> None:
+    runner = runner_for(model, Scheduler.create(**SETTINGS))
+    assert runner.measure_cost(10**6).position_ns > 0
 
 
 def test_rates_are_positive(model: Model) -> None:

@@ -16,6 +16,7 @@ class Capabilities:
     items            computes the multimodal `Request.items`
     constraints      samples only tokens that a grammar allows, for `Request.constraint`
     pooling          reports hidden states of prompts (`StepResult.pooled`)
+    processors       applies `Sampling.logits_processors`
     generation       samples tokens; a model that only embeds does not
     """
 
@@ -25,6 +26,7 @@ class Capabilities:
     items: bool = False
     constraints: bool = False
     pooling: bool = False
+    processors: bool = False
     generation: bool = True
 
     def check(self, request: Request) -> None:
@@ -39,6 +41,11 @@ class Capabilities:
             raise RequestError(
                 f"logprobs is {wanted.logprobs}; this engine reports no log-probabilities: "
                 "remove `logprobs`"
+            )
+        if wanted.logits_processors and not self.processors:
+            raise RequestError(
+                "logits_processors need a runner on a CPU, in this process: remove them, or see "
+                "logit_bias, bad_token_ids and allowed_token_ids"
             )
         if request.adapter and not self.adapters:
             raise RequestError(
@@ -60,13 +67,19 @@ class Capabilities:
             )
         if not request.pooling and not self.generation:
             raise RequestError(
-                f"request {request.id!r} wants text; this model only makes embeddings: "
-                "use /v1/embeddings, or LLM.embed"
+                f"request {request.id!r} wants text; this model only makes embeddings or scores: "
+                "use /v1/embeddings or LLM.embed, /classify, or /v1/score and LLM.score"
             )
 
     def _check_constraint(self, request: Request) -> None:
         if request.constraint is None:
             return
+        if not self.constraints and request.constraint.kind == "text":
+            field = "bad_words" if request.constraint.banned else "thinking_token_budget"
+            raise RequestError(
+                f"{field} of request {request.id!r} needs masks of tokens, which this engine has "
+                f"not: remove `{field}`"
+            )
         if not self.constraints:
             raise RequestError(
                 f"request {request.id!r} has a constraint ({request.constraint.kind}); this engine "

@@ -1,10 +1,12 @@
 """The header of a GGUF file: every field with its value, and where the list of tensors begins."""
 
 import mmap
+import os
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
@@ -53,19 +55,28 @@ class Cursor:
             raise ValueError(f"a value of kind {kind}")
         layout = f"<{count}{FORMATS[kind]}"
         at, self.place = self.place, self.place + struct.calcsize(layout)
+        if self.place > len(self._content):
+            raise self._cut()
         return struct.unpack_from(layout, self._content, at)
 
     def _strings(self, count: int) -> list[str]:
         content, at, length = self._content, self.place, struct.Struct("<Q")
+        size = len(content)
         found: list[str] = []
         for _ in range(count):
             begin = at + length.size
-            at = begin + length.unpack_from(content, at)[0]
+            at = begin + length.unpack_from(content, at)[0] if begin <= size else begin
+            if at > size:
+                raise self._cut()
             found.append(content[begin:at].decode())
-        if at > len(content):
-            raise ValueError("a string behind the end")
         self.place = at
         return found
+
+    def _cut(self) -> ValueError:
+        return ValueError(
+            f"it is incomplete or damaged: it has {len(self._content):,} bytes and ends inside its "
+            "header; download it again"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +88,24 @@ class Header:
     cursor: Cursor
 
 
+def map_file(file: BufferedReader, access: int) -> mmap.mmap:
+    """The content of a file, which a mapping needs to have."""
+    if not os.fstat(file.fileno()).st_size:
+        raise ValueError("it is empty; download it again")
+    return mmap.mmap(file.fileno(), 0, access=access)
+
+
+def check_length(content: mmap.mmap, size: int) -> None:
+    """ValueError if the file has less than the bytes that its header speaks of."""
+    if len(content) < size:
+        raise ValueError(
+            f"it is incomplete (has {len(content):,} of {size:,} bytes): download it again"
+        )
+
+
 def read_header(content: mmap.mmap) -> Header:
     """ValueError, or struct.error, if this is no GGUF."""
-    if content[: len(MAGIC)] != MAGIC:
+    if content[: len(MAGIC)] != MAGIC[: len(content)]:
         raise ValueError(f"it begins with {content[: len(MAGIC)]!r}, not with the letters GGUF")
     cursor = Cursor(content)
     version = cursor.number(U32)
@@ -104,6 +130,6 @@ def read_metadata(path: Path) -> dict[str, Value]:
     with (
         errors_naming(path),
         path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
+        map_file(file, mmap.ACCESS_READ) as view,
     ):
         return read_header(view).fields

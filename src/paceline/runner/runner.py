@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.core.capabilities import Capabilities
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
+from paceline.core.step_times import StepCost
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention
@@ -70,6 +71,8 @@ class TorchRunner:
             items=self._items is not None,
             constraints=self._masks is not None,
             pooling=True,
+            processors=True,
+            generation=self._model.config.generates,
         )
 
     def reserve_host(self, blocks: int) -> None:
@@ -233,27 +236,43 @@ class TorchRunner:
 
     def measure(self, blocks: int = 8) -> tuple[float, float]:
         """Measure positions computed and blocks copied to the host, per second."""
-        kv, size, blocks = self._kv, self._kv.block_size, min(blocks, self._kv.blocks)
-        positions = torch.arange(blocks * size)
-        batch = Batch(
-            tokens=torch.zeros_like(positions),
-            position=positions,
-            row_start=torch.tensor([0, len(positions)]),
-            context=torch.tensor([len(positions)]),
-            block_table=torch.arange(blocks).expand(len(kv.groups), 1, -1),
-            write_cell=positions.expand(len(kv.groups), -1),
-            sample_at=positions[-1:],
-        )
-        forward_s = quickest(lambda: self._model.forward(batch, kv, self._attention))
+        kv, blocks = self._kv, min(blocks, self._kv.blocks)
+        positions = blocks * kv.block_size
+        forward_s = self._chunk_s(positions, positions)
         copy_s = quickest(lambda: kv.read(range(blocks)).clone())
-        return len(positions) / forward_s, blocks / copy_s
+        return positions / forward_s, blocks / copy_s
+
+    def measure_cost(self, longest: int, positions: int = 32, distance: int = 992) -> StepCost:
+        """Measure what a position costs in chunks of prompts, none of which reaches beyond
+        `longest` positions."""
+        longest = min(longest, self._kv.blocks * self._kv.block_size)
+        positions = min(positions, max(longest // 2, 1))
+        near_s, distance = self._chunk_s(positions, positions), min(distance, longest - positions)
+        far_s = self._chunk_s(positions, positions + distance) if distance else near_s
+        return StepCost.measured(near_s, far_s, positions, max(distance, 1))
+
+    def _chunk_s(self, positions: int, end: int) -> float:
+        """Seconds of a step with the positions of one sequence up to `end`."""
+        kv = self._kv
+        position = torch.arange(end - positions, end)
+        batch = Batch(
+            tokens=torch.zeros_like(position),
+            position=position,
+            row_start=torch.tensor([0, positions]),
+            context=torch.tensor([end]),
+            block_table=torch.arange(-(-end // kv.block_size)).expand(len(kv.groups), 1, -1),
+            write_cell=position.expand(len(kv.groups), -1),
+            sample_at=torch.tensor([positions - 1]),
+        )
+        return quickest(lambda: self._model.forward(batch, kv, self._attention))
 
 
 def quickest(work: Callable[[], object], times: int = 3) -> float:
-    """Return the seconds of the quickest of several runs."""
+    """Return the seconds of the quickest of several runs. What other processes take meanwhile
+    does not count where this one computes on a single core."""
     taken: list[float] = []
     for _ in range(times):
-        begin = perf_counter()
+        begin, begin_cpu = perf_counter(), process_time()
         work()
-        taken.append(perf_counter() - begin)
-    return min(taken)
+        taken += [perf_counter() - begin, process_time() - begin_cpu]
+    return max(min(taken), 1e-9)

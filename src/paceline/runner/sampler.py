@@ -182,6 +182,7 @@ class Sampler:
             key=key_of(seed_of(request)),
             free_at=prompt + request.min_tokens,
             stops=stops if request.min_tokens else (),
+            prompt=prompt,
             line=self._tally.open(tokens, prompt) if sampling.penalised else -1,
         )
 

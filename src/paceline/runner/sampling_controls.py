@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.errors import StepError
 from paceline.core.sampling import Sampling
 from paceline.runner.penalties import Penalties, TokenCounts
 from paceline.runner.token_choice import DraftedDraw, Filter, Greedy, MinP, RandomDraw, TopK, TopP
@@ -24,6 +25,7 @@ class SequenceSampling:
     free_at: int  # the first position where it may stop
     stops: tuple[int, ...]  # tokens not allowed before that position
     line: int  # line of its token counts; -1: not counted
+    prompt: int = 0  # tokens of its prompt
 
 
 class LogitEdit(Protocol):
@@ -59,6 +61,37 @@ class LogitBiases:
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
         now = torch.where(positions[self.rows] < self.until, self.amounts, 0.0)
         logits.index_put_((self.rows, self.ids), now, accumulate=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessedRow:
+    """Passes the logits of one row through functions of its request, on a CPU."""
+
+    row: int
+    resident: SequenceSampling
+    tally: TokenCounts
+
+    def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
+        before = int(positions[self.row]) - int((ahead[self.row] >= 0).sum())
+        tokens = self.tally.tokens[self.resident.line, self.resident.prompt : before].tolist()
+        tokens += [one for one in ahead[self.row].tolist() if one >= 0]
+        found = logits[self.row].clone()
+        for processor in self.resident.sampling.logits_processors:
+            found = processor(tokens, found)
+            if not isinstance(found, Tensor) or found.shape != logits[self.row].shape:
+                raise StepError(f"a logits processor returned {found!r:.80}; it must return logits")
+        logits[self.row] = found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessedRows:
+    """The rows that have such functions."""
+
+    rows: tuple[ProcessedRow, ...]
+
+    def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
+        for one in self.rows:
+            one.apply(logits, positions, ahead)
 
 
 class SamplingGroup(Protocol):
@@ -107,6 +140,7 @@ class Controls:
             allowed_of(residents, tally.vocab, tally.device),
             biases_of(residents, tally.vocab, tally.device),
             penalties,
+            processors_of(residents, tally),
         )
         return Controls(
             count=len(residents),
@@ -182,6 +216,17 @@ def penalties_of(residents: Sequence[SequenceSampling], tally: TokenCounts) -> P
         return None
     asked = [residents[row].sampling for row in lines]
     return Penalties(tally, list(lines), list(lines.values()), asked)
+
+
+def processors_of(
+    residents: Sequence[SequenceSampling], tally: TokenCounts
+) -> "ProcessedRows | None":
+    rows = tuple(
+        ProcessedRow(row, resident, tally)
+        for row, resident in enumerate(residents)
+        if resident.sampling.logits_processors
+    )
+    return ProcessedRows(rows) if rows else None
 
 
 def scored_of(

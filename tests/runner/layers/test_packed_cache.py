@@ -133,3 +133,15 @@ def test_the_models_that_were_not_used_for_longest_go_first(model: Path, tmp_pat
     is_packed_again(others[0])  # now `second` is the oldest
     fill(model, CacheLimits(least_bytes=0, most_bytes=2 * size, spare_bytes=0))
     assert [is_packed_again(one) for one in (model, *others)] == [False, False, True]
+
+
+def test_packing_says_where_the_weights_are_kept(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (file,) = fill(model)
+    (said,) = [one.getMessage() for one in caplog.records if "packing weights" in one.getMessage()]
+    assert said.endswith(f"once: the next start finds them in {file.parent}")
+    caplog.clear()
+    assert not is_packed_again(model)
+    assert "packing weights" not in caplog.text

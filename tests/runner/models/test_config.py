@@ -122,7 +122,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; .* llama, "),
         (
             {"architectures": ["MambaForCausalLM"]},
-            "'mamba' is not supported; supported are .* llama, ",
+            "'MambaForCausalLM' is not supported; supported models .* llama, ",
         ),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a positive integer"),
@@ -146,7 +146,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ({"layer_types": 7}, "config.json has a value of the wrong type"),
         ({"rms_norm_eps": "small"}, "config.json has a value of the wrong type"),
         ({"architectures": 3}, "config.json has a value of the wrong type"),
-        ({"architectures": ["os.pathForCausalLM"]}, "'os.path' is not supported"),
+        ({"architectures": ["os.pathForCausalLM"]}, "'os.pathForCausalLM' is not supported"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:

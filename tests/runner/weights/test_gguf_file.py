@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.weights.gguf_file import ENCODINGS, GGUFTensor, read_gguf
+from paceline.runner.weights.gguf_file import ENCODINGS, OTHERS, GGUFTensor, read_gguf
 
 
 @pytest.fixture
@@ -66,9 +66,21 @@ def test_fields_and_tensors(path: Path) -> None:
 def test_a_file_cut_off_anywhere_is_refused(path: Path, tmp_path: Path) -> None:
     whole, cut = path.read_bytes(), tmp_path / "cut.gguf"
     end = len(whole.rstrip(b"\0"))
-    for length in [0, 3, 4, 7, 20, 60, 200, end // 2, end - 12]:
+    for length in [0, 3, 4, 7, 20, 60, 200, end // 2]:
         cut.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read as GGUF"):
+        with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read as GGUF: .* download it"):
+            read_gguf(cut)
+
+
+def test_a_file_without_its_last_tensors_is_incomplete(path: Path, tmp_path: Path) -> None:
+    whole, cut = path.read_bytes(), tmp_path / "cut.gguf"
+    end = len(whole.rstrip(b"\0"))  # "second" has no zero at its end
+    cut.write_bytes(whole[:end])
+    assert len(read_gguf(cut).tensors) == 2
+    for missing in (1, 12, 40):
+        cut.write_bytes(whole[: end - missing])
+        counts = rf"has {end - missing:,} of {end:,} bytes\): download it again"
+        with pytest.raises(ConfigError, match=rf"cut\.gguf .* incomplete \({counts}"):
             read_gguf(cut)
 
 
@@ -94,8 +106,16 @@ def test_a_type_of_tensor_that_nobody_can_read(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match="'odd' has type 17, which is not supported"):
+    complaint = "'odd' has type IQ2_XS, which is not supported; .* F32, .*Q4_K, .*MXFP4"
+    with pytest.raises(ConfigError, match=complaint):
         read_gguf(path)
+
+
+def test_every_type_of_the_format_has_its_name() -> None:
+    for kind in gguf.GGMLQuantizationType:
+        known = ENCODINGS.get(int(kind))
+        assert (known.name if known else OTHERS[int(kind)]) == kind.name
+    assert not ENCODINGS.keys() & OTHERS.keys()
 
 
 def test_a_part_of_a_tensor_is_some_of_its_blocks() -> None:

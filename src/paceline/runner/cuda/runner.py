@@ -131,6 +131,7 @@ class CudaRunner:
             items=self._residents.items is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
+            generation=self._prompts.has_head,
         )
 
     def use_items(self, items: CudaItems) -> None:

@@ -1,71 +1,72 @@
 """The configuration of an encoder, from its config.json."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
+from paceline.core.pooling import CLASSIFIER, encoder_family
+from paceline.runner.encoders.describe import (
+    bert,
+    distilbert,
+    modernbert,
+    mpnet,
+    of_decoder,
+    roberta,
+)
+from paceline.runner.encoders.spec import EncoderSpec
+from paceline.runner.models.architecture import DecoderSpec
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config_entries import ConfigEntries, expected
+from paceline.runner.models.describe import describe
 
-BERT, ROBERTA = "bert", "roberta"
-# Architectures, and the names that their tensors begin with.
-ARCHITECTURES = {
-    "BertModel": (BERT, ""),
-    "BertForMaskedLM": (BERT, "bert."),
-    "BertForSequenceClassification": (BERT, "bert."),
-    "RobertaModel": (ROBERTA, ""),
-    "RobertaForMaskedLM": (ROBERTA, "roberta."),
-    "RobertaForSequenceClassification": (ROBERTA, "roberta."),
-    "XLMRobertaModel": (ROBERTA, ""),
-    "XLMRobertaForMaskedLM": (ROBERTA, "roberta."),
-    "XLMRobertaForSequenceClassification": (ROBERTA, "roberta."),
+BIDIRECTIONAL = "use_bidirectional_attention"  # of decoders that are trained to embed texts
+DESCRIBED: Mapping[str, Callable[[ConfigEntries], EncoderSpec]] = {
+    "Bert": bert,
+    "Roberta": roberta,
+    "XLMRoberta": roberta,
+    "DistilBert": distilbert,
+    "MPNet": mpnet,
+    "ModernBert": modernbert,
 }
-ACTIVATIONS = ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderConfig:
-    """Sizes of an encoder, and how its tensors are named."""
+    """An encoder: its description, and its limits.
 
-    kind: str  # BERT or ROBERTA
-    prefix: str  # of the names of its tensors
-    classes: int  # of a classifier; 0: it makes embeddings
-    width: int
-    layers: int
-    heads: int
-    vocab: int
+    spec        its tensors
+    classes     of a classifier; 0: it makes embeddings
+    max_tokens  of a text
+    has_pairs   two texts of a pair have different segments
+    """
+
+    spec: EncoderSpec
+    classes: int
     max_tokens: int
-    first_position: int  # RoBERTa's positions begin after the padding id
-    segments: int  # kinds of texts in a pair
-    floor: float  # of its norms
-    activation: str
+    has_pairs: bool = False
 
     @staticmethod
     def of_hf(raw: Mapping[str, Any]) -> "TextEncoderConfig":
-        name = architecture(raw)
-        kind, prefix = ARCHITECTURES[name]
-        if raw.get("position_embedding_type", "absolute") != "absolute":
-            raise ConfigError("position_embedding_type is not 'absolute'; it is not supported")
-        activation = raw.get("hidden_act", "gelu")
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act is {activation!r}; {', '.join(ACTIVATIONS)} are known")
-        first = int(raw.get("pad_token_id", 1)) + 1 if kind == ROBERTA else 0
-        classes = len(raw.get("id2label") or {0: "", 1: ""})
+        """Read the content of a config.json."""
+        name, read = architecture(raw), ConfigEntries(raw, "config.json")
+        longest = read.number("max_position_embeddings")
+        if (family := encoder_family(name)) is None:
+            return TextEncoderConfig(of_decoder(decoder_spec(raw)), 0, longest)
+        spec = DESCRIBED[family](read)
+        classes = len(raw.get("id2label") or {0: "", 1: ""}) if name.endswith(CLASSIFIER) else 0
         return TextEncoderConfig(
-            kind=kind,
-            prefix=prefix,
-            classes=classes if name.endswith("ForSequenceClassification") else 0,
-            width=raw["hidden_size"],
-            layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            vocab=raw["vocab_size"],
-            max_tokens=raw["max_position_embeddings"] - first,
-            first_position=first,
-            segments=raw.get("type_vocab_size", 2),
-            floor=raw.get("layer_norm_eps", 1e-12),
-            activation=activation,
+            spec=spec if classes else replace(spec, head=None),
+            classes=classes,
+            max_tokens=longest - spec.first_position,
+            has_pairs=family == "Bert" and read.number("type_vocab_size", 2) > 1,
         )
+
+
+def decoder_spec(raw: Mapping[str, Any]) -> DecoderSpec:
+    """The description of a decoder that reads in both directions."""
+    return describe(ModelConfig.of_hf({**raw, BIDIRECTIONAL: False}))
 
 
 def architecture(raw: Mapping[str, Any]) -> str:
@@ -79,9 +80,8 @@ def encoder_config(folder: Path) -> TextEncoderConfig | None:
     if not file.is_file():
         return None
     raw = json_object(file)
-    if architecture(raw) not in ARCHITECTURES:
+    is_known = encoder_family(architecture(raw)) is not None
+    if not (is_known or (raw.get(BIDIRECTIONAL) is True and architecture(raw).endswith("Model"))):
         return None
-    try:
+    with expected(str(file)):
         return TextEncoderConfig.of_hf(raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file} is no configuration of an encoder: {error!r}") from None

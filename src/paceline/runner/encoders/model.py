@@ -1,72 +1,179 @@
-"""BERT and RoBERTa: every position reads all others, so a text is computed in one pass."""
+"""A text encoder: every position reads others on both sides, so a text is computed in one pass."""
 
 from collections.abc import Mapping, Sequence
+from math import log
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.encoders.config import BERT, TextEncoderConfig
+from paceline.runner.encoders.config import TextEncoderConfig
+from paceline.runner.encoders.spec import (
+    Around,
+    EncoderAttention,
+    EncoderHead,
+    EncoderLayer,
+    EncoderLinear,
+    EncoderMLP,
+    EncoderNorm,
+)
+from paceline.runner.models.rope import Rope
 
-UNUSED = ("position_ids", "token_type_ids", "cls.", "lm_head.", "pooler.")
+BUCKETS, FARTHEST = 32, 128  # of MPNet's distances, whatever the configuration says
 
 
 class Weights:
-    """Tensors by name; each must be there, and each is read once."""
+    """Tensors by name; each must be there."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], prefix: str, dtype: torch.dtype, device: str
     ) -> None:
-        self._tensors, self._prefix = tensors, prefix
-        self._dtype, self._device = dtype, device
+        self._tensors, self._dtype, self._device = tensors, dtype, device
+        # Files of sentence-transformers have the same names without a prefix.
+        self._prefix = prefix if any(name.startswith(prefix) for name in tensors) else ""
 
-    def __call__(self, name: str, has_prefix: bool = True) -> Tensor:
-        whole = self._prefix + name if has_prefix else name
-        if whole not in self._tensors:
-            raise ConfigError(f"the checkpoint does not match its configuration; missing: {whole}")
-        return self._tensors[whole].to(self._device, self._dtype)
+    def __call__(self, name: str) -> Tensor:
+        found = self._tensors.get(self._prefix + name)
+        if found is None and (found := self._tensors.get(name)) is None:
+            raise ConfigError(
+                f"the checkpoint does not match its configuration; missing: {self._prefix}{name}"
+            )
+        return found.to(self._device, self._dtype)
 
-    def pair(self, name: str, has_prefix: bool = True) -> tuple[Tensor, Tensor]:
-        """A weight and a bias."""
-        return self(f"{name}.weight", has_prefix), self(f"{name}.bias", has_prefix)
+    def norm(self, spec: EncoderNorm | None) -> "TextNorm | None":
+        return None if spec is None else TextNorm(self, spec)
 
 
-class TextEncoderLayer:
-    """Attention and a feed-forward part, each followed by a norm of the sum with its input."""
+class TextNorm:
+    """A layer norm or a root-mean-square norm."""
 
-    def __init__(self, weights: Weights, config: TextEncoderConfig, number: int) -> None:
-        self._heads, self._width, self._floor = config.heads, config.width, config.floor
-        name = f"encoder.layer.{number}"
-        parts = [weights.pair(f"{name}.attention.self.{one}") for one in ("query", "key", "value")]
-        self._qkv = torch.cat([one[0] for one in parts]), torch.cat([one[1] for one in parts])
-        self._out = weights.pair(f"{name}.attention.output.dense")
-        self._attention_norm = weights.pair(f"{name}.attention.output.LayerNorm")
-        self._up = weights.pair(f"{name}.intermediate.dense")
-        self._down = weights.pair(f"{name}.output.dense")
-        self._norm = weights.pair(f"{name}.output.LayerNorm")
-        self._activation = config.activation
+    def __init__(self, weights: Weights, spec: EncoderNorm) -> None:
+        self._factor = weights(f"{spec.name}.weight")
+        self._bias = weights(f"{spec.name}.bias") if spec.has_bias else None
+        self._eps, self._is_rms = spec.eps, spec.is_rms
+        if spec.offset:
+            self._factor = self._factor + spec.offset
 
-    def __call__(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """`hidden` is [texts, positions, width]; `mask` says what positions may be read."""
-        texts, positions, width = hidden.shape
-        shape = texts, positions, self._heads, width // self._heads
-        q, k, v = (
-            one.view(shape).transpose(1, 2) for one in F.linear(hidden, *self._qkv).chunk(3, -1)
+    def __call__(self, x: Tensor) -> Tensor:
+        shape = self._factor.shape
+        if self._is_rms:
+            return F.rms_norm(x, shape, self._factor, self._eps)
+        return F.layer_norm(x, shape, self._factor, self._bias, self._eps)
+
+
+class TextLinear:
+    """One product with all its outputs."""
+
+    def __init__(self, weights: Weights, spec: EncoderLinear) -> None:
+        self._weight = torch.cat([weights(f"{name}.weight") for name in spec.names])
+        self._bias = (
+            torch.cat([weights(f"{name}.bias") for name in spec.names]) if spec.has_bias else None
         )
-        seen = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
-        hidden = self._normed(hidden + F.linear(seen, *self._out), self._attention_norm)
-        inner = activated(F.linear(hidden, *self._up), self._activation)
-        return self._normed(hidden + F.linear(inner, *self._down), self._norm)
 
-    def _normed(self, hidden: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
-        return F.layer_norm(hidden, (self._width,), *norm, self._floor)
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class Residual:
+    """Adds what a part computes to its input, with the norms around it."""
+
+    def __init__(self, weights: Weights, spec: Around) -> None:
+        self._norm = weights.norm(spec.norm)
+        self._output_norm = weights.norm(spec.output_norm)
+        self._sum_norm = weights.norm(spec.sum_norm)
+
+    def before(self, hidden: Tensor) -> Tensor:
+        return hidden if self._norm is None else self._norm(hidden)
+
+    def after(self, hidden: Tensor, output: Tensor) -> Tensor:
+        total = hidden + (output if self._output_norm is None else self._output_norm(output))
+        return total if self._sum_norm is None else self._sum_norm(total)
+
+
+class TextAttention:
+    def __init__(self, weights: Weights, spec: EncoderAttention) -> None:
+        self.spec = spec
+        self._around = Residual(weights, spec.around)
+        self._qkv = TextLinear(weights, spec.qkv)
+        self._output = TextLinear(weights, spec.output)
+        self._query_norm, self._key_norm = map(weights.norm, (spec.query_norm, spec.key_norm))
+
+    def __call__(self, hidden: Tensor, mask: Tensor, turns: "Turns | None") -> Tensor:
+        """`hidden` is [texts, positions, width]; `mask` says what positions may be read, or is
+        added to the scores."""
+        spec, split = (
+            self.spec,
+            self._qkv(self._around.before(hidden)).unflatten(-1, (-1, self.spec.head_dim)),
+        )
+        sizes = spec.heads, spec.kv_heads, spec.kv_heads
+        q, k, v = (one.transpose(1, 2) for one in split.split(sizes, 2))
+        if self._query_norm is not None and self._key_norm is not None:
+            q, k = self._query_norm(q), self._key_norm(k)
+        if turns is not None:
+            q, k = turns(q), turns(k)
+        is_grouped = spec.heads != spec.kv_heads
+        seen = F.scaled_dot_product_attention(
+            q, k, v, mask, scale=spec.scale, enable_gqa=is_grouped
+        )
+        return self._around.after(hidden, self._output(seen.transpose(1, 2).flatten(2)))
+
+
+class TextMLP:
+    def __init__(self, weights: Weights, spec: EncoderMLP) -> None:
+        self._around = Residual(weights, spec.around)
+        self._up, self._down = TextLinear(weights, spec.up), TextLinear(weights, spec.down)
+        self._activation, self._is_gated = spec.activation, spec.is_gated
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        inner = self._up(self._around.before(hidden))
+        if self._is_gated:
+            first, second = inner.chunk(2, -1)
+            inner = activated(first, self._activation) * second
+        else:
+            inner = activated(inner, self._activation)
+        return self._around.after(hidden, self._down(inner))
+
+
+class TextHead:
+    """Logits of the classes of a text [texts, classes]."""
+
+    def __init__(self, weights: Weights, spec: EncoderHead) -> None:
+        self._spec, self._norm = spec, weights.norm(spec.norm)
+        self._dense, self._out = TextLinear(weights, spec.dense), TextLinear(weights, spec.out)
+
+    def __call__(self, hidden: Sequence[Tensor]) -> Tensor:
+        pooled = torch.stack([one.mean(0) if self._spec.pools_mean else one[0] for one in hidden])
+        inner = activated(self._dense(pooled), self._spec.activation)
+        return self._out(inner if self._norm is None else self._norm(inner))
+
+
+class Turns:
+    """Cosines and sines by which pairs of dimensions of a head turn, for the first positions."""
+
+    def __init__(self, rope: Rope, positions: int, device: str) -> None:
+        speed = torch.tensor(rope.frequencies, device=device)
+        size = torch.tensor(rope.amplitudes, device=device).repeat(2)
+        angle = torch.outer(torch.arange(positions, device=device).float(), speed).repeat(1, 2)
+        self._cos, self._sin = angle.cos() * size, angle.sin() * size  # [positions, head_dim]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` is [texts, heads, positions, head_dim]."""
+        whole = x.float()
+        left, right = whole.chunk(2, -1)
+        return (whole * self._cos + torch.cat((-right, left), -1) * self._sin).to(x.dtype)
 
 
 def activated(x: Tensor, name: str) -> Tensor:
-    if name == "relu":
-        return F.relu(x)
-    return F.gelu(x, approximate="none" if name == "gelu" else "tanh")
+    match name:
+        case "relu":
+            return F.relu(x)
+        case "silu":
+            return F.silu(x)
+        case "tanh":
+            return x.tanh()
+        case _:
+            return F.gelu(x, approximate="none" if name == "gelu" else "tanh")
 
 
 class TextEncoder:
@@ -79,44 +186,87 @@ class TextEncoder:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
-        self.config, self.device = config, device
-        weights = Weights(tensors, config.prefix, dtype, device)
-        self._words = weights("embeddings.word_embeddings.weight")
-        self._positions = weights("embeddings.position_embeddings.weight")
-        self._segments = weights("embeddings.token_type_embeddings.weight")
-        self._norm = weights.pair("embeddings.LayerNorm")
-        self._layers = [
-            TextEncoderLayer(weights, config, number) for number in range(config.layers)
-        ]
-        self._head: list[tuple[Tensor, Tensor]] = []  # of a classifier
-        if config.classes and config.kind == BERT:
-            self._head = [weights.pair("pooler.dense"), weights.pair("classifier", False)]
-        elif config.classes:
-            names = "classifier.dense", "classifier.out_proj"
-            self._head = [weights.pair(name, False) for name in names]
+        self.config, self.device, self._dtype = config, device, dtype
+        spec, weights = config.spec, Weights(tensors, config.spec.prefix, dtype, device)
+        self._words = weights(spec.words)
+        self._positions = weights(spec.positions) if spec.positions else None
+        self._segments = weights(spec.segments) if spec.segments else None
+        self._relative = weights(spec.relative) if spec.relative else None  # [distances, heads]
+        self._norm, self._last_norm = map(weights.norm, (spec.norm, spec.last_norm))
+        self._layers = [_built(weights, layer) for layer in spec.layers]
+        self._head = None if spec.head is None else TextHead(weights, spec.head)
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[Tensor], separator: int | None = None) -> list[Tensor]:
         """Hidden states [positions, width] of each text. `separator` is the token between two
         texts of a pair."""
-        longest = max(map(len, ids))
         tokens = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(self.device)
         lengths = torch.tensor([len(one) for one in ids], device=self.device)
-        place = torch.arange(longest, device=self.device)
-        mask = (place < lengths[:, None])[:, None, None, :]  # [texts, 1, 1, positions]
-        segment = torch.zeros_like(tokens)
-        if separator is not None and self.config.segments > 1:
-            ends = (tokens == separator).long()
-            segment = (ends.cumsum(1) - ends).clamp_(max=1)
-        hidden = F.embedding(tokens, self._words) + F.embedding(segment, self._segments)
-        hidden += self._positions[place + self.config.first_position]
-        hidden = F.layer_norm(hidden, (self.config.width,), *self._norm, self.config.floor)
-        for layer in self._layers:
-            hidden = layer(hidden, mask)
+        hidden = self._embedded(tokens, separator)
+        masks, turns = self._masks(lengths, tokens.shape[1]), self._turns(tokens.shape[1])
+        for attention, mlp in self._layers:
+            spec = attention.spec
+            hidden = mlp(attention(hidden, masks[spec.reach], turns.get(spec.rope)))
+        if self._last_norm is not None:
+            hidden = self._last_norm(hidden)
         return [hidden[text, : len(one)] for text, one in enumerate(ids)]
 
+    def _embedded(self, tokens: Tensor, separator: int | None) -> Tensor:
+        spec = self.config.spec
+        hidden = F.embedding(tokens, self._words)
+        if spec.scale != 1.0:
+            hidden = hidden * torch.tensor(spec.scale, dtype=self._dtype, device=self.device)
+        if self._segments is not None:
+            segment = torch.zeros_like(tokens)
+            if separator is not None:
+                ends = (tokens == separator).long()
+                segment = (ends.cumsum(1) - ends).clamp_(max=1)
+            hidden = hidden + F.embedding(segment, self._segments)
+        if self._positions is not None:
+            first = spec.first_position
+            hidden = hidden + self._positions[first : first + tokens.shape[1]]
+        return hidden if self._norm is None else self._norm(hidden)
+
+    def _masks(self, lengths: Tensor, longest: int) -> dict[int | None, Tensor]:
+        """For each reach of the layers, what positions may be read: [texts, 1, 1 or positions,
+        positions]; with biases of distances, what is added to the scores."""
+        place = torch.arange(longest, device=self.device)
+        known = (place < lengths[:, None])[:, None, None, :]
+        distance = (place - place[:, None]).abs()
+        found: dict[int | None, Tensor] = {}
+        for attention, _ in self._layers:
+            reach = attention.spec.reach
+            if reach is None:
+                found[None] = known
+            elif reach not in found:
+                # Padding reads itself, since a row that reads nothing has no softmax.
+                found[reach] = (known & (distance <= reach)) | (distance == 0)
+        if self._relative is not None:
+            by_distance = F.embedding(buckets(place), self._relative).permute(2, 0, 1)
+            found[None] = by_distance.masked_fill(~known, -torch.inf)
+        return found
+
+    def _turns(self, longest: int) -> dict[Rope | None, Turns]:
+        ropes = {attention.spec.rope for attention, _ in self._layers}
+        return {rope: Turns(rope, longest, self.device) for rope in ropes if rope is not None}
+
     @torch.inference_mode()
-    def classified(self, first: Tensor) -> Tensor:
-        """Logits of classes [texts, classes], from the hidden states of the first positions."""
-        dense, out = self._head
-        return F.linear(F.linear(first, *dense).tanh(), *out)
+    def classified(self, hidden: Sequence[Tensor]) -> Tensor:
+        """Logits of classes [texts, classes], from the hidden states of each text."""
+        assert self._head is not None
+        return self._head(hidden)
+
+
+def _built(weights: Weights, layer: EncoderLayer) -> tuple[TextAttention, TextMLP]:
+    return TextAttention(weights, layer.attention), TextMLP(weights, layer.mlp)
+
+
+def buckets(place: Tensor) -> Tensor:
+    """The bucket of the distance from each position to each other one: half of the buckets for each
+    direction, of which half are exact and the rest grow with the logarithm of the distance."""
+    half, exact = BUCKETS // 2, BUCKETS // 4
+    ahead = place - place[:, None]  # [from, to]
+    far = ahead.abs()
+    grown = (far.clamp(min=1).float() / exact).log() / log(FARTHEST / exact) * (half - exact)
+    coarse = (exact + grown.long()).clamp_(max=half - 1)
+    return torch.where(far < exact, far, coarse) + half * (ahead > 0)

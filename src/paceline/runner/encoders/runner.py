@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.plan import Plan, StepResult
@@ -65,12 +64,9 @@ class EncoderRunner:
             [one[span.first : span.first + span.count].float().sum(0) for one, span in wanted]
         )
         if self._model.config.classes:
-            totals = self._classified(hidden)
+            totals = self._model.classified(hidden).float()
         values = totals.cpu().numpy()
         return [pooled_span(plan, span, values[place]) for place, span in enumerate(spans)]
-
-    def _classified(self, hidden: Sequence[Tensor]) -> Tensor:
-        return self._model.classified(torch.stack([one[0] for one in hidden])).float()
 
 
 def alike(spans: Sequence[PoolSpan], count: Sequence[int]) -> list[list[PoolSpan]]:

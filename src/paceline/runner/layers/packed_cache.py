@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.core.folders import packed_folder, places, stored
+from paceline.core.folders import cache_folder, packed_folder, places, stored
 from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import library
 
@@ -66,7 +66,10 @@ class PackedCache:
         """The weights of a product; `weight` reads them if they are not in the cache."""
         if name not in self._packed:
             if not self._is_new:
-                log.info("packing weights for this processor; the next start finds them packed")
+                log.info(
+                    "packing weights for this processor, once: the next start finds them in %s",
+                    cache_folder() / self._path.parent,
+                )
             self._is_new = True
             self._packed[name] = PackedWeights.of(weight())
         return self._packed[name]

@@ -45,6 +45,8 @@ class ModelConfig:
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
+    generates         it has a head; otherwise it only makes embeddings or scores
+    ignored           what the names of tensors begin with that are no part of the decoder
     """
 
     architecture: str
@@ -72,6 +74,8 @@ class ModelConfig:
     bos: int | None
     eos: tuple[int, ...]
     vision: VisionConfig | None = None
+    generates: bool = True
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -109,14 +113,15 @@ class ModelConfig:
         the image processor beside it."""
         with expected("config.json"):
             whole = ConfigEntries(raw, "config.json")
-            architecture, traits = hf_config.architecture(whole)
-            found = cls._of_hf(architecture, traits, hf_config.of_decoder(whole, traits))
-            if traits.vision is None:
+            named = hf_config.architecture(whole)
+            found = cls._of_hf(named, hf_config.of_decoder(whole, named))
+            if (vision := named.traits.vision) is None:
                 return found
-            return replace(found, vision=traits.vision.of_hf(whole, found.width, images))
+            return replace(found, vision=vision.of_hf(whole, found.width, images))
 
     @classmethod
-    def _of_hf(cls, architecture: str, traits: Traits, read: "ConfigEntries") -> "ModelConfig":
+    def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":
+        architecture, traits = named.name, named.traits
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
@@ -132,7 +137,10 @@ class ModelConfig:
             vocab=read.number("vocab_size"),
             max_position=read.number("max_position_embeddings"),
             norm_eps=float(read.get("rms_norm_eps") or 1e-6),
-            tied_embedding=read.get("tie_word_embeddings", traits.tied_embedding),
+            # A model that generates nothing has no head. The embedding stands for it, because
+            # every request gets a token.
+            tied_embedding=not named.generates
+            or read.get("tie_word_embeddings", traits.tied_embedding),
             windows=hf_config.windows(read, layers, traits),
             rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
@@ -145,6 +153,8 @@ class ModelConfig:
             experts=hf_config.experts(read, layers, traits),
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
+            generates=named.generates,
+            ignored=named.ignored,
         )
 
     @classmethod

@@ -227,9 +227,10 @@ class LayerTensors:
 
 
 def _names(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The name of a tensor of the decoder in HF's files, and in older files if it differs."""
+    """The name of a tensor of the decoder in HF's files, and another that it may have there: of
+    older files, or of those of sentence-transformers, which begin with nothing."""
     decoder = config.traits.decoder
-    older = f"{decoder.older}.{name}" if decoder.older else ""
+    older = f"{decoder.older}.{name}" if decoder.older else name
     return f"{decoder.prefix}.{name}", older
 
 

@@ -1,6 +1,9 @@
-"""Gemma 3, text: five layers with a window for each one without, and norms on both sides."""
+"""Gemma 3, text: five layers with a window for each one without, and norms on both sides.
 
-from paceline.runner.models.traits import Traits
+Of models with images, the text part is computed.
+"""
+
+from paceline.runner.models.traits import DecoderNames, TextPart, Traits
 
 TRAITS = Traits(
     activation="gelu_pytorch_tanh",
@@ -11,4 +14,24 @@ TRAITS = Traits(
     tied_embedding=True,
     global_every=6,
     local_theta=10_000.0,
+    text_part=TextPart(
+        DecoderNames("model.language_model", older="language_model.model"),
+        defaults=(
+            ("vocab_size", 262_208),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("max_position_embeddings", 131_072),
+            ("rope_theta", 1_000_000.0),
+            ("query_pre_attn_scalar", 256),
+            ("sliding_window", 4096),
+        ),
+        images=(
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+            "language_model.lm_head.",
+        ),
+    ),
 )

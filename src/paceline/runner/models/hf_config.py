@@ -1,41 +1,104 @@
 """Reads parts of a config.json of any version of transformers."""
 
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.pooling import CLASSIFIER, ENCODERS
 from paceline.runner.models.architecture import ClampedGate
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits, find, unsupported
+from paceline.runner.models.traits import Traits, architectures, find, is_known, unsupported
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0
-ENDINGS = {"ForCausalLM": False, "ForConditionalGeneration": True}  # with images?
+TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
+ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
+IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = ("use_bidirectional_attention", "quantization_config")
+NEAR = 0.65  # how alike a name must be to be the nearest one
 MXFP4 = "mxfp4"  # what experts may be quantized by
 
 
-def architecture(read: ConfigEntries) -> tuple[str, Traits]:
-    """The name of an architecture, and its traits."""
-    name = (read.get("architectures") or [""])[0]
-    for ending, has_vision in ENDINGS.items():
-        short = name.removesuffix(ending)
-        if short != name and ((traits := find(short.lower())).vision is not None) == has_vision:
-            return short.lower(), traits
-    raise unsupported(name)
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the name of an architecture says.
+
+    name          of the module in `models`
+    traits        with the names of tensors that this file has
+    generates     there is a head to logits of tokens
+    is_text_part  the decoder of a model with images that are not supported
+    ignored       what the names of tensors begin with that are not of the decoder
+    """
+
+    name: str
+    traits: Traits
+    generates: bool = True
+    is_text_part: bool = False
+    ignored: tuple[str, ...] = ()
 
 
-def of_decoder(read: ConfigEntries, traits: Traits) -> ConfigEntries:
+def architecture(read: ConfigEntries) -> Found:
+    """ConfigError if no module has the architecture that the file names."""
+    name = str((read.get("architectures") or [""])[0])
+    ending = next((one for one in ENDINGS if name.endswith(one)), "")
+    short = name.removesuffix(ending).lower()
+    if not ending or not is_known(short):
+        raise unsupported_name(name, ending)
+    traits = find(short)
+    if ending != WITH_IMAGES:
+        if traits.vision is not None:
+            raise unsupported_name(name, ending)
+        return Found(short, traits, generates=ending == TEXT, ignored=IGNORED.get(ending, ()))
+    if traits.vision is not None:
+        return Found(short, traits)
+    if (part := traits.text_part) is None:
+        raise unsupported_name(name, ending)
+    own = replace(traits, decoder=part.decoder)
+    return Found(short, own, is_text_part=True, ignored=part.images)
+
+
+def unsupported_name(name: str, ending: str) -> ConfigError:
+    """The error of an architecture that no module has, with what works and is nearest."""
+    if not ending and not name.endswith("ForMaskedLM"):
+        return unsupported(name)
+    decoders, encoders = architectures(), [f"{family}Model" for family in ENCODERS]
+    with_images = [one for one in decoders if find(one).vision is not None]
+    texts = [one for one in decoders if one not in with_images]
+    if ending == TEXT:
+        known, what = texts, "models that generate text"
+    elif ending == WITH_IMAGES:
+        known, what = with_images, "models with images"
+    else:
+        known, what = [*encoders, *texts], "models that embed or classify texts"
+    stem = name.removesuffix(ending).lower()
+    stems = {one.removesuffix("Model").lower(): one for one in known}
+    near = get_close_matches(stem, stems, 1, NEAR)
+    nearest = f"; the nearest is {stems[near[0]]}" if near else ""
+    listed = ", ".join(known)
+    if ending not in (TEXT, WITH_IMAGES):
+        listed = f"{', '.join(encoders)}, and their {CLASSIFIER}; and Model and {CLASSIFIER} of "
+        listed += ", ".join(texts)
+    return ConfigError(
+        f"architecture {name!r} is not supported{nearest}; supported {what} are {listed}"
+    )
+
+
+def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
     text = read.get("text_config")
-    if traits.vision is None or text is None:
+    if text is None or not (found.is_text_part or found.traits.vision is not None):
         return read
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
-    tied = {"tie_word_embeddings": False}
-    return ConfigEntries({**text, **tied, **whole}, f"{read.where}, text_config")
+    where = f"{read.where}, text_config"
+    if (part := found.traits.text_part) is not None:
+        given = {key: value for key, value in text.items() if value is not None}
+        return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
+    return ConfigEntries({**text, "tie_word_embeddings": False, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:

@@ -63,7 +63,8 @@ class TensorSpec:
     name     of the tensor in HF's files
     gguf     its form in a GGUF file
     copies   further names under which HF's files may repeat it
-    older    its name in files of older versions of transformers; empty: the same
+    older    another name that it may have, such as in files of older versions of transformers;
+             empty: none
     stack    where HF's files have it, if that is in a tensor of all experts
     cut      the part that is read, which has this shape; None: the whole tensor
     """

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from paceline.core.errors import ConfigError
@@ -44,6 +45,19 @@ class DecoderNames:
     older: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """The decoder within a model with images, for an architecture whose images are not computed.
+
+    defaults   entries of config.json that its text_config may leave out
+    images     what the names of all other tensors begin with
+    """
+
+    decoder: DecoderNames
+    defaults: tuple[tuple[str, Any], ...]
+    images: tuple[str, ...]
+
+
 class VisionConfig(Protocol):
     """The sizes of a vision tower."""
 
@@ -81,6 +95,7 @@ class Traits:
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
+    text_part          where the decoder is in a model with images that are not supported
 
     * unless the file says otherwise
     """
@@ -104,6 +119,7 @@ class Traits:
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
     vision: type[VisionConfig] | None = None
+    text_part: TextPart | None = None
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None
@@ -129,6 +145,13 @@ def find(architecture: str) -> Traits:
     if not isinstance(traits, Traits):
         raise ConfigError(f"{name}.TRAITS is not a Traits object")
     return traits
+
+
+def is_known(architecture: str) -> bool:
+    """Whether there is a module of this name in `models`."""
+    if not architecture.isidentifier():
+        return False
+    return find_spec(f"paceline.runner.models.{architecture}") is not None
 
 
 def architectures() -> list[str]:

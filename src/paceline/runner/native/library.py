@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import found, stored
+from paceline.core.folders import cache_folder, found, stored
 from paceline.runner.native import build
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def files() -> Iterator[Path]:
     path = Path("native") / f"{compiler.digest}.so"
     if there := found(path):
         yield there
-    log.info("compiling the C kernels, once")
+    log.info("compiling the C kernels, once: they are kept in %s", cache_folder() / path.parent)
     yield stored(path, compiler.compile)
 
 

@@ -2,13 +2,22 @@
 
 import mmap
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.gguf import U32, U64, Cursor, errors_naming, read_header
+from paceline.core.gguf import (
+    U32,
+    U64,
+    Cursor,
+    check_length,
+    errors_naming,
+    map_file,
+    read_header,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +37,45 @@ ENCODINGS = {
     6: TensorEncoding("Q5_0", 32, 22),
     7: TensorEncoding("Q5_1", 32, 24),
     8: TensorEncoding("Q8_0", 32, 34),
+    10: TensorEncoding("Q2_K", 256, 84),
+    11: TensorEncoding("Q3_K", 256, 110),
     12: TensorEncoding("Q4_K", 256, 144),
     13: TensorEncoding("Q5_K", 256, 176),
     14: TensorEncoding("Q6_K", 256, 210),
+    20: TensorEncoding("IQ4_NL", 32, 18),
+    23: TensorEncoding("IQ4_XS", 256, 136),
     30: TensorEncoding("BF16", 1, 2),
+    34: TensorEncoding("TQ1_0", 256, 54),
+    35: TensorEncoding("TQ2_0", 256, 66),
+    39: TensorEncoding("MXFP4", 32, 17),
+}
+
+# Types of the format that are not decoded.
+OTHERS = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    40: "NVFP4",
+    41: "Q1_0",
 }
 
 
@@ -69,13 +113,19 @@ def read_gguf(path: Path) -> GGUFFile:
     with errors_naming(path):
         with path.open("rb") as file:
             # torch needs writable memory, which a private mapping is; it is never written to.
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            content = map_file(file, mmap.ACCESS_COPY)
         header = read_header(content)
         entries = [entry_at(header.cursor) for _ in range(header.tensors)]
         alignment = cast("int", header.fields.get("general.alignment", 32))
         start = -(-header.cursor.place // alignment) * alignment
+        places = [place_of(start, entry) for entry in entries]
+        check_length(content, max((place.end for place in places), default=start))
         return GGUFFile(
-            header.fields, {entry.name: mapped(content, start, entry) for entry in entries}
+            header.fields,
+            {
+                entry.name: mapped(content, entry, place)
+                for entry, place in zip(entries, places, strict=True)
+            },
         )
 
 
@@ -86,17 +136,37 @@ def entry_at(cursor: Cursor) -> TensorEntry:
     return TensorEntry(name, shape, int(cursor.number(U32)), int(cursor.number(U64)))
 
 
-def mapped(content: mmap.mmap, start: int, entry: TensorEntry) -> GGUFTensor:
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where the blocks of a tensor are."""
+
+    encoding: TensorEncoding
+    count: int  # blocks
+    begin: int  # bytes from the start of the file
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.count * self.encoding.block_bytes
+
+
+def place_of(start: int, entry: TensorEntry) -> TensorPlace:
+    """ValueError if the tensor cannot be decoded."""
     name, shape, encoding = entry.name, entry.shape, ENCODINGS.get(entry.kind)
     if encoding is None:
-        raise ValueError(f"tensor {name!r} has type {entry.kind}, which is not supported")
+        kind = OTHERS.get(entry.kind, f"number {entry.kind}")
+        known = ", ".join(one.name for one in ENCODINGS.values())
+        raise ValueError(
+            f"tensor {name!r} has type {kind}, which is not supported; take a file whose types are "
+            f"among {known}"
+        )
     if not shape or shape[-1] % encoding.elements:
         raise ValueError(
             f"the rows of tensor {name!r} {list(shape)} do not fill whole blocks of {encoding.name}"
         )
-    count = int(np.prod(shape)) // encoding.elements
-    size, first = count * encoding.block_bytes, start + entry.offset
-    if first + size > len(content):
-        raise ValueError(f"the file ends inside tensor {name!r}")
-    found = np.frombuffer(content, np.uint8, size, first)
-    return GGUFTensor(shape, encoding, found.reshape(count, encoding.block_bytes))
+    return TensorPlace(encoding, prod(shape) // encoding.elements, start + entry.offset)
+
+
+def mapped(content: mmap.mmap, entry: TensorEntry, place: TensorPlace) -> GGUFTensor:
+    encoding = place.encoding
+    found = np.frombuffer(content, np.uint8, place.end - place.begin, place.begin)
+    return GGUFTensor(entry.shape, encoding, found.reshape(place.count, encoding.block_bytes))

@@ -1,5 +1,6 @@
 """A folder as transformers saves it: config.json and one or many .safetensors files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from paceline.runner.weights.expert_stacks import ExpertStacks
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
 PACKED = "U8"  # of experts in MXFP4
+MODULES = "modules.json"  # of sentence-transformers
 DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the configuration
 
 
@@ -43,6 +45,10 @@ class SafetensorsFolder:
         for path in self.files:
             self._add(path)
         self.shapes |= self._stacks.shapes()
+        head = describe(self.config).head.weights[0].name
+        # A model for embeddings may have no head, whatever its config.json says.
+        if head not in self.shapes and (folder / MODULES).is_file():
+            self.config = replace(self.config, tied_embedding=True, generates=False)
 
     @property
     def is_quantized(self) -> bool:
@@ -56,6 +62,8 @@ class SafetensorsFolder:
         stored: str
         for stored in file.keys():  # noqa: SIM118 - it is no mapping
             name = self._newer.get(stored, stored)
+            if stored.startswith(self.config.ignored):
+                continue
             if name in self._file:
                 raise ConfigError(f"{path} repeats tensor {name!r} of another file")
             if not self._is_copy(name):

@@ -1,0 +1,118 @@
+"""The description of an encoder, tensor by tensor, from which it is built."""
+
+from dataclasses import dataclass
+
+from paceline.runner.models.rope import Rope
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderNorm:
+    """A layer norm; or a root-mean-square norm, which multiplies by its weight plus `offset`."""
+
+    name: str
+    eps: float
+    has_bias: bool = True
+    is_rms: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLinear:
+    """One product. Its outputs are those of several tensors, side by side."""
+
+    names: tuple[str, ...]
+    has_bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Norms of attention or of an MLP f: sum_norm(x + output_norm(f(norm(x)))), each optional."""
+
+    norm: EncoderNorm | None = None
+    output_norm: EncoderNorm | None = None
+    sum_norm: EncoderNorm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention:
+    """Every position reads all others, or those that are near.
+
+    qkv                    queries, keys and values, in this order
+    heads, kv_heads        of queries; of keys and values
+    scale                  factor of the scores before the softmax
+    rope                   of queries and keys; None: positions are in the embeddings
+    query_norm, key_norm   of each head, before the rotation
+    reach                  positions to each side that one position reads; None: all
+    """
+
+    around: Around
+    qkv: EncoderLinear
+    output: EncoderLinear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    query_norm: EncoderNorm | None = None
+    key_norm: EncoderNorm | None = None
+    reach: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMLP:
+    """down(activation(up(x))); with a gate, `up` has two halves: down(activation(a) * b)."""
+
+    around: Around
+    up: EncoderLinear
+    down: EncoderLinear
+    activation: str
+    is_gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    attention: EncoderAttention
+    mlp: EncoderMLP
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderHead:
+    """From a pooled text to logits of classes: out(norm(activation(dense(x))))."""
+
+    dense: EncoderLinear
+    activation: str
+    out: EncoderLinear
+    norm: EncoderNorm | None = None
+    pools_mean: bool = False  # of all positions; otherwise the first one is read
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """A whole encoder.
+
+    prefix          what the names of its tensors begin with, except those of the head
+    words           the embedding of token ids
+    layers          in the order of computation
+    scale           factor of the embedding
+    positions       the embedding of positions
+    first_position  of a text: RoBERTa's begin after the padding id
+    segments        the embedding of which text of a pair a position belongs to
+    norm            of the sum of embeddings
+    last_norm       behind all layers
+    relative        a bias of the scores by head and by the distance of two positions: MPNet's
+    head            of a classifier; None: it makes embeddings
+    """
+
+    prefix: str
+    words: str
+    layers: tuple[EncoderLayer, ...]
+    scale: float = 1.0
+    positions: str = ""
+    first_position: int = 0
+    segments: str = ""
+    norm: EncoderNorm | None = None
+    last_norm: EncoderNorm | None = None
+    relative: str = ""
+    head: EncoderHead | None = None
