@@ -1,3 +1,4 @@
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -6,9 +7,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.chat_template import CHATML, ChatTemplate, read_template
+from paceline.text.chat_template import CHATML, ChatTemplate, read_template, say_once
+from paceline.text.described_tools import QUESTION
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary
+from paceline.tools.formats.hermes import HermesParser
 from tests.text.support import byte_level
 
 CHAT = [
@@ -64,29 +67,107 @@ def theirs(template: str) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("prompts", [True, False])
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_render_as_in_transformers(
-    name: str, tools: list[dict[str, Any]] | None, prompts: bool
-) -> None:
+def test_templates_render_as_in_transformers(name: str, tools: Any, prompts: bool) -> None:
     template = ChatTemplate(TEMPLATES[name], bos_token="<s>", eos_token="</s>")
-    chat = [*CHAT, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    calls = [{"role": "assistant", "content": "", "tool_calls": [CALL]}] if name == "tools" else []
+    tools = tools if calls else None  # transformers drops them without a word
+    chat = [*CHAT, *calls]
     expected = theirs(TEMPLATES[name]).apply_chat_template(
         chat, tools=tools, add_generation_prompt=prompts, tokenize=False
     )
-    if tools and name != "tools":  # transformers drops them without a word
-        with pytest.raises(RequestError, match="tools has no effect, because the chat template"):
-            template.render(chat, tools=tools)
-        tools = None
     assert template.render(chat, tools=tools, add_generation_prompt=prompts) == expected
 
 
-def test_an_effort_is_refused_where_the_template_does_not_use_it() -> None:
+def test_an_effort_has_no_effect_where_the_template_does_not_use_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     effort = {"reasoning_effort": "low"}
     shown = ChatTemplate("{{ reasoning_effort }}").render(CHAT, variables=effort)
     assert shown == "low"
     either = {"enable_thinking": True, **effort}
     assert ChatTemplate("{{ enable_thinking }}").render(CHAT, variables=either) == "True"
-    with pytest.raises(RequestError, match="reasoning_effort has no effect"):
-        ChatTemplate(CHATML).render(CHAT, variables=effort)
+    say_once.cache_clear()
+    plain = ChatTemplate(CHATML).render(CHAT)
+    for _ in range(2):
+        assert ChatTemplate(CHATML).render(CHAT, variables=effort) == plain
+    (said,) = caplog.messages
+    assert "does not use reasoning_effort: it has no effect" in said
+
+
+def test_tools_that_the_template_does_not_show_are_described(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    say_once.cache_clear()
+    template = ChatTemplate(CHATML)
+    prompt = template.render(CHAT, tools=[TOOL])
+    assert template.render(CHAT, tools=[TOOL]) == prompt
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
+    assert '{"name": "look", "description": "Looks <up> “it”", "parameters": ' in prompt
+    assert prompt.count("<|im_start|>system") == 1
+    (said,) = caplog.messages
+    assert "described in a system message" in said
+    alone = template.render(CHAT[1:], tools=[TOOL])
+    assert alone.startswith("<|im_start|>system\nYou can call functions.")
+    assert template.render(CHAT, tools=[]) == template.render(CHAT)
+
+
+NO_SYSTEM = """\
+{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate') }}
+    {%- endif %}
+    {{- '<' + message.role + '>' + message.content }}
+{%- endfor %}"""
+WITHOUT_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}|{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [NO_SYSTEM, WITHOUT_SYSTEM])
+def test_the_user_describes_tools_where_no_system_message_is_shown(source: str) -> None:
+    prompt = ChatTemplate(source).render([CHAT[1]], tools=[TOOL])
+    assert prompt.removeprefix("<user>").startswith("You can call functions.")
+    assert CHAT[1]["content"] in prompt
+
+
+TOLD = [
+    CHAT[1],
+    {"role": "assistant", "content": None, "tool_calls": [CALL, {**CALL, "id": "c2"}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "first"},
+    {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "second"}]},
+]
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_calls_and_results_are_text_where_the_template_has_no_place(tools: Any) -> None:
+    template = ChatTemplate(NO_SYSTEM)
+    prompt = template.render(TOLD, tools=tools)
+    call = '<tool_call>\n{"name": "look", "arguments": {"q": "é"}}\n</tool_call>'
+    returned = "The function look returned:\n"
+    results = f"<user>{returned}first\n\n{returned}second\n"
+    assert prompt.endswith(f"<assistant>{call}\n{call}{results}{QUESTION}")
+    more = template.render([*TOLD, {"role": "user", "content": "And?"}], tools=tools)
+    assert more.endswith(f"{results}\nAnd?")
+    further = [*TOLD, {"role": "assistant", "content": "Yes."}, CHAT[3]]
+    assert template.render(further).endswith(f"{results}{QUESTION}<assistant>Yes.<user>Sure?")
+
+
+def test_a_call_is_written_as_the_parser_reads_it() -> None:
+    reply = HermesParser().whole(
+        ChatTemplate(NO_SYSTEM).render(TOLD[:2]).rpartition("<assistant>")[2]
+    )
+    assert reply.content is None
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == [
+        ("look", {"q": "é"})
+    ] * 2
+
+
+def test_parts_stay_parts_where_tools_are_described() -> None:
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    )
+    prompt = ChatTemplate(source).render(TOLD, tools=[TOOL])
+    assert prompt.startswith("You can call functions.")
+    assert "The function look returned:|\n|second|" in prompt
 
 
 def test_chatml_is_built_in() -> None:

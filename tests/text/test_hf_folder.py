@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paceline.core.errors import ConfigError
@@ -137,3 +139,34 @@ def test_what_is_missing_or_broken_is_named(folder: Path, tmp_path: Path) -> Non
 def test_the_size_of_a_vocabulary_may_be_beside_that_of_a_vision_tower(folder: Path) -> None:
     write(folder, "config.json", {"text_config": {"vocab_size": 1000}, "vision_config": {}})
     assert hf_vocabulary(folder).size == 1000
+
+
+def without_decoder(folder: Path) -> list[int]:
+    """Write a word-level tokenizer, and return ids with an added token between."""
+    backend = Backend(models.WordLevel({"<unk>": 0, "the": 1, "quick": 2, "fox": 3}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    return backend.encode("<s>the quick<s>fox").ids
+
+
+def test_without_a_decoder_tokens_have_spaces_between_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = without_decoder(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "the quick fox"
+    assert ours.decode(ids, skip_special=False) == theirs.decode(ids) == "<s> the quick <s> fox"
+    (record,) = caplog.records
+    assert f"{tmp_path / 'tokenizer.json'} has no decoder" in record.getMessage()
+    assert "add the `decoder`" in record.getMessage()
+
+
+def test_a_decoder_that_cannot_be_used_is_named_with_its_file(tmp_path: Path) -> None:
+    without_decoder(tmp_path)
+    document = json.loads((tmp_path / "tokenizer.json").read_text())
+    decoder = {"type": "BPEDecoder", "suffix": "</w>"}
+    write(tmp_path, "tokenizer.json", {**document, "decoder": decoder})
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has the decoder .*BPEDecoder.* use a"):
+        Tokenizer.load(tmp_path)

@@ -19,6 +19,7 @@ def decoding(decoder: decoders.Decoder | None) -> Spelling:
 @pytest.mark.parametrize(
     ("decoder", "spelling"),
     [
+        (None, Spelling(spaced=True, strips_space=True)),
         (decoders.ByteLevel(), Spelling(byte_level=True)),
         (decoders.Sequence([decoders.ByteLevel()]), Spelling(byte_level=True)),
         (
@@ -44,13 +45,12 @@ def test_decoders_are_read(decoder: decoders.Decoder, spelling: Spelling) -> Non
 @pytest.mark.parametrize(
     ("decoder", "complaint"),
     [
-        (None, "no decoder"),
         (decoders.Sequence([decoders.Fuse(), decoders.CTC()]), "CTC"),
         (decoders.Strip("_", 1, 0), "Strip"),
     ],
 )
 def test_decoders_that_do_not_join_plainly_are_refused(
-    decoder: decoders.Decoder | None, complaint: str
+    decoder: decoders.Decoder, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         decoding(decoder)

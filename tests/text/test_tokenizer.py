@@ -158,3 +158,17 @@ def test_a_tokenizer_is_written_as_it_was_read(tmp_path: Path, tools: str | None
     assert (read.bos, read.eos) == (0, (1,))
     for text in random_texts(20):
         assert read.encode(text) == ours.encode(text)
+
+
+def test_tokens_for_insertion_are_known_by_their_names() -> None:
+    backend = byte_level()
+    assert ours(backend).infill is None
+    backend.add_special_tokens(["<|fim_prefix|>", "<|fim_middle|>"])
+    assert ours(backend).infill is None
+    backend.add_special_tokens(["<|fim_suffix|>"])
+    found = ours(backend)
+    assert found.infill is not None
+    ids = found.encode(found.infill.prompt("a", "b"), special=False)
+    assert [found.token(id) for id in ids if id in found.special] == [
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    ]

@@ -9,11 +9,13 @@ from jsonschema import Draft202012Validator
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
+from paceline.structured.backend import BACKENDS
 from paceline.structured.request_fields import from_response_format
+from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.registry import TOOL_PARSERS
 from paceline.tools.tool_parser import ToolParser
 from paceline.tools.tool_use import ToolUse
-from tests.structured.support import backend, text_of, walk
+from tests.structured.support import accepts, backend, text_of, walk
 
 SCHEMA = {
     "type": "object",
@@ -118,3 +120,20 @@ def test_what_xgrammar_does_not_hold_is_held_by_llguidance(
                 if each.name == "look":
                     Draft202012Validator(LONG).validate(json.loads(each.arguments))
     assert ended
+
+
+@pytest.mark.parametrize("library", BACKENDS)
+def test_an_output_is_text_calls_or_a_document(library: str) -> None:
+    """As of a model whose template does not show tools."""
+    use = ToolUse.read(TOOLS, "auto", None, HermesParser).held(None)
+    call = '<tool_call>\n{"name": "look", "arguments": {"unit": "C", "days": 3}}\n</tool_call>'
+    wrong = call.replace("days", "weeks")
+    free = backend(library).compile(constraint_of(use))
+    for text, allowed in (("Hi {", True), (f"Hi {call}", True), (call, True), (wrong, False)):
+        assert accepts(free, text) == allowed, text
+    form = use.calls_or({"type": "object", "properties": {"ok": {"type": "boolean"}}})
+    both = from_response_format(form or {})
+    assert both is not None
+    held = backend(library).compile(both)
+    for text, allowed in (('{"ok": true}', True), (call, True), ("Hi", False), (wrong, False)):
+        assert accepts(held, text) == allowed, text

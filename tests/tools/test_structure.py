@@ -1,5 +1,5 @@
 from paceline.tools.definitions import Tool
-from paceline.tools.structure import calls_schema, relocated
+from paceline.tools.structure import calls_schema, holdable, relocated
 
 LOOK = {
     "type": "object",
@@ -38,3 +38,23 @@ def test_data_in_a_schema_stays_as_it_is() -> None:
     named = {"properties": {"const": {"$ref": "#"}, "$ref": {"enum": [data]}}}
     moved = {"properties": {"const": {"$ref": "#/x"}, "$ref": {"enum": [data]}}}
     assert relocated(named, "#/x") == moved
+
+
+def test_what_no_grammar_holds_is_left_out() -> None:
+    schema = {
+        "properties": {
+            "not": {"type": "array", "uniqueItems": True, "items": {"oneOf": [{"not": {}}, {}]}},
+            "far": {"$ref": "https://a.b/c"},
+            "near": {"$ref": "#/$defs/if"},
+        },
+        "$defs": {"if": {"if": {}, "const": {"not": 1}}},
+        "dependentRequired": {"not": ["far"]},
+    }
+    assert holdable(schema) == {
+        "properties": {
+            "not": {"type": "array", "items": {"anyOf": [{}, {}]}},
+            "far": {},
+            "near": {"$ref": "#/$defs/if"},
+        },
+        "$defs": {"if": {"const": {"not": 1}}},
+    }

@@ -8,6 +8,7 @@ from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
+from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.tool_parser import ToolParser
 from paceline.tools.tool_use import ToolUse
@@ -65,6 +66,26 @@ def test_auto_holds_other_tools_to_any_object() -> None:
     look, now = (each["content"]["json_schema"] for each in held["format"]["tags"])
     assert look == SCHEMA
     assert now == {"type": "object"}
+
+
+def test_all_calls_are_held_where_the_template_does_not_show_tools() -> None:
+    unheld = {**LOOK["function"], "parameters": {**SCHEMA, "not": {}}}
+    read = ToolUse.read([{"type": "function", "function": unheld}, NOW], "auto", None, HermesParser)
+    use = read.held(None)
+    held = use.constraint()
+    assert held is not None
+    assert held["format"]["stop_after_first"]
+    look, now = (each["content"]["json_schema"] for each in held["format"]["tags"])
+    assert look == SCHEMA
+    assert now == {"type": "object", "properties": {}}
+    assert not read.held(True).constraint()["format"]["stop_after_first"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("format", [JsonCallParser, Qwen3CoderParser])
+def test_calls_beside_a_document_need_markers_and_json(format: type[ToolParser]) -> None:
+    assert use(format, "auto").calls_or(SCHEMA) is None
+    assert use(HermesParser, "required").calls_or(SCHEMA) is None
+    assert use(HermesParser, "auto").calls_or(SCHEMA) is not None
 
 
 def test_calls_of_hermes_are_held_between_its_markers() -> None:

@@ -1,10 +1,11 @@
 """Renders a conversation as the prompt of a chat model."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -15,7 +16,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.text.chat_messages import Message, MessageForm, plain_messages, text_part
+from paceline.text.chat_messages import (
+    Message,
+    MessageForm,
+    plain_messages,
+    shown_content,
+    text_part,
+)
+from paceline.text.described_tools import with_tools, with_written_calls
 
 CHATML = """\
 {%- for message in messages -%}
@@ -26,6 +34,8 @@ CHATML = """\
 {%- endif -%}
 """
 
+log = logging.getLogger(__name__)
+
 MISSING = (
     "this model has no chat template: set chat_template (--chat-template) to a file with one, "
     'to its text, or to "chatml"; or send a prompt instead of messages'
@@ -33,8 +43,15 @@ MISSING = (
 BUILT_IN = {"chatml": CHATML}
 CACHED = 16  # templates, for requests that have their own
 
-# Variables that a caller relies on, and those of which a template has to use one for that.
-NEEDED = {"tools": {"tools"}, "reasoning_effort": {"reasoning_effort", "enable_thinking"}}
+# A template with none of these has no use for an effort.
+EFFORT = {"reasoning_effort", "enable_thinking"}
+
+DESCRIBED = (
+    "the chat template of this model has no place for tools: they are described in a system "
+    "message, with calls as JSON in <tool_call>"
+)
+NO_EFFORT = "the chat template of this model does not use reasoning_effort: it has no effect"
+MARK = "MARK_OF_SYSTEM"
 
 # A text that no template changes, behind the content of a message that is to be continued.
 END_OF_CONTENT = "CONTINUE_FINAL_MESSAGE_HERE"
@@ -104,6 +121,7 @@ class ChatTemplate:
         self._template = compiled(source) if source else None
         self._used = variables_of(source) if source else frozenset[str]()
         self._form = form_of(source) if source else MessageForm()
+        self._shows_calls = "tools" in self._used or "tool_calls" in (source or "")
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._now = now
         self._for_tools = (
@@ -137,7 +155,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt, to be encoded without special tokens, with further `variables`.
 
-        With `continue_final_message` it ends with the content of the last message.
+        With `continue_final_message` it ends with the content of the last message. Tools that the
+        template does not show are described in a message.
         """
         if tools and self._for_tools is not None:
             return self._for_tools.render(
@@ -156,7 +175,7 @@ class ChatTemplate:
                 "continue_final_message continues the last message, but add_generation_prompt "
                 "begins a new one; set one of them to false"
             )
-        shown = plain_messages(messages, self._form)
+        shown = self._with_tools(plain_messages(messages, self._form), tools)
         if continue_final_message:
             shown[-1]["content"] = with_end(shown[-1]["content"])
         seen = {
@@ -167,20 +186,55 @@ class ChatTemplate:
             "tools": tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        for name, ways in NEEDED.items():
-            if seen.get(name) and ways.isdisjoint(self._used):
-                raise RequestError(
-                    f"{name} has no effect, because the chat template of this model does not use "
-                    f"it; remove {name}"
-                )
+        if seen.get("documents") and "documents" not in self._used:
+            raise RequestError(
+                "documents has no effect, because the chat template of this model does not use it; "
+                "remove documents"
+            )
+        if seen.get("reasoning_effort") and EFFORT.isdisjoint(self._used):
+            say_once(NO_EFFORT)
         try:
             prompt = self._template.render(seen)
         except FAULTS as error:
             raise RequestError(f"the chat template rejects this conversation: {error}") from None
         return up_to_content(prompt) if continue_final_message else prompt
 
+    def _with_tools(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[dict[str, Any]]:
+        """Messages with all that the template itself does not show as text."""
+        found = messages if self._shows_calls else with_written_calls(messages, self._form)
+        if not tools or "tools" in self._used:
+            return found
+        say_once(DESCRIBED)
+        return with_tools(found, tools, self._form, self._shows_system)
+
+    @cached_property
+    def _shows_system(self) -> bool:
+        """Whether the template shows a system message. Some refuse it, and some leave it out."""
+        assert self._template is not None
+        said = [(role, shown_content(MARK, self._form)) for role in ("system", "user")]
+        seen = {**self._tokens, "strftime_now": self._strftime_now, "tools": None}
+        messages = [{"role": role, "content": content} for role, content in said]
+        try:
+            text = self._template.render({**seen, "messages": messages})
+        except FAULTS:
+            return False
+        return text.count(MARK) == len(said)
+
     def _strftime_now(self, layout: str) -> str:
         return self._now().strftime(layout)
+
+
+@cache
+def say_once(fact: str) -> None:
+    """Log a fact about the model, not about each request."""
+    log.warning("%s", fact)
+
+
+def shows_tools(source: str) -> bool:
+    """Whether a template uses the tools that it is given."""
+    return "tools" in variables_of(source)
 
 
 def with_end(content: Any) -> Any:

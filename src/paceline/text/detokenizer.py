@@ -13,6 +13,21 @@ LONGEST_CHARACTER = 4  # bytes in UTF-8
 utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
+class NoText:
+    """Counts ids and makes no text of them."""
+
+    def __init__(self) -> None:
+        self.stopped: str | None = None
+        self.tokens = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        self.tokens += len(ids)
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class Detokenizer:
     """The returned pieces add up to the decoding of all ids, cut at the first stop string.
 

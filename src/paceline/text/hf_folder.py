@@ -1,5 +1,6 @@
 """Reads the vocabulary of a folder in HF's layout."""
 
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +11,19 @@ from paceline.core.json_file import json_object
 from paceline.text.pooling_files import embedding_defaults
 from paceline.text.vocabulary import ANY_CLASS, Vocabulary, backend_of
 
+log = logging.getLogger(__name__)
+
 Fields = dict[str, Any]
+NO_DECODER = (
+    "%s has no decoder: a text is its tokens with spaces between them, as in transformers. "
+    "If it looks wrong, add the `decoder` of the model's original file, such as "
+    '{"type": "ByteLevel"}, or use token ids, which it does not change'
+)
 
 
 def hf_vocabulary(folder: Path) -> Vocabulary:
-    backend = tokenizer_file(folder / "tokenizer.json")
+    file = folder / "tokenizer.json"
+    backend = tokenizer_file(file)
     settings = fields(folder / "tokenizer_config.json")
     generation = fields(folder / "generation_config.json")
     config = fields(folder / "config.json")
@@ -31,7 +40,8 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
         recommended={name: value for name, value in generation.items() if value is not None},
         tool_template=tool_template(folder, settings.get("chat_template")),
         class_name=settings.get("tokenizer_class") or ANY_CLASS,
-        embedding=embedding_defaults(folder, str((model.get("architectures") or [""])[0])),
+        embedding=embedding_defaults(folder, config, backend.token_to_id),
+        origin=str(file),
     )
 
 
@@ -39,6 +49,8 @@ def tokenizer_file(file: Path) -> Backend:
     if not file.is_file():
         raise ConfigError(f"{file.parent} has no {file.name}")
     backend = backend_of(file.read_text(encoding="utf-8"), str(file))
+    if backend.decoder is None:
+        log.warning(NO_DECODER, file)
     # A length limit from training would truncate prompts silently.
     backend.no_truncation()
     backend.no_padding()

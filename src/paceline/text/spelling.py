@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError
 
+DECODERS = "ByteLevel, ByteFallback, Fuse, Replace, Strip of one space, Metaspace and WordPiece"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -40,9 +41,12 @@ class Spelling:
     replacements: tuple[tuple[str, str], ...] = ()
     strips_space: bool = False
     continuation: str = ""  # what marks a token that continues a word; others begin with a space
+    spaced: bool = False  # every token begins with a space
 
     def bytes_of(self, token: str, *, added: bool) -> bytes:
         """Return the bytes of a token. Added tokens are not in the byte alphabet."""
+        if self.spaced:
+            return f" {token}".encode()
         if self.byte_level:
             if added or not ALPHABET.keys() >= set(token):
                 return token.encode()
@@ -57,10 +61,10 @@ class Spelling:
         return token.encode()
 
 
-def spelling_of(backend: Backend) -> Spelling:
+def spelling_of(backend: Backend, origin: str = "the tokenizer") -> Spelling:
     """Read how a tokenizer decodes. Decoders that are not a concatenation are refused."""
-    if backend.decoder is None:
-        raise ConfigError("the tokenizer has no decoder")
+    if backend.decoder is None:  # the library joins tokens with spaces
+        return Spelling(spaced=True, strips_space=True)
     outer: dict[str, Any] = json.loads(backend.decoder.__getstate__())
     steps: list[dict[str, Any]] = outer["decoders"] if outer["type"] == "Sequence" else [outer]
     replacements: list[tuple[str, str]] = []
@@ -85,6 +89,7 @@ def spelling_of(backend: Backend) -> Spelling:
                 continuation, strips_space = prefix, True
             case _:
                 raise ConfigError(
-                    f"the decoder {json.dumps(step)} of the tokenizer is not supported"
+                    f"{origin} has the decoder {json.dumps(step)}, which is not supported; "
+                    f"supported are {DECODERS}: use a tokenizer.json with these"
                 )
     return Spelling(byte_level, byte_fallback, tuple(replacements), strips_space, continuation)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,27 @@ class Spelled(dict[int, bytes]):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class InfillMarkers:
+    """The tokens of a model that inserts text between a prefix and a suffix."""
+
+    prefix: str
+    suffix: str
+    middle: str
+
+    def prompt(self, before: str, after: str) -> str:
+        """The prompt after which the model writes what is between two texts."""
+        return f"{self.prefix}{before}{self.suffix}{after}{self.middle}"
+
+
+# Of Qwen and CodeGemma, of StarCoder and Granite, of DeepSeek.
+INFILL = (
+    InfillMarkers("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    InfillMarkers("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    InfillMarkers("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
 class Tokenizer:
     """Decoding concatenates the bytes of tokens and decodes them as UTF-8.
 
@@ -74,7 +95,7 @@ class Tokenizer:
         self.tool_template = vocabulary.tool_template
         self.recommended, self.embedding = vocabulary.recommended, vocabulary.embedding
         self.vocab_size = vocabulary.size or backend.get_vocab_size(with_added_tokens=True)
-        spelling = spelling_of(backend)
+        spelling = spelling_of(backend, vocabulary.origin)
         added = backend.get_added_tokens_decoder()
         self.special = frozenset(id for id, token in added.items() if token.special)
         self.strips_space = spelling.strips_space
@@ -119,6 +140,12 @@ class Tokenizer:
     def longest(self) -> int:
         """Bytes of the longest token."""
         return max(len(self._whole[id]) for id in range(self.vocab_size))
+
+    @cached_property
+    def infill(self) -> InfillMarkers | None:
+        """The tokens for insertion; None: the model has none."""
+        known = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        return next((one for one in INFILL if {one.prefix, one.suffix, one.middle} <= known), None)
 
     @property
     def bos_token(self) -> str:
@@ -194,6 +221,10 @@ class Tokenizer:
     def token(self, id: int) -> str:
         """The text of one token, with its leading space."""
         return self._whole[id].decode(errors="replace")
+
+    def raw_token(self, id: int) -> str:
+        """A token as the vocabulary has it, such as "Ġis" for " is"; empty: there is none."""
+        return self._backend.id_to_token(id) or ""
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of one token, which may be part of a character."""

@@ -31,6 +31,7 @@ class Vocabulary:
     tool_template: str | None = None  # the template for conversations with tools, if it is another
     embedding: EmbeddingDefaults = NO_DEFAULTS  # how texts are embedded
     class_name: str = ANY_CLASS  # the class that transformers reads it with
+    origin: str = "the tokenizer"  # its file, for messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,14 @@ MOST_SPACE = 8
 NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("const", "enum", "default", "example", "examples")  # keywords whose values are data
 
+# Keywords that the grammars of neither library hold.
+UNHELD = {
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef", "$id"),
+}
+RENAMED = {"oneOf": "anyOf"}  # a grammar cannot forbid that two of them match
+
 Format = dict[str, Any]
 
 
@@ -26,6 +34,10 @@ def tag(begin: str, tool: Tool, end: str, *, style: str = "json") -> Format:
 def document(schema: Format) -> Format:
     """JSON that matches a schema."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACE}
+
+
+def either(*formats: Format) -> Format:
+    return {"type": "or", "elements": list(formats)}
 
 
 def triggered(trigger: str, tags: Sequence[Format], *, parallel: bool) -> Format:
@@ -88,6 +100,30 @@ def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> Format:
         "$defs": {tool.name: relocated(tool.schema, places[tool.name]) for tool in tools},
     }
     return schema if parallel else {**schema, "maxItems": 1}
+
+
+def holdable(schema: Any) -> Any:
+    """A schema without the keywords that no grammar holds, so that it allows more."""
+    match schema:
+        case dict():
+            fields = cast(Format, schema)
+            kept = {key: value for key, value in fields.items() if not is_unheld(key, value)}
+            return {RENAMED.get(key, key): holdable_field(key, one) for key, one in kept.items()}
+        case list():
+            return [holdable(each) for each in cast(list[Any], schema)]
+        case _:
+            return schema
+
+
+def is_unheld(key: str, value: Any) -> bool:
+    is_elsewhere = key == "$ref" and isinstance(value, str) and not value.startswith("#")
+    return key in UNHELD or is_elsewhere
+
+
+def holdable_field(key: str, value: Any) -> Any:
+    if key in NAMED_PARTS and isinstance(value, dict):
+        return {name: holdable(part) for name, part in cast(Format, value).items()}
+    return value if key in VALUES else holdable(value)
 
 
 def relocated(schema: Any, at: str) -> Any:

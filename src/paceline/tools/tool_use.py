@@ -8,7 +8,14 @@ from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice,
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.named_call import NamedCallParser
 from paceline.tools.parser import OutputParser
-from paceline.tools.structure import calls_schema, schema_format, structural_tag
+from paceline.tools.structure import (
+    calls_schema,
+    document,
+    either,
+    holdable,
+    schema_format,
+    structural_tag,
+)
 from paceline.tools.tool_parser import ToolParser
 
 ANY_OBJECT = {"type": "object"}
@@ -23,6 +30,9 @@ class ToolUse:
     format: type[ToolParser]
     parallel: bool = True
     template: str = ""  # the source of the chat template
+    # Whether every call is held to its schema, though no tool is strict: a model whose template
+    # does not show tools has not learned to write calls.
+    is_held: bool = False
 
     @classmethod
     def read(
@@ -36,6 +46,11 @@ class ToolUse:
         """The fields of a request, checked. RequestError if one is malformed."""
         known = read_tools(tools)
         return cls(known, read_choice(choice, known), format, parallel is not False, template)
+
+    def held(self, parallel: bool | None) -> "ToolUse":
+        """The same where the template shows no tools. One call at a time, unless the client asks
+        for several: a model that has not learned to call would repeat the first."""
+        return replace(self, is_held=True, parallel=parallel is True)
 
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools for the chat template; None: it shows none."""
@@ -58,6 +73,15 @@ class ToolUse:
         parser = JsonCallParser if held_to_json else self.format
         return parser(self.tools, parallel=self.parallel)
 
+    def calls_or(self, schema: Any) -> dict[str, Any] | None:
+        """Calls or a document, where the request asks for one and calls are left to the model. As
+        a `response_format`; None: calls of this format cannot be held beside it."""
+        calls = self._calls(required=True) if self.choice == "auto" else None
+        # Arguments in another style are held by one library alone: the document is what was asked.
+        if calls is None or any("style" in tag["content"] for tag in calls.get("tags", ())):
+            return None
+        return structural_tag(either(calls, document(schema)))
+
     def constraint(self) -> dict[str, Any] | None:
         """What a grammar must hold the text to, as a `response_format`; None: nothing."""
         structure = self._structure()
@@ -67,12 +91,15 @@ class ToolUse:
         return held and schema_format("tool_calls", held)
 
     def _structure(self) -> dict[str, Any] | None:
-        """A structural tag: for a choice that asks for a call, and for strict tools."""
-        if self.choice == "none" or (self.choice == "auto" and not self._has_strict()):
+        """A structural tag: for a choice that asks for a call, and where calls are held."""
+        if self.choice == "none" or (self.choice == "auto" and not self._holds_calls()):
             return None
+        return self._calls(required=self.choice != "auto")
+
+    def _calls(self, *, required: bool) -> dict[str, Any] | None:
         return self.format.structure(
             self._callable(),
-            required=self.choice != "auto",
+            required=required,
             parallel=self.parallel and not isinstance(self.choice, NamedTool),
             template=self.template,
         )
@@ -93,9 +120,11 @@ class ToolUse:
             return [tool for tool in self.tools if tool.name == self.choice.name]
         if self.choice == "required":
             return list(self.tools)
-        return [
-            tool if tool.strict else replace(tool, parameters=ANY_OBJECT) for tool in self.tools
-        ]
+        return [tool if tool.strict else self._loose(tool) for tool in self.tools]
 
-    def _has_strict(self) -> bool:
-        return any(tool.strict for tool in self.tools)
+    def _loose(self, tool: Tool) -> Tool:
+        """A tool whose arguments need not match all of its schema, so that none is refused."""
+        return replace(tool, parameters=holdable(tool.schema) if self.is_held else ANY_OBJECT)
+
+    def _holds_calls(self) -> bool:
+        return self.is_held or any(tool.strict for tool in self.tools)
