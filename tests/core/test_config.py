@@ -41,6 +41,8 @@ ALL_OTHERWISE: dict[str, Any] = {
     "reserve_full_prompt": False,
     "watermark": 0.25,
     "discipline": "prefill_first",
+    "max_step_s": 0.0,  # not with this discipline
+    "slots_for_others": 2,
     "max_wait": 0.5,
     "max_loras": 2,
     "max_num_queued_reqs": 6,
@@ -133,6 +135,8 @@ def test_the_defaults_are_those_that_people_know() -> None:
         "reserve_full_prompt": True,
         "watermark": 0.0,
         "discipline": "unified",
+        "max_step_s": 0.0,
+        "slots_for_others": 0,
         "max_wait": 1.0,
         "max_loras": 0,
         "max_num_queued_reqs": 65536,

@@ -102,3 +102,33 @@ def test_a_malformed_constraint_is_refused(build: Any, value: object, message: s
 
 def test_a_schema_at_the_limit_of_depth_is_accepted() -> None:
     assert Constraint.json(nested(MAX_DEPTH + 1)).kind == "json"
+
+
+class Written:
+    """A class with a schema, as pydantic makes them."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "integer"}
+
+
+def test_a_class_stands_for_its_schema() -> None:
+    assert Constraint.json(Written) == Constraint.json({"type": "integer"})
+
+
+def test_banned_tokens_and_a_budget_are_kept_apart_from_the_grammar() -> None:
+    plain = Constraint.json({"type": "integer"})
+    guarded = plain.after_reasoning("<a>", "<b>").within(7).without(((1, 2),))
+    assert (plain.is_guarded, guarded.is_guarded) == (False, True)
+    assert plain.within(7).is_guarded
+    assert guarded.of_answer == plain
+
+
+def test_the_older_form_of_a_structural_tag_is_checked() -> None:
+    structure = {"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}
+    found = Constraint.structural_tag({"structures": [structure], "triggers": ["<f"]})
+    assert found.value["format"]["tags"][0]["content"]["json_schema"] == {"type": "integer"}
+    with pytest.raises(RequestError, match="needs `format`, or `structures` and `triggers`"):
+        Constraint.structural_tag({"structures": [structure]})
+    with pytest.raises(RequestError, match="structure 0 of the structural tag needs `begin`"):
+        Constraint.structural_tag({"structures": ["<f>"], "triggers": ["<f"]})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.sampling import GREEDY, LARGEST_ID, Sampling
+from paceline.core.sampling import GREEDY, LARGEST_ID, Sampling, listed
 
 NUMBERS = {
     "temperature": ([0, 0.5, 1, 2.0, 2.5, 100, 1e38], [-0.1, 1.1e38]),
@@ -211,3 +211,17 @@ def test_it_survives_the_way_to_another_process() -> None:
 def test_the_docstring_names_every_field() -> None:
     described = {line.split()[0] for line in (Sampling.__doc__ or "").splitlines() if line.strip()}
     assert {setting.name for setting in fields(Sampling)} <= described
+
+
+def test_processors_of_logits_are_functions_of_this_process() -> None:
+    with pytest.raises(RequestError, match="logits_processors has 7, which is no function"):
+        Sampling(logits_processors=(7,))  # type: ignore[arg-type]
+    chosen = Sampling(logits_processors=(lambda ids, logits: logits,))
+    with pytest.raises(RequestError, match="cannot be sent to another process"):
+        pickle.dumps(chosen)
+
+
+def test_long_lists_are_shortened() -> None:
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"

@@ -7,8 +7,14 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, SamplingParams
-from paceline.engine.arguments import TEMPLATE, UNSUPPORTED, TemplateFields, sampling_of, split
-from paceline.engine.params import SamplingFields
+from paceline.engine.arguments import (
+    TEMPLATE,
+    UNSUPPORTED,
+    SamplingFields,
+    TemplateFields,
+    sampling_of,
+    split,
+)
 
 
 def test_every_field_of_the_params_can_be_given_by_name() -> None:

@@ -349,7 +349,7 @@ def test_sampling_fields_may_be_given_by_name() -> None:
     assert named.outputs == model.generate(question, params, progress=False)[0].outputs
     model.enqueue("hello", max_tokens=1)
     assert [one.usage.completion_tokens for one in model.step()] == [1]
-    with pytest.raises(RequestError, match="priority is not supported"):
+    with pytest.raises(RequestError, match="priority is 1; give a list with one for each prompt"):
         model.generate("hello", priority=1)  # type: ignore[call-arg]
 
 

@@ -83,12 +83,28 @@ def test_everything_the_runner_needs_is_passed_on() -> None:
         ("logit_bias", {1: 1000.0}),
         ("logit_bias", [1]),
         ("bad_token_ids", [-5]),
+        ("bad_words", [""]),
+        ("bad_words", [7]),
+        ("bad_words", ["x" * 70_000]),
         ("allowed_token_ids", []),
     ],
 )
 def test_an_error_names_its_field(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})
+
+
+def test_banned_words_become_tokens_at_the_start_of_a_word_and_within() -> None:
+    found = {"no": [7], " no": [8], "never": [3, 4], " never": [3, 4], "x": [9], " x": []}
+    words = ["no", " never", "x"]
+    params = SamplingParams(bad_words=words, bad_token_ids=[1]).with_banned_tokens(found.get)  # type: ignore[arg-type]
+    assert params.sampling.bad_token_ids == (1, 7, 8, 9)
+    assert params.constraint == Constraint.any_text().without(((3, 4),))
+    held = SamplingParams(bad_words="never", structured_outputs={"regex": "a"})
+    held = held.with_banned_tokens(found.__getitem__)
+    assert held.constraint == Constraint.regex("a").without(((3, 4),))
+    plain = SamplingParams(max_tokens=3)
+    assert plain.with_banned_tokens(found.__getitem__) is plain
 
 
 def test_stop_is_one_string_or_several() -> None:
@@ -129,6 +145,7 @@ def test_a_beam_search_needs_two_beams_and_as_many_as_it_returns() -> None:
         {"min_tokens": 2},
         {"logit_bias": {3: -100.0}},
         {"bad_token_ids": [3]},
+        {"bad_words": ["no"]},
         {"allowed_token_ids": [3]},
         {"allowed_token_ids": []},
         {"temperature": 0.7},

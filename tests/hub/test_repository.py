@@ -92,6 +92,19 @@ def test_a_copy_in_the_cache_is_used_while_its_commit_is_current(hub: Hub) -> No
     assert reports == []
 
 
+def test_modules_of_sentence_transformers_are_fetched(hub: Hub) -> None:
+    modules = {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b'{ "a": 1}',
+        "2_Dense/config.json": b'{ "b": 1}',
+        "2_Dense/model.safetensors": b"3" * 50,
+    }
+    hub.files |= {**modules, "2_Dense/pytorch_model.bin": b"pickled", "openvino/config.json": b"{}"}
+    folder = fetch()
+    assert all((folder / name).read_bytes() == content for name, content in modules.items())
+    assert sorted(hub.fetched()) == sorted([*KEPT, *(name.rpartition("/")[2] for name in modules)])
+
+
 def test_a_new_commit_is_fetched_into_a_folder_of_its_own(hub: Hub) -> None:
     old = fetch()
     hub.asked.clear()

@@ -97,7 +97,8 @@ def rest_of(lines: Iterator[str]) -> tuple[str, int]:
     return text, last["usage"]["completion_tokens"]
 
 
-def a_dead_engine_takes_no_requests_along(server: SeveralProcesses) -> None:
+def a_dead_engine_takes_no_requests_along(server: SeveralProcesses) -> int:
+    """Returns the process that was killed."""
     (one, other), (third, _), (here, there) = server.both(), server.both(), server.both()
     prompts = [f"{number}: a prompt that is longer than a block" for number in range(4)]
     homes = {asked(one, prompt): prompt for prompt in prompts}
@@ -116,13 +117,15 @@ def a_dead_engine_takes_no_requests_along(server: SeveralProcesses) -> None:
             moved = pool.submit(third.post, PATH, json=body, headers=name)
             until(lambda: one.get("/requests/moved/explain").status_code == 200)
             assert engine_of(one, "moved") == victim
-            os.kill(core_of(server, victim), signal.SIGKILL)
+            dead = core_of(server, victim)
+            os.kill(dead, signal.SIGKILL)
             assert one.get("/ready").status_code == 200
             for client in (one, other):
                 down = until(lambda client=client: client.get("/health").json().get("engines_down"))
-                assert "is being restarted" in down[str(victim)]
+                assert "died with code -9" in down[str(victim)]
                 assert at_rank(client, victim).status_code == 503
-            until(lambda: engine_of(one, "moved") == 1 - victim)
+            other_home = f"engine {1 - victim}: "  # unknown until it has moved
+            until(lambda: other_home in one.get("/requests/moved/explain").text)
             one.post("/resume")
             assert moved.result().json()["usage"]["completion_tokens"] == 3
         rest, length = rest_of(lost)
@@ -135,6 +138,7 @@ def a_dead_engine_takes_no_requests_along(server: SeveralProcesses) -> None:
         assert figure(client, "paceline:engine_crashes_total", engine=str(victim)) == 1
         assert figure(client, "paceline:engine_crashes_total", engine=str(1 - victim)) == 0
         assert figure(client, "vllm:request_success_total", finished_reason="error") == 0
+    return dead
 
 
 def core_of(server: SeveralProcesses, engine: int) -> int:
@@ -156,9 +160,9 @@ def events_name_their_engine(server: SeveralProcesses, endpoint: str) -> None:
             assert msgspec.msgpack.decode(until(heard)[2])[2] == engine
 
 
-def all_processes_write_one_timeline(path: Path) -> None:
+def all_processes_write_one_timeline(path: Path, killed: int) -> None:
     """Also an engine that took the place of a dead one."""
-    found = Timeline(path)
+    found = Timeline(path, killed)
     names = Counter(found.processes.values())
     assert {*names} == {"engine 0", "engine 1", "front end 0", "front end 1"}
     assert sorted(names.values()) == [1, 1, 1, 2]
@@ -182,13 +186,13 @@ def test_two_engines_are_one_server(model: Path, tmp_path: Path) -> None:
         engines_have_cores_of_their_own(server)
         events_name_their_engine(server, endpoint)
         adapted = adapters_are_loaded_in_every_engine(server, adapter)
-        a_dead_engine_takes_no_requests_along(server)
+        dead = a_dead_engine_takes_no_requests_along(server)
         client, _ = server.both()
         assert {said(client, "mine") for _ in range(4)} == {adapted}
         with stream(client, prompt="the last") as lines:
             server.process.send_signal(signal.SIGTERM)
             assert [*lines][-1] == "data: [DONE]"
         assert server.end()[0] == 0
-        all_processes_write_one_timeline(trace)
+        all_processes_write_one_timeline(trace, dead)
     finally:
         server.close()

@@ -53,7 +53,7 @@ def test_a_terminal_shows_what_the_start_waits_for(
 
 
 def without_ids(outputs: list[PoolingOutput[Any]]) -> list[tuple[Any, ...]]:
-    return [(one.outputs, one.prompt_token_ids, one.usage, one.error) for one in outputs]
+    return [(one.result, one.prompt_token_ids, one.usage, one.error) for one in outputs]
 
 
 def test_embeddings_and_scores_on_an_event_loop_are_those_of_a_script(tmp_path: Path) -> None:
@@ -75,7 +75,6 @@ def test_embeddings_and_scores_on_an_event_loop_are_those_of_a_script(tmp_path: 
             assert without_ids(embedded) == vectors
             assert without_ids(await engine.score(texts[:3], texts[3:6])) == scores
             (short,) = await engine.embed(texts[0], dimensions=3, normalize=False)
-            assert short.outputs is not None
             assert len(short.outputs.embedding) == 3
             leaving = asyncio.create_task(engine.embed(texts))
             await asyncio.sleep(0)

@@ -47,6 +47,27 @@ def test_an_engine_finds_in_a_server_what_another_computed(tmp_path: Path) -> No
     assert (computed.usage.cached_tokens, loaded.usage.cached_tokens) == (0, FULL)
 
 
+def test_wrong_content_in_a_server_is_computed_again(tmp_path: Path) -> None:
+    """Two values are exchanged, and one has random bytes: the text is that of the model."""
+    folder = dummy_model(tmp_path)
+    with socket_folder() as short, resp_server(short) as url:
+        extra = {"kv_connector_extra_config": {"url": url}}
+        settings = {"kv_connector": "valkey", "kv_transfer_config": extra}
+        with engine(folder, **settings) as one, redis.Redis.from_url(url) as client:
+            computed = generated(one)
+            until(lambda: client.dbsize() >= FULL // 16)
+            names = client.keys()
+            values = client.mget(names)
+            for name, value in zip(names, (*values[1:], values[0]), strict=True):
+                client.set(name, value)
+            client.set(names[0], os.urandom(len(values[0])))
+        with engine(folder, **settings) as other, redis.Redis.from_url(url) as client:
+            again = generated(other)
+            assert tokens_of(again) == tokens_of(computed)
+            assert (again.error, again.usage.cached_tokens) == ("", 0)
+            until(lambda: sorted(client.mget(names)) == sorted(values))
+
+
 def test_a_decode_engine_reads_what_a_prefill_engine_computed(tmp_path: Path) -> None:
     pytest.importorskip("nixl_cu12")
     os.environ.setdefault("UCX_NET_DEVICES", "lo")

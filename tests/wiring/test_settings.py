@@ -1,6 +1,5 @@
 """What is filled in where nobody says it."""
 
-import re
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from paceline.runner.models.shape import config_in
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     CUDA_DEFAULTS,
-    LOAD_SETTINGS,
     SCHEDULER_ONLY,
-    VLLM_ONLY,
     Hardware,
     block_bytes,
     check,
@@ -134,15 +131,6 @@ def test_what_an_engine_finds_out_or_has_no_use_for_is_refused_with_the_reason(n
         sort_settings({name: 1})
 
 
-@pytest.mark.parametrize("name", VLLM_ONLY)
-def test_a_setting_of_vllm_is_refused_with_what_to_do(name: str) -> None:
-    assert name not in {*Config.names(), *LOAD_SETTINGS}
-    with pytest.raises(
-        ConfigError, match=f"^{name} is not supported: {re.escape(VLLM_ONLY[name])}$"
-    ):
-        sort_settings({name: 1})
-
-
 def test_sequences_that_are_longer_than_the_model_knows_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -216,10 +204,52 @@ def test_what_cannot_be_filled_is_refused_only_where_it_was_asked_for() -> None:
 
 
 def test_a_batch_goes_by_its_longest_unless_somebody_says_otherwise() -> None:
-    assert for_batches({"depth": 1}) == {"depth": 1, "policy": "longest", "ageing_s": 3600.0}
-    assert for_batches({"ageing_s": 5.0}) == {"policy": "longest", "ageing_s": 5.0}
-    assert for_batches({"policy": "longest"}) == {"policy": "longest", "ageing_s": 3600.0}
-    assert for_batches({"policy": "fcfs"}) == {"policy": "fcfs"}
+    alone = {"max_step_s": 0.0, "slots_for_others": 0}
+    ours = {"policy": "longest", "ageing_s": 3600.0} | alone
+    assert for_batches({"depth": 1}) == ours | {"depth": 1}
+    assert for_batches({"ageing_s": 5.0}) == ours | {"ageing_s": 5.0}
+    assert for_batches({"policy": "longest"}) == ours
+    assert for_batches({"policy": "fcfs"}) == {"policy": "fcfs"} | alone
+
+
+@pytest.mark.parametrize(
+    ("given", "slots", "spared"),
+    [
+        ({}, 72, 8),
+        ({"max_num_seqs": 40}, 40, 5),
+        ({"max_num_seqs": 4}, 4, 0),
+        ({"max_num_seqs": 200}, 200, 8),
+        ({"max_num_seqs": 4, "slots_for_others": 3}, 4, 3),
+        ({"max_num_batched_tokens": 64}, 64, 8),
+    ],
+)
+def test_a_body_leaves_an_eighth_of_the_slots(
+    given: dict[str, Any], slots: int, spared: int
+) -> None:
+    step = resolve(given, LoadConfig(), MODEL, Hardware(2**40)).step
+    assert (step.max_num_seqs, step.slots_for_others) == (slots, spared)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_num_batched_tokens": 512},
+        {"enable_chunked_prefill": False},
+        {"discipline": "prefill_first"},
+        {"disable_chunked_mm_input": True},
+        {"fill_positions": 16},
+        for_batches({}),
+    ],
+)
+def test_steps_on_a_cpu_are_bounded_by_time_unless_something_else_bounds_them(
+    given: dict[str, Any],
+) -> None:
+    assert resolve({}, LoadConfig(), MODEL, Hardware(2**40)).step.max_step_s == 0.25
+    assert resolve(given, LoadConfig(), MODEL, Hardware(2**40)).step.max_step_s == 0.0
+    gpu = Hardware(2**40, defaults=CUDA_DEFAULTS)
+    assert resolve({}, LoadConfig(), MODEL, gpu).step.max_step_s == 0.0
+    both = {"max_num_batched_tokens": 512, "max_step_s": 0.1}
+    assert resolve(both, LoadConfig(), MODEL, Hardware(2**40)).step.max_step_s == 0.1
 
 
 def test_steps_in_flight_are_those_of_the_device_unless_somebody_says_otherwise() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_a_text_follows_its_constraint(llm: LLM, constraint: Any, pattern: str) 
         for choice in one.outputs:
             whole = choice.finish_reason == "stop"
             assert not whole or re.fullmatch(pattern, choice.text)
+
+
+def test_banned_words_are_never_written(llm: LLM) -> None:
+    free = SamplingParams(max_tokens=60, seed=2, allowed_token_ids=range(64, 70))
+    text = outputs(llm, free)[0].outputs[0].text
+    words = [text[:2], text[7:10], text[20]]
+    banned = replace(free, bad_words=words)
+    found = outputs(llm, free, banned, replace(banned, ignore_eos=True, min_tokens=60))
+    assert found[0].outputs[0].text == text
+    for one in found[1:]:
+        assert len(one.outputs[0].token_ids) == 60
+        assert not any(word in one.outputs[0].text for word in words)
+
+
+def test_banned_words_and_a_grammar_hold_together(llm: LLM) -> None:
+    asked = [params({"regex": "(ab|ba)+"}, seed=seed, bad_words=["aa"]) for seed in range(4)]
+    for one in outputs(llm, *asked):
+        assert re.fullmatch("(ab|ba)*[ab]?", one.outputs[0].text)
+        assert "aa" not in one.outputs[0].text
 
 
 def test_every_sample_of_a_request_follows_it(llm: LLM) -> None:

@@ -346,6 +346,8 @@ def test_a_core_whose_rank_is_killed_is_restarted_and_ranks_end_with_their_core(
         def died(self, reason: str, for_good: bool) -> None:
             died.append(reason)
 
+        def health_changed(self) -> None: ...
+
     core = RestartingCore(
         lambda: ProcessCore(FACTORY, str(model), settings), CoreSettings(core_restarts=1)
     )

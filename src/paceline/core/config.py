@@ -20,11 +20,13 @@ Victim = Literal["newest", "cheapest"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-DType = Literal["auto", "bfloat16", "float16", "float32"]
+DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
+GENERATION = {"vllm": "none"}  # other words for values
+DTYPES = {"half": "float16", "float": "float32"}
 CacheDType = Literal["auto", "bf16", "fp8"]
 LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 MOST_THREADS = 1024  # torch crashes with many more
-GenerationConfig = Literal["auto", "none"]
+GenerationConfig = Literal["auto", "none", "vllm"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 GrammarLibrary = Literal["auto", "xgrammar", "llguidance", "guidance"]
 EngineRole = Literal["both", "prefill", "decode"]
@@ -73,6 +75,8 @@ class StepConfig:
     max_model_len: int = 8192  # tokens of a sequence, prompt and output together
     enable_chunked_prefill: bool = True  # may a prompt be computed in pieces?
     long_prefill_token_threshold: int = 0  # most positions of one row in a step; 0: no limit
+    max_step_s: float = 0.0  # seconds that a step with prompts should take; 0: no limit
+    slots_for_others: int = 0  # slots that one body, or one request of several, leaves; 0: none
     reserve_full_prompt: bool = True  # admission takes the blocks of the whole known sequence
     watermark: float = 0.0  # fraction of blocks that admission leaves free
     discipline: str = "unified"  # a module in sched/disciplines, or a dotted path to a class
@@ -93,7 +97,13 @@ class StepConfig:
             f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
             f"must reach max_model_len ({self.max_model_len})",
         )
-        not_negative(self, "long_prefill_token_threshold", "max_wait", "max_loras")
+        not_negative(self, "long_prefill_token_threshold", "max_wait", "max_loras", "max_step_s")
+        not_negative(self, "slots_for_others")
+        require(
+            self.slots_for_others < self.max_num_seqs,
+            f"slots_for_others ({self.slots_for_others}) must be below {self.max_num_seqs} slots",
+        )
+        require(not (self.max_step_s and self.unpaced), self.unpaced)
         require(
             self.enable_chunked_prefill or not self.long_prefill_token_threshold,
             "long_prefill_token_threshold cuts prompts, which needs enable_chunked_prefill",
@@ -111,6 +121,15 @@ class StepConfig:
         )
 
     @property
+    def unpaced(self) -> str:
+        """Why steps cannot be bounded by time, if they cannot."""
+        if not self.enable_chunked_prefill:
+            return "max_step_s cuts prompts, which needs enable_chunked_prefill"
+        if self.discipline == "prefill_first":
+            return "max_step_s is for discipline 'unified'; with 'prefill_first', see max_wait"
+        return ""
+
+    @property
     def unfillable(self) -> str:
         """Why prompts cannot fill steps of those who decode, if they cannot."""
         if not self.enable_chunked_prefill:
@@ -120,6 +139,8 @@ class StepConfig:
                 "fill_positions reckons with whole steps for a prompt, which "
                 "long_prefill_token_threshold does not allow"
             )
+        if self.max_step_s:
+            return "fill_positions reckons with whole steps for a prompt: remove max_step_s"
         if self.discipline == "prefill_first":
             return (
                 "fill_positions lets prompts and decodes share steps, which discipline "
@@ -227,8 +248,9 @@ class LoadConfig:
     weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
     tensor_parallel_size, attention, enforce_eager, async_scheduling, depth, threads. Grammars:
-    structured_outputs_backend. KV elsewhere: role, kv_connector, kv_transfer_config. Routers:
-    kv_events_config. Other names of settings: speculative_config.
+    structured_outputs_backend, grammar_compile_limit_s. KV elsewhere: role, kv_connector,
+    kv_transfer_config. Routers: kv_events_config. Other names of settings: speculative_config.
+    Samples: seed.
     """
 
     device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
@@ -252,11 +274,13 @@ class LoadConfig:
     limit_mm_per_prompt: str = '{"image": 16}'  # most images of a prompt, as JSON
     max_image_pixels: int = 1 << 26  # of an image, before it is resized
     structured_outputs_backend: GrammarLibrary = "auto"  # what compiles grammars
+    grammar_compile_limit_s: float = 2.0  # processor time that a grammar may take to compile
     speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
     role: EngineRole = "both"  # its part of requests whose KV goes from engine to engine
     kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
     kv_transfer_config: str = ""  # settings of a connector in vLLM's names, as JSON
     kv_events_config: str = ""  # where stored and removed blocks are published, as JSON
+    seed: int = 0  # of requests without a seed, beside their ids; 0: their ids alone
     pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
 
     def __post_init__(self) -> None:
@@ -265,8 +289,11 @@ class LoadConfig:
         not_negative(self, "depth", "threads")
         for name, kind in CHOICES.items():
             one_of(name, getattr(self, name), get_args(kind))
+        object.__setattr__(self, "dtype", DTYPES.get(self.dtype, self.dtype))
+        own = GENERATION.get(self.generation_config, self.generation_config)
+        object.__setattr__(self, "generation_config", own)
         require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
-        positive(self, "max_image_pixels", "tensor_parallel_size")
+        positive(self, "max_image_pixels", "tensor_parallel_size", "grammar_compile_limit_s")
         require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
         share = self.gpu_memory_utilization
         require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it must lie in (0, 1]")
@@ -329,6 +356,10 @@ class Config:
     def __post_init__(self) -> None:
         is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0
         require(not is_filling or not self.step.unfillable, self.step.unfillable)
+        require(
+            not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
+            "max_step_s cuts multimodal items, which disable_chunked_mm_input does not allow",
+        )
 
     @property
     def encoder_budget(self) -> int:

@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from paceline.core.errors import RequestError
 
-Kind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+Kind = Literal["json", "regex", "choice", "grammar", "structural_tag", "text"]
 
 MAX_BYTES = 512 * 1024  # of a schema, a pattern, a grammar or all choices
 CONTROL = re.compile(r"[\x7f-\x9f]")  # control characters that JSON does not escape
@@ -16,11 +16,19 @@ BRACKET = re.compile(r"[()\[\]{}]")
 MAX_DEPTH = 64  # of nested arrays and objects in a schema, and of groups in a pattern or a grammar
 
 
+@runtime_checkable
+class HasSchema(Protocol):
+    """A class of pydantic, which says what its documents look like."""
+
+    def model_json_schema(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """One kind and its text. Schemas, choices and structural tags are JSON in canonical form, so
     that equal constraints are equal values. The order of keys is kept: it is the order of
-    properties in documents.
+    properties in documents. The kind `text` is any output, for what `banned` and
+    `reasoning_tokens` leave of it.
 
     Use the class methods: they check what they are given and raise a RequestError.
     """
@@ -32,10 +40,25 @@ class Constraint:
     # The text with which the part before `reasoning_end` begins, if there is such a part; empty:
     # the output begins inside it.
     reasoning_start: str = ""
+    banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output never has
+    reasoning_tokens: int | None = None  # most tokens before `reasoning_end` begins
+
+    def __post_init__(self) -> None:
+        given: Any = self.banned
+        if isinstance(given, list):  # it comes from another process
+            lists = cast("list[list[int]]", given)
+            object.__setattr__(self, "banned", tuple(tuple(one) for one in lists))
+
+    @classmethod
+    def any_text(cls) -> "Constraint":
+        """Any output."""
+        return cls("text", "")
 
     @classmethod
     def json(cls, schema: object, *, any_whitespace: bool = True) -> "Constraint":
-        """A document that is valid against a JSON schema, which is a value or its text."""
+        """A document valid against a JSON schema: a value, its text, or a pydantic class."""
+        if isinstance(schema, HasSchema):
+            schema = schema.model_json_schema()
         value = parsed("the JSON schema", schema)
         if value is False:
             raise RequestError("the JSON schema false allows no document")
@@ -94,10 +117,24 @@ class Constraint:
         """The same for the answer of a model that reasons first."""
         return replace(self, reasoning_start=start, reasoning_end=end)
 
+    def within(self, tokens: int) -> "Constraint":
+        """The same for a model that reasons in so many tokens at most."""
+        return replace(self, reasoning_tokens=tokens)
+
+    def without(self, banned: tuple[tuple[int, ...], ...]) -> "Constraint":
+        """The same for an output that never has these token sequences."""
+        return replace(self, banned=banned)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether more than a grammar holds the output."""
+        return bool(self.banned) or self.reasoning_tokens is not None
+
     @property
     def of_answer(self) -> "Constraint":
-        """The same without reasoning."""
-        return replace(self, reasoning_start="", reasoning_end="")
+        """The grammar of the answer alone."""
+        plain = replace(self, reasoning_start="", reasoning_end="", banned=())
+        return replace(plain, reasoning_tokens=None)
 
     @property
     def value(self) -> Any:

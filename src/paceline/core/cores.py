@@ -1,4 +1,4 @@
-"""The CPU of this machine, and the cores that this process may use."""
+"""The CPU of this machine, the cores that this process may use, and its waiting for them."""
 
 import os
 import platform
@@ -15,6 +15,16 @@ def usable_cores() -> int:
 
 def processor_name() -> str:
     return in_cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def waited_s() -> float:
+    """Seconds for which threads of this process were ready to run and had no core; 0 where the
+    system does not count them."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread may have ended meanwhile
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def in_cpuinfo(wanted: str) -> str | None:

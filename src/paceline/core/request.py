@@ -55,6 +55,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "priority": (int, float),
     "arrival": (float, int, NONE),
     "tenant": (str,),
+    "origin": (str,),
     "deadline": (float, int, NONE),
     "token_deadline": (float, int, NONE),
     "cache_salt": (str,),
@@ -102,6 +103,7 @@ class Request:
         priority: Smaller goes first under the policy `priority`.
         arrival: Seconds on the scheduler's clock. None: the time of submission.
         tenant: The account that the policy `fair` charges.
+        origin: The body that it came in with others, which share slots. "": it came alone.
         deadline: Seconds from arrival to the first token.
         token_deadline: Seconds from each token to the next.
         cache_salt: Only requests with the same salt share cached prefixes.
@@ -139,6 +141,7 @@ class Request:
     priority: int = 0
     arrival: float | None = None
     tenant: str = ""
+    origin: str = ""
     deadline: float | None = None
     token_deadline: float | None = None
     cache_salt: str = ""
@@ -210,12 +213,12 @@ class Request:
         return ""
 
     def _wrong_text(self) -> str:
-        if not (self.tenant or self.cache_salt or self.adapter or self.items):
+        if not (self.tenant or self.origin or self.cache_salt or self.adapter or self.items):
             return ""
         if problem := wrong_items(self.items, len(self.prompt)):
             return problem
         identities = (item.identity for item in self.items)
-        names = (self.tenant, self.cache_salt, self.adapter, *identities)
+        names = (self.tenant, self.origin, self.cache_salt, self.adapter, *identities)
         try:
             "".join(names).encode()
         except (TypeError, UnicodeEncodeError) as error:

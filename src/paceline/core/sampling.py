@@ -1,6 +1,6 @@
 """How a token is chosen from the model's logits, as one request asks for it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf, nextafter
 from numbers import Integral, Real
@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from paceline.core.errors import RequestError
 
+# A function of the tokens generated so far and the logits [vocab], a tensor of the runner.
+LogitsProcessor = Callable[[list[int], Any], Any]
 GREEDY_BELOW = 1e-5  # a temperature this small leaves the most likely token alone
 MOST_LOGPROBS = 20  # alternatives per token, unless an engine has another limit
 LARGEST_ID = 2**31 - 1
@@ -26,6 +28,14 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-2.0, 2.0, "[-2, 2]"),
     "frequency_penalty": (-2.0, 2.0, "[-2, 2]"),
 }
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Some names in a sentence: the first of them, if there are many."""
+    shown, more = names[:most], len(names) - most
+    last = f"{more} more" if more > 0 else shown[-1]
+    before = shown if more > 0 else shown[:-1]
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def alternatives(wanted: int) -> int:
@@ -84,6 +94,12 @@ def bias(key: Any, value: Any) -> float:
     return fraction(named, value, -MOST_BIAS, MOST_BIAS, "[-100, 100]")
 
 
+def check_functions(given: tuple[Any, ...]) -> None:
+    for one in given:
+        if not callable(one):
+            raise RequestError(f"logits_processors has {one!r:.80}, which is no function")
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """An immutable choice of distribution. What cannot be sampled from is refused when made.
@@ -102,6 +118,8 @@ class Sampling:
     prompt_logprobs      the same for each token of the prompt
     logprob_token_ids    these are the alternatives, not the likeliest tokens; empty: the likeliest
 
+    logits_processors    functions that change the logits last, in the process of the runner
+
     Log-probabilities are those of the model, before anything above is applied.
     """
 
@@ -118,6 +136,7 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -137,6 +156,7 @@ class Sampling:
             fix(self, name, token_ids(name, getattr(self, name)))
         if self.logprob_token_ids:
             fix(self, "logprobs", len(self.logprob_token_ids))
+        check_functions(self.logits_processors)
         if self.allowed_token_ids is not None:
             allowed = token_ids("allowed_token_ids", self.allowed_token_ids)
             if not set(allowed) - set(self.bad_token_ids):
@@ -151,7 +171,8 @@ class Sampling:
     def penalised(self) -> bool:
         """Does the choice depend on the tokens before it, beyond what the model makes of them?"""
         penalties = self.presence_penalty, self.frequency_penalty
-        return self.repetition_penalty != 1.0 or penalties != (0.0, 0.0)
+        changed = self.repetition_penalty != 1.0 or penalties != (0.0, 0.0)
+        return changed or bool(self.logits_processors)
 
     @property
     def plain(self) -> bool:
@@ -170,13 +191,20 @@ class Sampling:
         }
         for name, ids in named.items():
             if ids and ids[-1] >= vocab:
+                beyond = [str(one) for one in ids if one >= vocab]
+                are = "which is" if len(beyond) == 1 else "which are"
                 raise RequestError(
-                    f"{name} has {ids[-1]}, which is out of vocabulary; the vocabulary has {vocab} "
-                    "tokens"
+                    f"{name} has {listed(beyond)}, {are} out of vocabulary; the vocabulary has "
+                    f"{vocab} tokens"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A mapping proxy cannot be sent to another process, a dict can."""
+        """A mapping proxy cannot be sent to another process, a dict can, and a function cannot."""
+        if self.logits_processors:
+            raise RequestError(
+                "logits_processors cannot be sent to another process; remove them, or set "
+                "tensor_parallel_size to 1"
+            )
         values: list[Any] = [getattr(self, setting.name) for setting in fields(self)]
         plain = [dict(self.logit_bias) if v is self.logit_bias else v for v in values]
         return Sampling, tuple(plain)

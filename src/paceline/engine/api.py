@@ -9,7 +9,7 @@ from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.item import Item
 from paceline.core.plan import Timings
 from paceline.engine.adapter_control import AdapterControl
-from paceline.engine.core.messages import EngineFailed
+from paceline.engine.core.messages import EngineFailed, EngineUnavailable
 from paceline.engine.params import SamplingParams
 from paceline.engine.report import Report
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
@@ -19,7 +19,9 @@ from paceline.engine.text_delta import (
     FinishReason,
     PromptLogprob,
     PromptLogprobs,
+    RequestMetrics,
     TextDelta,
+    TokenizedPrompt,
     TokenLogprob,
     Usage,
 )
@@ -30,6 +32,7 @@ __all__ = [
     "AsyncEngine",
     "ChoiceOutput",
     "EngineFailed",
+    "EngineUnavailable",
     "FinishReason",
     "GenerationRequest",
     "PromptLogprob",
@@ -49,16 +52,6 @@ __all__ = [
 ]
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """The token ids of a prompt, the text that they were made from, if there was one, and the
-    images among them."""
-
-    token_ids: Sequence[int]
-    text: str | None = None
-    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +82,8 @@ class GenerationRequest:
         add_generation_prompt: Whether the template begins the answer; only with `messages`.
         continue_final_message: Whether the answer continues the last message, which needs
             `add_generation_prompt=False`; only with `messages`.
+        add_special_tokens: Whether the tokenizer adds special tokens. None: to a text, and not to a
+            conversation, whose template writes them.
         text: The text that the token ids were made from, if it is known.
         truncate_prompt_tokens: Most tokens of the prompt that are kept. -1: as many as leave room
             for `max_tokens`. None: a prompt that is too long is refused.
@@ -99,6 +94,7 @@ class GenerationRequest:
         items: Images that are in the token ids already.
         kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
         data_parallel_rank: Which of several engines runs it. None: the one that fits best.
+        origin: The same for requests that share slots, as those of one body do. "": it has its own.
     """
 
     prompt: str | None = None
@@ -118,6 +114,7 @@ class GenerationRequest:
     chat_template: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool | None = None
     text: str | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"
@@ -126,6 +123,7 @@ class GenerationRequest:
     items: tuple[Item, ...] = ()
     kv_transfer_params: dict[str, Any] | None = None
     data_parallel_rank: int | None = None
+    origin: str = ""
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -137,6 +135,9 @@ class GenerationRequest:
             raise RequestError("images of a conversation are parts of its messages; remove images")
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
+        if self.truncate_prompt_tokens is None:
+            own = self.params.truncate_prompt_tokens
+            object.__setattr__(self, "truncate_prompt_tokens", own)
         most = self.truncate_prompt_tokens
         if most is not None and most != -1 and most < 1:
             raise RequestError(f"truncate_prompt_tokens is {most}; it must be -1 or positive")
@@ -155,10 +156,16 @@ class GenerationRequest:
         for name in (name for name, is_given in given.items() if is_given):
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
+    @property
+    def framed(self) -> bool:
+        """Whether the tokenizer adds special tokens to the text."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
     def ready(
-        self, prompt: TokenizedPrompt, request_id: str, timeout: float | None
+        self, prompt: TokenizedPrompt, request_id: str, timeout: float | None, origin: str = ""
     ) -> "GenerationRequest":
-        """The same request with token ids, an id, and a timeout where it has none."""
+        """The same request with token ids, an id, the body it is from, and a timeout where it has
+        none."""
         return replace(
             self,
             prompt=None,
@@ -170,7 +177,9 @@ class GenerationRequest:
             chat_template=None,
             add_generation_prompt=True,
             continue_final_message=False,
+            add_special_tokens=None,
             request_id=request_id,
+            origin=self.origin or origin,
             timeout=self.timeout or timeout,
             truncate_prompt_tokens=None,
             images=(),
@@ -232,6 +241,11 @@ class RequestOutput:
     error: str = ""
     pooled: F32 | None = None
     kv_transfer_params: Mapping[str, Any] | None = None
+
+    @property
+    def metrics(self) -> "RequestMetrics | None":
+        """When each stage began, in vLLM's names; None for a request that never ran."""
+        return RequestMetrics.of(self.timings, self.usage)
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
@@ -296,6 +310,11 @@ class AsyncEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
+        ...
+
+    @property
+    def cached_block(self) -> int:
+        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
         ...
 
     @property

@@ -1,19 +1,69 @@
 """Keyword arguments of `generate` and `chat`, under the names that vLLM uses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
+from paceline.core.sampling import LogitsProcessor
 from paceline.engine.adapter_control import LoRARequests
-from paceline.engine.params import SamplingFields, SamplingParams
+from paceline.engine.params import UNSUPPORTED, SamplingParams, unknown_argument
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments: `generate(prompt, max_tokens=8)`.
+
+    n, best_of, use_beam_search, beam_width, length_penalty, early_stopping; temperature, top_p,
+    top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed; max_tokens,
+    min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
+    include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids;
+    structured_outputs, logprob_token_ids, bad_words; detokenize, spaces_between_special_tokens,
+    truncate_prompt_tokens, logits_processors, guided_decoding.
+    """
+
+    n: int
+    best_of: int | None
+    use_beam_search: bool
+    beam_width: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: str | Iterable[str]
+    stop_token_ids: Iterable[int]
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    bad_token_ids: Iterable[int]
+    allowed_token_ids: Iterable[int] | None
+    structured_outputs: Constraint | Mapping[str, Any] | None
+    logprob_token_ids: Iterable[int] | None
+    bad_words: str | Iterable[str]
+    detokenize: bool
+    spaces_between_special_tokens: bool
+    truncate_prompt_tokens: int | None
+    logits_processors: Iterable[LogitsProcessor] | None
+    guided_decoding: Any
 
 
 class GenerateFields(SamplingFields, total=False):
     """Keyword arguments of `LLM.generate`: fields of `SamplingParams`, and vLLM's own."""
 
     use_tqdm: bool  # the same as `progress`
+    prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None  # instead of prompts
+    priority: Sequence[int] | None  # one for each prompt; smaller goes first
     lora_request: LoRARequests  # one for all prompts, or one for each
 
 
@@ -40,25 +90,6 @@ TEMPLATE = [
     "add_generation_prompt",
     "continue_final_message",
 ]
-# Arguments that vLLM takes, and what to do instead.
-UNSUPPORTED = {
-    "bad_words": "words cannot be banned; see bad_token_ids",
-    "chat_template_content_format": "templates get the content of a message as text",
-    "data_parallel_rank": "there is one engine",
-    "detokenize": "read token_ids and ignore the text",
-    "guided_decoding": "see structured_outputs",
-    "logits_processors": "see logit_bias, bad_token_ids and allowed_token_ids",
-    "lora_request": "load the adapter, and give a GenerationRequest with its name as adapter",
-    "mm_processor_kwargs": "only text is supported",
-    "output_kind": "LLM returns whole outputs, and AsyncLLM streams the new text",
-    "priority": "give a GenerationRequest with a priority",
-    "prompt_token_ids": "give the token ids as the prompt",
-    "request_id": "give a GenerationRequest with a request_id",
-    "spaces_between_special_tokens": "the text has the bytes of the tokens",
-    "tokenization_kwargs": "give token ids as the prompt",
-    "trace_headers": "traces are not exported",
-    "truncate_prompt_tokens": "prompts are not truncated; give a shorter one",
-}
 
 
 def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -78,9 +109,5 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in found or (name in UNSUPPORTED and value is None):
             continue
-        if name in UNSUPPORTED:
-            raise RequestError(f"{name} is not supported: {UNSUPPORTED[name]}")
-        close = get_close_matches(name, [*SAMPLING, *TEMPLATE], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RequestError(f"unknown argument {name!r}{hint}")
+        raise unknown_argument(name, [*SAMPLING, *TEMPLATE])
     return found

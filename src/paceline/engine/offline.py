@@ -4,13 +4,14 @@ import gc
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Self, Unpack
 
 from paceline.core.adapter import LoRARequest
 from paceline.core.errors import RequestError
 from paceline.core.request import Finish, Request
-from paceline.engine import embeddings as pooling
+from paceline.engine.adapter_control import LoRARequests
 from paceline.engine.api import (
     GenerationRequest,
     Message,
@@ -18,16 +19,14 @@ from paceline.engine.api import (
     RequestOutput,
     SamplingParams,
 )
-from paceline.engine.arguments import ChatFields, GenerateFields, split
-from paceline.engine.components import Factory
+from paceline.engine.arguments import ChatFields, GenerateFields, SamplingFields, split
+from paceline.engine.components import EngineComponents, Factory
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import EngineFailed, Question
-from paceline.engine.embeddings import Embedding, PoolingOutput, Score
 from paceline.engine.frontend.progress import Progress
 from paceline.engine.interrupts import interrupts_deferred
 from paceline.engine.offline_adapters import adapted, load_now
 from paceline.engine.output_collector import OutputCollector
-from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_batch import PromptBatch
 from paceline.engine.prompt_reader import tokenized
 from paceline.engine.prompts import (
@@ -38,7 +37,9 @@ from paceline.engine.prompts import (
     only,
     several,
     with_params,
+    with_priorities,
 )
+from paceline.engine.vllm_forms import BeamSearchOutput, BeamSearchParams, LLMEngine, with_token_ids
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -54,14 +55,20 @@ class OfflineEngine:
     """
 
     def __init__(self, model: str, build: Factory, **settings: Any) -> None:
-        components = build(model, **settings)
         self.model = model
-        self._open_engine: Engine | None = components.engine()  # None after `close`
-        self._frontend = components.frontend(self._open_engine)
-        self._frontend.max_model_len = self._open_engine.capacity.max_model_len
+        again = {name: one for name, one in settings.items() if name != "progress"}
+        self._build = partial(build, model, **again)  # for `wake_up`
+        self.is_sleeping = False
+        self._open_engine: Engine | None = None  # also after `close` and `sleep`
+        self._open(build(model, **settings))
         self._backlog: dict[str, Request] = {}  # not submitted yet: the engine's queue is full
         self._done: dict[str, RequestOutput] = {}  # finished, and not returned yet
         self._names = 0
+
+    def _open(self, components: EngineComponents) -> None:
+        self._open_engine = components.engine()
+        self._frontend = components.frontend(self._open_engine)
+        self._frontend.max_model_len = self._open_engine.capacity.max_model_len
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +90,27 @@ class OfflineEngine:
         self._done.clear()
         gc.collect()  # the captured graphs of a runner refer back to it
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Release weights and KV memory until `wake_up`; open requests are dropped.
+
+        Every level releases both, so `wake_up` loads the model again. `level` 0, vLLM's pause
+        without a release, and the modes that keep requests are refused.
+        """
+        if level not in (1, 2) or mode != "abort":
+            raise RequestError(
+                f"sleep has level {level} and mode {mode!r}; there are levels 1 and 2, which both "
+                "release everything, and the mode 'abort'"
+            )
+        self._require_open()
+        self.close()
+        self.is_sleeping = True
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the model again after `sleep`, all of it with the first call whatever the tags."""
+        if self.is_sleeping:
+            self._open(self._build())
+            self.is_sleeping = False
+
     @property
     def _engine(self) -> Engine:
         self._require_open()
@@ -91,13 +119,14 @@ class OfflineEngine:
 
     def _require_open(self) -> None:
         if self._open_engine is None:
-            raise EngineFailed(f"the LLM of {self.model!r} is closed; create another one")
+            why = "asleep; call wake_up" if self.is_sleeping else "closed; create another one"
+            raise EngineFailed(f"the LLM of {self.model!r} is {why}")
 
     # -- many at once -------------------------------------------------------
 
     def generate(
         self,
-        prompts: Prompt | Iterable[Prompt],
+        prompts: Prompt | Iterable[Prompt] | None = None,
         sampling_params: Params | None = None,
         *,
         progress: bool = True,
@@ -108,9 +137,9 @@ class OfflineEngine:
 
         A prompt is a text, a list of token ids, a list of messages, a dict such as
         `{"prompt": text}` or `{"prompt_token_ids": ids}`, or a `GenerationRequest` with settings
-        of its own. `sampling_params` is one for all prompts, or a list with one for each. Single
-        fields of it can be given by name. `progress` draws a bar on stderr; vLLM's `use_tqdm` is
-        the same.
+        of its own; `prompt_token_ids` gives token ids instead. `sampling_params` is one for all
+        prompts, or a list with one for each. Single fields of it can be given by name. `progress`
+        draws a bar on stderr; vLLM's `use_tqdm` is the same.
 
         A prompt that fails does not stop the others: its output has an `error`, and one warning
         says how many failed. With `raise_on_error`, the first failure drops the whole batch and
@@ -124,9 +153,10 @@ class OfflineEngine:
         """
         shown = fields.pop("use_tqdm", progress)
         lora = fields.pop("lora_request", None)
-        generations = adapted(
-            [as_generation(prompt) for prompt in several(prompts)], lora, self.load_adapter
-        )
+        given = with_token_ids(prompts, fields.pop("prompt_token_ids", None))
+        asked = [as_generation(prompt) for prompt in several(given)]
+        asked = with_priorities(asked, fields.pop("priority", None))
+        generations = adapted(asked, lora, self.load_adapter)
         rules = self._frontend.rules
         asked = with_params(generations, sampling_params, fields, rules)
         return self._run(asked, shown, raise_on_error)
@@ -160,41 +190,24 @@ class OfflineEngine:
         asked = with_params(generations, sampling_params, rest, rules)
         return self._run(asked, shown, raise_on_error)
 
-    def embed(
+    def beam_search(
         self,
         prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams,
         *,
-        dimensions: int | None = None,
-        normalize: bool | None = None,
-        progress: bool = True,
-    ) -> list[PoolingOutput[Embedding]]:
-        """Turn each prompt into a vector, as the files of the model say, or the setting `pooling`.
+        lora_request: LoRARequests = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Search with beams, as vLLM's method of this name does: each beam has its prompt.
 
-        `dimensions` keeps the first numbers of each vector. `normalize` says whether vectors have
-        length 1; None: as the model's files say.
-
-        ```py
-        vectors = [output.outputs.embedding for output in llm.embed(["one text", "another"])]
-        ```
+        `generate` with `SamplingParams(beam_width=4, n=2)` returns outputs without their prompts.
         """
-        defaults = self._frontend.rules.embedding
-        asked = [pooling.pooled(as_generation(prompt), defaults) for prompt in several(prompts)]
-        outputs = self._run(asked, progress, raise_on_error=False)
-        scaled = defaults.normalize if normalize is None else normalize
-        return pooling.embeddings(outputs, scaled, dimensions)
-
-    def score(
-        self, texts: str | Sequence[str], others: str | Sequence[str], *, progress: bool = True
-    ) -> list[PoolingOutput[Score]]:
-        """Say how well texts match: one with each of the others, or each with its counterpart.
-
-        The score is that of the model if it is a classifier of two texts, and otherwise the cosine
-        of the embeddings.
-        """
-        defaults = self._frontend.rules.embedding
-        compared = pooling.Comparison(texts, others, self.get_tokenizer(), defaults)
-        asked = [pooling.pooled(prompt, defaults) for prompt in compared.prompts]
-        return compared.scores(self._run(asked, progress, raise_on_error=False))
+        asked = [as_generation(prompt) for prompt in several(prompts)]
+        generations = adapted(asked, lora_request, self.load_adapter)
+        outputs = self._run(
+            with_params(generations, params.sampling()), use_tqdm, raise_on_error=False
+        )
+        return [BeamSearchOutput.of(one, params, self.get_tokenizer()) for one in outputs]
 
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool
@@ -316,6 +329,11 @@ class OfflineEngine:
     def max_model_len(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
         return self._frontend.max_model_len
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine under the names that vLLM's has, for scripts that step it."""
+        return LLMEngine(self)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of requests without any: those that the model recommends."""

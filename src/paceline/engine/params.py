@@ -1,8 +1,9 @@
 """Sampling parameters of a request, under the names that vLLM and OpenAI use."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, Self, cast
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
@@ -10,6 +11,7 @@ from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
     LARGEST_ID,
     NO_BIAS,
+    LogitsProcessor,
     Sampling,
     alternatives,
     token_ids,
@@ -19,19 +21,23 @@ from paceline.structured.request_fields import KINDS, OPTIONS, from_structured_o
 
 MOST_SEQUENCES = 4096
 MOST_CHARACTERS = 4096  # of all stop strings together
+MOST_BANNED = 65536  # characters of all banned words together
 SEED_BOUNDS = 2**63
 DEFAULT_TOKENS = 16
 PLAIN = Sampling()
 EDITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_token_ids", "allowed_token_ids"),
-    *("top_p", "top_k", "min_p"),
+    *("top_p", "top_k", "min_p", "logits_processors"),
 )
 BEAM_ONLY: dict[str, Any] = {"length_penalty": 1.0, "early_stopping": False}
-FLAGS = ("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+FLAGS = (
+    *("use_beam_search", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    *("detokenize", "spaces_between_special_tokens"),
+)
 
 
-def texts(name: str, given: Any) -> tuple[str, ...]:
+def texts(name: str, given: Any, most: int = MOST_CHARACTERS) -> tuple[str, ...]:
     """One string or several: none is empty, and together they are not too long."""
     found: Any = (given,) if isinstance(given, str) else given
     if found is None:
@@ -42,8 +48,8 @@ def texts(name: str, given: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise RequestError(f"{name} has {string!r}; it must have non-empty strings only")
-    if sum(map(len, strings)) > MOST_CHARACTERS:
-        raise RequestError(f"{name} has more than {MOST_CHARACTERS} characters in total")
+    if sum(map(len, strings)) > most:
+        raise RequestError(f"{name} has more than {most} characters in total")
     return cast("tuple[str, ...]", strings)
 
 
@@ -62,11 +68,47 @@ def constraint_from(given: Any) -> Constraint | None:
     return from_structured_outputs(found)
 
 
+# Arguments that vLLM takes, and what to do instead.
+UNSUPPORTED = {
+    "extra_args": "there are no plug-ins that read them",
+    "flat_logprobs": "log-probabilities are read as a dict for each token",
+    "repetition_detection": "see repetition_penalty",
+    "skip_reading_prefix_cache": "give a GenerationRequest with a cache_salt of its own",
+    "stream_interval": "AsyncLLM joins the tokens that a slow reader has not read",
+    "chat_template_content_format": "templates get the content of a message as text",
+    "data_parallel_rank": "there is one engine",
+    "lora_request": "load the adapter, and give a GenerationRequest with its name as adapter",
+    "mm_processor_kwargs": "only text is supported",
+    "output_kind": "LLM returns whole outputs, and AsyncLLM streams the new text",
+    "priority": "give a GenerationRequest with a priority",
+    "request_id": "give a GenerationRequest with a request_id",
+    "tokenization_kwargs": "give token ids as the prompt",
+    "trace_headers": "traces are not exported",
+}
+
+
+def unknown_argument(name: str, known: Iterable[str]) -> RequestError:
+    """The error of an argument that there is not, with the nearest one or what to do instead."""
+    if name in UNSUPPORTED:
+        return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}")
+    close = get_close_matches(name, list(known), 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return RequestError(f"unknown argument {name!r}{hint}")
+
+
 class Validated:
-    """Keeps the `Sampling` that the checks of `SamplingParams` made, which is no field of it."""
+    """Refuses arguments that are no fields, and keeps the `Sampling` that the checks of
+    `SamplingParams` made, which is no field of it."""
 
     __slots__ = ("_sampling",)
     _sampling: Sampling
+
+    def __new__(cls, *_positional: Any, **given: Any) -> Self:
+        known = cast("Any", cls).__match_args__
+        for name in given:
+            if name not in known:
+                raise unknown_argument(name, known)
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +158,15 @@ class SamplingParams(Validated):
         skip_special_tokens: Leave special tokens out of the text.
         bad_token_ids: Tokens that are never generated.
         allowed_token_ids: The only tokens that may be generated. None: all.
+        detokenize: Make text of the tokens. Without it the text is empty.
+        spaces_between_special_tokens: True; the text has the bytes of the tokens.
+        truncate_prompt_tokens: Most tokens of the prompt that are kept, the last ones. -1: as many
+            as leave room for `max_tokens`. None: a prompt that is too long is refused.
+        logits_processors: Functions of the tokens generated so far and the logits, a tensor with
+            one number for each token; each returns the logits to use instead. On a CPU only.
+        guided_decoding: Another name of `structured_outputs`.
+        bad_words: Texts that are never generated, as far as their usual tokens go: the last token
+            of a text is forbidden behind its others.
         structured_outputs: What the output must follow: a `Constraint`, or vLLM's form, such as
             `{"json": schema}`, with one of json, regex, choice, grammar and structural_tag.
     """
@@ -148,13 +199,26 @@ class SamplingParams(Validated):
     allowed_token_ids: Iterable[int] | None = None
     structured_outputs: Constraint | Mapping[str, Any] | None = None
     logprob_token_ids: Iterable[int] | None = None
+    bad_words: str | Iterable[str] = ()
+    detokenize: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    logits_processors: Iterable[LogitsProcessor] | None = None
+    guided_decoding: Any = None
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
+        self._check_text()
         fix(self, "stop", texts("stop", self.stop))
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("guided_decoding is structured_outputs; give one of them")
+            fix(self, "structured_outputs", self.guided_decoding)
+            fix(self, "guided_decoding", None)
+        fix(self, "bad_words", texts("bad_words", self.bad_words, MOST_BANNED))
         fix(self, "stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
         if self.structured_outputs is not None:
             fix(self, "structured_outputs", constraint_from(self.structured_outputs))
@@ -165,8 +229,26 @@ class SamplingParams(Validated):
         chosen = self._chosen()
         self._check_search(chosen)
         fix(self, "_sampling", chosen)
-        for name in ("logit_bias", "bad_token_ids", "allowed_token_ids"):
+        for name in ("logit_bias", "bad_token_ids", "allowed_token_ids", "logits_processors"):
             fix(self, name, getattr(chosen, name))
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """The parameters, where None stands for the default."""
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def clone(self) -> Self:
+        """The parameters themselves: they cannot be changed, so a copy is not needed."""
+        return self
+
+    def _check_text(self) -> None:
+        if not self.spaces_between_special_tokens:
+            raise RequestError(
+                "spaces_between_special_tokens is False; the text has the bytes of the tokens: "
+                "remove it"
+            )
+        if not self.detokenize and self.stop:
+            raise RequestError("stop is for texts, which detokenize=False leaves out; remove stop")
 
     def _fix_scored(self) -> None:
         """The number of alternatives is that of the tokens that are named."""
@@ -239,6 +321,7 @@ class SamplingParams(Validated):
         changed = [name for name in EDITS if getattr(chosen, name) != getattr(PLAIN, name)]
         changed += ["temperature"] * (chosen.temperature not in (0, 1))
         changed += ["min_tokens"] * (self.min_tokens > 0)
+        changed += ["bad_words"] * bool(self.bad_words)
         if changed:
             raise RequestError(
                 f"{changed[0]} cannot be combined with beam search; remove {changed[0]}"
@@ -271,6 +354,28 @@ class SamplingParams(Validated):
         """What the output must follow."""
         return cast("Constraint | None", self.structured_outputs)
 
+    def with_banned_tokens(self, encode: Callable[[str], Sequence[int]]) -> "SamplingParams":
+        """The same with the tokens of `bad_words`, at the start of a word and within one.
+
+        A single token is in `bad_token_ids`, which costs a step nothing.
+        """
+        if not self.bad_words:
+            return self
+        spelled = [
+            tuple(encode(before + word.lstrip())) for word in self.bad_words for before in ("", " ")
+        ]
+        found = dict.fromkeys(filter(None, spelled))
+        longer = tuple(one for one in found if len(one) > 1)
+        constraint = self.constraint
+        if longer:
+            constraint = (constraint or Constraint.any_text()).without(longer)
+        return replace(
+            self,
+            bad_words=(),
+            bad_token_ids=(*self.bad_token_ids, *(one for (one, *rest) in found if not rest)),
+            structured_outputs=constraint,
+        )
+
     def _chosen(self) -> Sampling:
         allowed = self.allowed_token_ids
         return Sampling(
@@ -287,44 +392,5 @@ class SamplingParams(Validated):
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             logprob_token_ids=tuple(self.logprob_token_ids or ()),
+            logits_processors=tuple(self.logits_processors or ()),
         )
-
-
-class SamplingFields(TypedDict, total=False):
-    """The fields of `SamplingParams` as keyword arguments: `generate(prompt, max_tokens=8)`.
-
-    n, best_of, use_beam_search, beam_width, length_penalty, early_stopping; temperature, top_p,
-    top_k, min_p, presence_penalty, frequency_penalty, repetition_penalty, seed; max_tokens,
-    min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
-    include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids;
-    structured_outputs, logprob_token_ids.
-    """
-
-    n: int
-    best_of: int | None
-    use_beam_search: bool
-    beam_width: int
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int | None
-    max_tokens: int | None
-    min_tokens: int
-    stop: str | Iterable[str]
-    stop_token_ids: Iterable[int]
-    ignore_eos: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    logit_bias: Mapping[int, float] | None
-    include_stop_str_in_output: bool
-    skip_special_tokens: bool
-    bad_token_ids: Iterable[int]
-    allowed_token_ids: Iterable[int] | None
-    structured_outputs: Constraint | Mapping[str, Any] | None
-    logprob_token_ids: Iterable[int] | None

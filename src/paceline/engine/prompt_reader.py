@@ -30,9 +30,8 @@ class PromptText:
 
     @classmethod
     def of(cls, generation: GenerationRequest, text: str) -> "PromptText":
-        """The chat template has written the special tokens of a conversation."""
         is_whole = generation.truncate_prompt_tokens is None
-        return cls(text, framed=generation.messages is None, is_whole=is_whole)
+        return cls(text, framed=generation.framed, is_whole=is_whole)
 
 
 Ids = list[int] | Exception  # of one text, or why it has none

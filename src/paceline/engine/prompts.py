@@ -149,6 +149,18 @@ def with_params(
     return [replace(one, params=changed(one.params)) for one in found]
 
 
+def with_priorities(
+    generations: list[GenerationRequest], given: Sequence[int] | None
+) -> list[GenerationRequest]:
+    """Give each request its own priority."""
+    if given is None:
+        return generations
+    if isinstance(given, int) or len(given) != len(generations):
+        raise RequestError(f"priority is {given!r:.80}; give a list with one for each prompt")
+    pairs = zip(generations, given, strict=True)
+    return [replace(one, priority=priority) for one, priority in pairs]
+
+
 def one_for_each(params: Params, prompts: int) -> Sequence[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * prompts

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from paceline.core.errors import ConfigError, RequestError
@@ -28,6 +29,7 @@ class SamplingRules:
     max_tokens: int | None = None  # most tokens of an output; None: no limit
     max_logprobs: int = MOST_LOGPROBS  # most alternatives per token; -1: no limit
     embedding: EmbeddingDefaults = NO_DEFAULTS  # how prompts are embedded
+    seed: int = 0  # of the engine, for requests without one; 0: the runner takes their ids
 
     @classmethod
     def of(cls, recommended: Mapping[str, Any], max_logprobs: int) -> "SamplingRules":
@@ -51,6 +53,13 @@ class SamplingRules:
             wanted = given.get("max_tokens", MODEL_DEFAULTS.max_tokens)
             chosen = {**chosen, "max_tokens": limit if wanted is None else min(wanted, limit)}
         return SamplingParams(**chosen)
+
+    def seed_of(self, params: SamplingParams, request_id: str) -> int | None:
+        """The seed of a request: its own, or one made from that of the engine and its id."""
+        if params.seed is not None or not self.seed:
+            return params.seed
+        named = f"{self.seed} {request_id}".encode(errors="surrogatepass")
+        return int.from_bytes(blake2b(named, digest_size=8).digest(), "little", signed=True)
 
     def check(self, params: SamplingParams) -> None:
         """RequestError if more alternatives are wanted than the engine returns."""

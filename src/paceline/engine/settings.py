@@ -1,11 +1,20 @@
-"""Settings of the step loop and of the process it runs in."""
+"""Settings of the step loop and of the process it runs in, and what else an engine takes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from paceline.core.setting_checks import check_types, one_of, require
+from paceline.core.adapter import AdapterConfig
+from paceline.core.config import COMPONENTS, LoadConfig, RecordConfig
+from paceline.core.setting_checks import check_types, one_of, positive, require
 
 MOST_ENGINES = 64  # of one server
+# What an engine takes by name. Of two settings with the same name, it takes the first one.
+ENGINE_COMPONENTS: dict[str, type[Any]] = {
+    "load": LoadConfig,
+    "adapters": AdapterConfig,
+    **COMPONENTS,
+    "record": RecordConfig,
+}
 
 OnFailure = Literal["continue", "stop"]
 
@@ -38,18 +47,13 @@ class CoreSettings:
     core_restarts: int = 3  # most restarts within core_restart_span_s; then the server ends
     data_parallel_size: int = 1  # engines with a process, a model and KV each
     core_restart_span_s: float = 600.0  # seconds in which restarts are counted
+    core_restart_wait_s: float = 300.0  # seconds that requests wait for a restart
 
     def __post_init__(self) -> None:
         check_types(self)
         one_of("core", self.core, ("process", "thread"))
         one_of("on_core_crash", self.on_core_crash, ("restart", "exit"))
-        require(
-            self.core_restarts > 0, f"core_restarts is {self.core_restarts}; it must be positive"
-        )
-        require(
-            self.core_restart_span_s > 0,
-            f"core_restart_span_s is {self.core_restart_span_s}; it must be positive",
-        )
+        positive(self, "core_restarts", "core_restart_span_s", "core_restart_wait_s")
         size = self.data_parallel_size
         require(
             1 <= size <= MOST_ENGINES,

@@ -21,7 +21,7 @@ from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
 from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.api import GenerationRequest, Message, Report, SamplingParams, TokenizedPrompt
-from paceline.engine.arguments import TemplateFields, split
+from paceline.engine.arguments import SamplingFields, TemplateFields, split
 from paceline.engine.components import EngineComponents
 from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.core.ports import Core
@@ -30,7 +30,6 @@ from paceline.engine.engine_figures import EngineFigures
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.live.control import LiveControl
-from paceline.engine.params import SamplingFields
 from paceline.engine.prompt_reader import PromptReader
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
@@ -64,7 +63,7 @@ class StreamingEngine:
         capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         frontend.max_num_seqs = capacity.max_num_seqs
-        self._max_queued = capacity.max_num_queued_reqs
+        self._capacity = capacity
         self.engines = capacity.engines  # how many there are
         self._figures = EngineFigures(self._ask, capacity)
 
@@ -92,6 +91,11 @@ class StreamingEngine:
         return self._frontend.max_model_len
 
     @property
+    def cached_block(self) -> int:
+        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
+        return self._capacity.block_size if self._capacity.enable_prefix_caching else 0
+
+    @property
     def rules(self) -> SamplingRules:
         """Sampling defaults of the model, and limits."""
         return self._frontend.rules
@@ -104,7 +108,7 @@ class StreamingEngine:
 
     def check_room(self, requests: int) -> None:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
-        running, queued = self._frontend.max_num_seqs, self._max_queued
+        running, queued = self._frontend.max_num_seqs, self._capacity.max_num_queued_reqs
         opened = self._open_in_core() + self._reader.waiting
         if opened + requests > (running + queued) * self.engines:
             each = f" of {self.engines} engines" if self.engines > 1 else ""
@@ -327,6 +331,9 @@ class StreamingEngine:
 
     def died(self, reason: str, for_good: bool) -> None:
         self._call(self._core_died, reason, for_good)
+
+    def health_changed(self) -> None:
+        """Nothing: `healthy` asks the core each time."""
 
     def _call(self, function: Callable[..., None], *arguments: str | bool) -> None:
         assert self._loop is not None

@@ -41,8 +41,11 @@ WANTED = (
     "preprocessor_config.json",
     "processor_config.json",
     "model.safetensors.index.json",
+    "modules.json",
+    "[0-9]_*/config.json",  # modules of sentence-transformers, such as 1_Pooling and 2_Dense
+    "[0-9]_*/model.safetensors",
 )
-IN_FOLDERS = "*/*"
+IN_FOLDERS = "model*/*"  # what WEIGHTS matches too, since a star matches a slash
 NO_FILE = ("/",)  # a pattern that matches nothing
 GB = 1_000_000_000
 # The error class of the HTTP library that huggingface_hub uses, which differs by its version.

@@ -24,7 +24,7 @@ from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.encoder_room import with_encoder_room
 from paceline.wiring.fingerprint import fingerprint
-from paceline.wiring.images import load_images
+from paceline.wiring.images import load_images, log_images
 from paceline.wiring.kv_events_config import kv_events_in, record_events
 from paceline.wiring.model import ModelSource, find_model
 from paceline.wiring.ranked_device import RankedDevice
@@ -59,10 +59,9 @@ def build(
         draft = find_draft_weights(rest, own, device, progress, source)
         on = device_module(device, own, model)
     template = ChatTemplate.of(source.tokenizer)
-    constrained = constrained_requests(
-        source.tokenizer, source.checkpoint.config.vocab, own.structured_outputs_backend
-    )
+    constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab, own)
     images = load_images(source.path, source.tokenizer, own)
+    log_images(images)
     usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
     rest = with_encoder_room(rest, images, usual, longest)
     rest["model_fingerprint"] = fingerprint(source.checkpoint, device, own)

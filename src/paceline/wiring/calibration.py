@@ -10,7 +10,7 @@ import torch
 
 from paceline import __version__
 from paceline.core.config import require
-from paceline.core.cores import processor_name
+from paceline.core.cores import processor_name, waited_s
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from paceline.hub.progress import Progress, silent
@@ -32,14 +32,18 @@ def measured_profile(
     progress: Progress = silent,
     **settings: Any,
 ) -> Profile:
-    """Load a model, time its steps for about `limit_s` seconds, and fit a profile."""
+    """Load a model, measure for about `limit_s` seconds, and fit a profile."""
     components = build(model, progress=progress, **settings)
     device = device_of(str(settings.get("device", "auto")))
     try:
+        begun = monotonic()
         about = with_server(components, profile_of(components, name, device))
         config, vocab = components.scheduler.config, components.tokenizer.vocab_size
-        meter = StepMeter(components.runner, config, components.depth, vocab=vocab)
-        profile = calibrate(meter, about, limit_s, sizes_of(components.runner))
+        meter = StepMeter(
+            components.runner, config, components.depth, vocab=vocab, waited_s=waited_s
+        )
+        left_s = limit_s - (monotonic() - begun)
+        profile = calibrate(meter, about, left_s, sizes_of(components.runner))
         return with_drafts_checked(components, profile)
     finally:
         components.runner.close()
@@ -73,6 +77,8 @@ def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
         name=name or default_name(components.model, device),
         device=device_name(device),
         model=model_name(components.model),
+        processor=processor_name() if device == "cpu" else "",
+        architecture=platform.machine() if device == "cpu" else "",
         depth=components.depth,
         settings={
             "max_num_batched_tokens": config.step.max_num_batched_tokens,

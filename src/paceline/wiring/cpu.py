@@ -13,6 +13,7 @@ from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConf
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.openmp import limit_early
+from paceline.core.step_times import NS
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.residents import ResidentAdapters
 from paceline.runner.attention.backend import Attention, runs_on_gpu
@@ -86,8 +87,13 @@ def load(
 ) -> LoadedRunner:
     """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
     ranks have the same settings."""
-    if own.dtype not in ("auto", "float32") or own.kv_cache_dtype != "auto":
-        raise ConfigError("dtype and kv_cache_dtype are for a GPU; on a CPU, set weights")
+    if own.kv_cache_dtype != "auto":
+        raise ConfigError("kv_cache_dtype is for a GPU; on a CPU, KV is float32")
+    if own.dtype not in ("auto", "float32"):
+        log.warning(
+            "dtype is %s; a CPU computes in float32, and weights says how products read the model",
+            own.dtype,
+        )
     attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
     if runs_on_gpu(attention):
         raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
@@ -116,10 +122,12 @@ def load(
         runner.use_items(items_of(model.images, config))
     if adapters.enable_lora:
         runner.use_adapters(adapters_of(model, adapters, step))
+    # All ranks measure, because they compute together; rank 0 decides by what it found.
+    cost = runner.measure_cost(step.max_model_len) if step.max_step_s else None
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner)
+        return LoadedRunner(config, runner, cost=cost)
     runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, Rates(*runner.measure()))
+    return LoadedRunner(config, runner, Rates(*runner.measure()), cost)
 
 
 def adapters_of(model: Model, adapters: AdapterConfig, step: StepConfig) -> ResidentAdapters:
@@ -135,6 +143,10 @@ def started(
     scheduler, config = scheduler_of(loaded.config), loaded.config
     if loaded.rates is not None:
         scheduler.measure(loaded.rates)
+    if loaded.cost is not None:
+        per_s = NS // loaded.cost.position_ns
+        log.info("%d tokens of a prompt take a second; max_step_s bounds steps by it", per_s)
+        scheduler.measure_cost(loaded.cost)
     if config.speculation.num_speculative_tokens:
         # CPU time, because other processes may take turns with this one while it measures.
         measure_steps(scheduler, StepTimer(loaded.runner, room_of(config), process_time))

@@ -103,6 +103,8 @@ def load(
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
     step = part_of(StepConfig, chosen)
+    if step.max_step_s:
+        raise ConfigError("max_step_s is for a CPU; on a GPU, set max_num_batched_tokens")
     log.info("loading weights")
     drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
     model = load_model(checkpoint, chosen, dtype, adapters, group)

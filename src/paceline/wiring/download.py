@@ -5,6 +5,7 @@ from pathlib import Path
 from paceline.core.json_file import json_object
 from paceline.hub.progress import Progress, silent
 from paceline.hub.pull import pull
+from paceline.runner.encoders.config import encoder_config
 from paceline.runner.models.config import ModelConfig
 
 
@@ -15,4 +16,5 @@ def download(name: str | Path, progress: Progress = silent) -> Path:
 
 def check_config(file: Path) -> None:
     """ConfigError if no backend has the architecture that a config.json describes."""
-    ModelConfig.of_hf(json_object(file))
+    if encoder_config(file.parent) is None:
+        ModelConfig.of_hf(json_object(file))

@@ -10,16 +10,21 @@ from safetensors.torch import load_file
 from paceline.core.config import Config, LoadConfig
 from paceline.core.errors import ConfigError
 from paceline.hub.progress import Progress
-from paceline.runner.encoders.config import BERT, TextEncoderConfig, encoder_config
+from paceline.runner.encoders.config import TextEncoderConfig, encoder_config
 from paceline.runner.encoders.model import TextEncoder
 from paceline.runner.encoders.runner import EncoderRunner
 from paceline.runner.weights.safetensors import files_in
 from paceline.sched.scheduler import Scheduler
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
+from paceline.wiring.settings import SLOTS_OF_OTHERS
 
 BLOCK = 16  # positions; blocks are only counted, there is no KV memory behind them
-DEFAULTS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 4096}
+DEFAULTS: dict[str, Any] = {
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 4096,
+    "slots_for_others": 8,
+}
 SEPARATOR = "[SEP]"  # between two texts, for BERT
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
@@ -50,7 +55,7 @@ def assemble(
     separator = next((id for id in tokenizer.special if tokenizer.token(id) == SEPARATOR), None)
     scheduler = scheduler_of(Config.of(**completed(settings, config)))
     return scheduler, EncoderRunner(
-        model, separator if config.kind == BERT and config.classes else None
+        model, separator if config.has_pairs and config.classes else None
     )
 
 
@@ -60,6 +65,9 @@ def completed(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any
     A sequence has one more place than its text, for the token that ends it.
     """
     settings = {**DEFAULTS, **{name: one for name, one in given.items() if one is not None}}
+    if given.get("slots_for_others") is None:
+        share = settings["max_num_seqs"] // SLOTS_OF_OTHERS
+        settings["slots_for_others"] = min(settings["slots_for_others"], share)
     length = settings.get("max_model_len") or config.max_tokens
     if length > config.max_tokens:
         raise ConfigError(f"max_model_len is {length}; the model has {config.max_tokens} positions")

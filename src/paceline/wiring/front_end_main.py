@@ -20,6 +20,7 @@ from paceline.core.garbage import keep_heap
 from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.engine.core.process_main import die_with_parent
 from paceline.engine.core.remote import RemoteCore
+from paceline.engine.core.wire import read_only
 from paceline.engine.shared import SharedEngine
 from paceline.engine.trace.frontend_trace import front_end
 from paceline.engine.trace.trace_file import TraceTarget
@@ -42,7 +43,7 @@ def main(address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the owner as well
     Thread(target=die_with_parent, daemon=True).start()
     core = RemoteCore(address)
-    settings = msgspec.convert(core.build.settings, FrontEndSettings)
+    settings = msgspec.convert(core.build.settings, FrontEndSettings, dec_hook=read_only)
     log_to_stderr(as_json=settings.server.log_format == "json")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the owner says the rest once
     status = 0

@@ -5,9 +5,9 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Unpack
 
-from paceline.engine import offline, streaming
+from paceline.engine import streaming
 from paceline.engine.api import GenerationRequest, RequestOutput
 from paceline.engine.components import factory_named
 from paceline.engine.core.thread import ThreadCore
@@ -19,14 +19,18 @@ from paceline.engine.embeddings import (
     embeddings,
     pooled,
 )
+from paceline.engine.offline_pooling import PoolingEngine
 from paceline.engine.prompts import Prompt, as_generation, several
 from paceline.engine.streamed_batch import outputs_of
 from paceline.hub.catalogue import DEFAULT
 from paceline.wiring.recording import begin_files
-from paceline.wiring.settings import for_batches
+from paceline.wiring.setting_fields import LLMSettings
+from paceline.wiring.settings import ENGINE_SETTINGS, for_batches
+from paceline.wiring.vllm_settings import translated
 
 # By name: importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.wiring.assembly:build"
+OF_ENGINES = {*ENGINE_SETTINGS, "progress"}
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def status(model: str, settings: dict[str, Any]) -> Generator[dict[str, Any]]:
         yield {**settings, "progress": shown}
 
 
-class LLM(offline.OfflineEngine):
+class LLM(PoolingEngine):
     """A model to call from a script.
 
     `model` is a name that `paceline pull` knows, a `.gguf` file, a folder with safetensors, or a
@@ -63,9 +67,10 @@ class LLM(offline.OfflineEngine):
     EngineFailed.
     """
 
-    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        begin_files(settings)
-        with status(model, for_batches(settings)) as chosen:
+    def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
+        model, given = translated(model, settings, OF_ENGINES)
+        begin_files(given)
+        with status(model, for_batches(given)) as chosen:
             super().__init__(model, factory_named(FACTORY), **chosen)
 
 
@@ -83,9 +88,10 @@ class AsyncLLM(streaming.StreamingEngine):
     ```
     """
 
-    def __init__(self, model: str = DEFAULT, **settings: Any) -> None:
-        begin_files(settings)
-        with status(model, settings) as chosen:
+    def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
+        model, given = translated(model, settings, OF_ENGINES)
+        begin_files(given)
+        with status(model, given) as chosen:
             components = factory_named(FACTORY)(model, **chosen)
         engine = components.engine()
         super().__init__(ThreadCore(engine), components.frontend(engine))
@@ -125,6 +131,6 @@ class AsyncLLM(streaming.StreamingEngine):
 
     async def _pooled(self, prompts: Iterable[GenerationRequest]) -> list[RequestOutput]:
         """No more at once than the queue takes, and enough to keep the model busy."""
-        at_once = max(min(2 * self._frontend.max_num_seqs, self._max_queued), 1)
+        at_once = max(min(2 * self._frontend.max_num_seqs, self._capacity.max_num_queued_reqs), 1)
         asked = [pooled(prompt, self.rules.embedding) for prompt in prompts]
         return await outputs_of(self, asked, at_once)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.config import Config
+from paceline.core.step_times import StepCost
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.group import RankGroup
 from paceline.sched.swapping import Rates
@@ -17,6 +18,7 @@ class LoadedRunner:
     config: Config
     runner: Any
     rates: Rates | None = None  # None: blocks are not swapped
+    cost: StepCost | None = None  # of a position; None: nothing depends on it
 
 
 def part_of_model(model: ModelConfig, group: RankGroup | None) -> ModelConfig:

@@ -13,7 +13,7 @@ from paceline.core.garbage import keep_heap
 from paceline.engine.core.plan_wire import EncodedPlan, PlanReader
 from paceline.engine.core.ports import Runner
 from paceline.engine.core.process_main import Outbox, bound_to_parent
-from paceline.engine.core.wire import Close, Died, EncodedError, Ready
+from paceline.engine.core.wire import Close, Died, EncodedError, Ready, as_declared
 from paceline.hub.progress import silent
 from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from paceline.runner.parallel.shard import Shard
@@ -103,7 +103,7 @@ class RankLoop:
 def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     """Load the model's part of a rank, beside the other ranks."""
     model, shard = message.model, Shard(message.rank, message.size)
-    settings, own = model.settings, model.load
+    settings, own = as_declared(model.settings), model.load
     on: Any = import_module(f"paceline.wiring.{own.device}")
     on.choose_device(shard)
     checkpoint, _ = find_checkpoint(model.name, own.load_format, own.device, silent)

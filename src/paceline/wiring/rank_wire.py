@@ -7,14 +7,14 @@ import msgspec
 from paceline.core.adapter import AdapterConfig
 from paceline.core.config import LoadConfig
 from paceline.engine.core.plan_wire import EncodedPlan
-from paceline.engine.core.wire import Close
+from paceline.engine.core.wire import Close, read_only
 
 
 class RankedModel(msgspec.Struct, array_like=True, frozen=True):
     """What all ranks load a part of, and how they exchange tensors."""
 
     name: str
-    settings: dict[str, Any]  # of the scheduler
+    settings: dict[str, Any]  # of the scheduler; read them with `as_declared`
     load: LoadConfig
     adapters: AdapterConfig
     backend: str  # of torch.distributed
@@ -75,4 +75,4 @@ class DropAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 ToRank = BuildRank | EncodedPlan | NumberedTask | KeepAdapter | DropAdapter | Close
-to_rank = msgspec.msgpack.Decoder(ToRank)
+to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=read_only)

@@ -1,6 +1,7 @@
 """Rank 0 of a model: a runner whose plans go to the other ranks too."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ class RankedRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._runner.capabilities
+        return replace(self._runner.capabilities, processors=False)  # ranks are processes
 
     def block_bytes(self) -> RankedBlocks:
         """The blocks of all ranks as bytes, for other threads."""

@@ -5,9 +5,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM, signal
@@ -22,6 +22,7 @@ from paceline.core.config import LoadConfig
 from paceline.core.cores import usable_cores
 from paceline.core.garbage import keep_heap
 from paceline.engine.components import factory_named
+from paceline.engine.core.child_process import ANYWHERE, ProcessPlace
 from paceline.engine.core.ports import Core, PromptImages
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.core.restart import RestartingCore
@@ -51,10 +52,15 @@ from paceline.wiring.images import load_images
 from paceline.wiring.json_settings import as_json
 from paceline.wiring.llm import FACTORY
 from paceline.wiring.recording import begin_files
-from paceline.wiring.settings import LOAD_SETTINGS, part_of, pop_settings
+from paceline.wiring.settings import ENGINE_SETTINGS, LOAD_SETTINGS, part_of, pop_settings
 from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
+from paceline.wiring.vllm_settings import translated
 
+OF_SERVERS = {
+    *ENGINE_SETTINGS,
+    *(one.name for kind in (ServerSettings, CoreSettings, EngineSettings) for one in fields(kind)),
+}
 PLAIN = (str, int, float, bool, NoneType)
 
 log = logging.getLogger(__name__)
@@ -77,9 +83,10 @@ def serve(
     Settings by name: those of `ServerSettings`, `CoreSettings`, `EngineSettings`, and of the
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
+    http.log_to_stderr(as_json=settings.get("log_format") == "json")
+    model, settings = translated(model, settings, OF_SERVERS)
     settings = with_page(as_json(settings), host, uds)
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
-    http.log_to_stderr(as_json=chosen.log_format == "json")
     if uds:
         check_socket(uds)
     else:
@@ -255,30 +262,30 @@ def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tup
 
 
 def core_of(path: str, settings: dict[str, Any]) -> Core:
-    """The step loop of a model, on a thread or in a process."""
+    """The step loop of a model, on a thread, in a process, or in several that load it at once."""
     chosen: CoreSettings = pop_settings(CoreSettings, settings)
     engine: EngineSettings = pop_settings(EngineSettings, settings)
     if chosen.core == "thread":
         components = factory_named(FACTORY)(path, **settings)
         return ThreadCore(replace(components, settings=engine).engine())
-    if chosen.data_parallel_size > 1:
-        return engines_of(path, settings, chosen, engine)
-    return RestartingCore(partial(ProcessCore, FACTORY, path, settings, engine), chosen)
-
-
-def engines_of(
-    path: str, settings: dict[str, Any], chosen: CoreSettings, engine: EngineSettings
-) -> SeveralCores:
-    """Engines that load the model at the same time, each in its place."""
-    gpus_each = settings.get("tensor_parallel_size", 1)
-    found = places(chosen.data_parallel_size, settings.get("device", "auto"), gpus_each)
     with ExitStack() as closing:
         cores: list[RestartingCore] = []
-        for number, place in enumerate(found):
-            own = settings_of(settings, number)
+        for own, place in engines_of(settings, chosen.data_parallel_size):
             make = partial(ProcessCore, FACTORY, path, own, engine, place)
             cores.append(RestartingCore(make, chosen))
             closing.callback(cores[-1].close)
-        core = SeveralCores(cores, exits=chosen.on_core_crash == "exit")
+        exits = chosen.on_core_crash == "exit"
+        core = SeveralCores(cores, exits, chosen.core_restart_wait_s)
         closing.pop_all()
     return core
+
+
+def engines_of(
+    settings: dict[str, Any], engines: int
+) -> Sequence[tuple[dict[str, Any], ProcessPlace]]:
+    """The settings of each engine and its place; one engine alone has the whole machine."""
+    if engines == 1:
+        return [(settings, ANYWHERE)]
+    gpus_each = settings.get("tensor_parallel_size", 1)
+    found = places(engines, settings.get("device", "auto"), gpus_each)
+    return [(settings_of(settings, number), place) for number, place in enumerate(found)]

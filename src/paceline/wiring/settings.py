@@ -8,8 +8,10 @@ from errno import ENOMEM
 from math import prod
 from typing import Any, TypeVar
 
+from paceline.core.adapter import AdapterConfig
 from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
+from paceline.core.multimodal_config import MultimodalConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.models.manifest import manifest
@@ -21,15 +23,22 @@ from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_withi
 from paceline.wiring.memory import free_bytes
 from paceline.wiring.roles import with_role
 from paceline.wiring.speculative_config import spelled_out
+from paceline.wiring.vllm_table import VLLM
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-CPU_DEFAULTS: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64}
+CPU_DEFAULTS: dict[str, Any] = {
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 72,
+    "max_step_s": 0.25,
+    "slots_for_others": 8,
+}
 # Blocks that admissions leave free cost a GPU less than computing preempted prompts again.
 CUDA_DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 8192,
     "max_num_seqs": 256,
+    "slots_for_others": 32,
     "watermark": 0.01,
 }
 # With policy `longest`, prompts fill up steps to this many positions if the weights are large.
@@ -38,6 +47,7 @@ FILL_POSITIONS, FILL_LEAST_BYTES = 256, 3 * GIB
 # A batch is done when its last request is: the longest request goes first, and after an hour the
 # oldest one.
 BATCH_DEFAULTS: dict[str, Any] = {"policy": "longest", "ageing_s": 3600.0}
+SLOTS_OF_OTHERS = 8  # one in so many of fewer slots than by default
 LOAD_SETTINGS = [setting.name for setting in fields(LoadConfig)]
 # Settings of a scheduler by itself, and why an engine does not take them.
 SCHEDULER_ONLY = {
@@ -49,20 +59,11 @@ SCHEDULER_ONLY = {
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",
 }
-# Settings of vLLM that paceline does not have, and what to do instead.
-VLLM_ONLY = {
-    "data_parallel_size": "only a server has several engines; see paceline serve",
-    "disable_log_stats": "get_metrics() returns the metrics; remove it",
-    "download_dir": "set HF_HOME or PACELINE_CACHE",
-    "guided_decoding_backend": "see structured_outputs_backend",
-    "pipeline_parallel_size": "every rank has a part of every layer; see tensor_parallel_size",
-    "quantization": "the format is read from the file; on a CPU, see weights",
-    "scheduling_policy": "see policy",
-    "seed": "give a seed in SamplingParams",
-    "structured_outputs_config": "see structured_outputs_backend",
-    "tokenizer": "the tokenizer of the model is used",
-    "trust_remote_code": "no code of a model is run; remove it",
-}
+# Names of everything that `LLM` takes. `swap_space` is in GiB, and not in blocks.
+ENGINE_SETTINGS = [
+    *(name for name in Config.names() if name not in SCHEDULER_ONLY),
+    *(*LOAD_SETTINGS, *RECORD_SETTINGS, *(setting.name for setting in fields(AdapterConfig))),
+]
 C = TypeVar("C")
 KV_SHARE = 0.25  # of the free memory, for KV by default
 USUAL_BYTES = 2 * GIB  # for KV on a CPU by default, or two sequences of max_model_len
@@ -95,7 +96,8 @@ def block_bytes(
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an engine for batches. A given policy is kept."""
     is_ours = settings.get("policy", BATCH_DEFAULTS["policy"]) == BATCH_DEFAULTS["policy"]
-    return {**BATCH_DEFAULTS, **settings} if is_ours else dict(settings)
+    together = {"max_step_s": 0.0, "slots_for_others": 0}  # there are no others
+    return {**BATCH_DEFAULTS, **together, **settings} if is_ours else {**together, **settings}
 
 
 def gpu_defaults(model: ModelConfig, value_bytes: int) -> dict[str, Any]:
@@ -112,9 +114,31 @@ def suggested(
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
+    with_slots(chosen, settings)
+    if "max_step_s" not in settings and not may_be_paced(chosen, settings):
+        chosen.pop("max_step_s", None)
     if "fill_positions" not in settings and part_of(StepConfig, chosen).unfillable:
         chosen["fill_positions"] = 0
     return chosen
+
+
+def with_slots(chosen: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Fit default numbers of slots to the numbers that were given."""
+    slots, budget = chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens")
+    if not (isinstance(slots, int) and isinstance(budget, int)):
+        return
+    if "max_num_seqs" not in settings and slots > budget > 0:
+        chosen["max_num_seqs"] = slots = budget
+    if "slots_for_others" in chosen and "slots_for_others" not in settings:
+        chosen["slots_for_others"] = min(chosen["slots_for_others"], slots // SLOTS_OF_OTHERS)
+
+
+def may_be_paced(chosen: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Is the time of a step bounded by default? A budget that was given stands."""
+    timeless = {name: value for name, value in chosen.items() if name != "max_step_s"}
+    is_cut = not part_of(MultimodalConfig, chosen).disable_chunked_mm_input
+    is_free = is_cut and not part_of(StepConfig, timeless).unpaced
+    return is_free and "max_num_batched_tokens" not in settings and not chosen.get("fill_positions")
 
 
 def check(
@@ -242,18 +266,13 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
     settings = as_json(spelled_out(kv_transfer_config.spelled_out(with_role(settings))))
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    known = [
-        name
-        for name in (*Config.names(), *LOAD_SETTINGS, *RECORD_SETTINGS)
-        if name not in SCHEDULER_ONLY
-    ]
     for name in rest:
         if name in SCHEDULER_ONLY:
             raise ConfigError(f"{name} is a setting of a scheduler alone: {SCHEDULER_ONLY[name]}")
-        if name in VLLM_ONLY:
-            raise ConfigError(f"{name} is not supported: {VLLM_ONLY[name]}")
+        if name in VLLM and name not in Config.names():
+            raise ConfigError(f"{name} is not supported: {VLLM[name].reason}")
         if name not in Config.names():
-            close = get_close_matches(name, known, 1)
+            close = get_close_matches(name, ENGINE_SETTINGS, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(f"unknown setting {name!r}{hint}")
     return rest, LoadConfig(**ours)

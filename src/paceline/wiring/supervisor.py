@@ -21,6 +21,7 @@ from paceline.engine.core.messages import EngineFailed
 from paceline.engine.core.ports import Core
 from paceline.engine.core.restart import RestartBudget
 from paceline.engine.core.shared_core import SharedCore
+from paceline.engine.core.wire import plain
 from paceline.engine.settings import CoreSettings
 from paceline.server.scoreboard import shared_board
 from paceline.wiring.front_end_settings import FrontEndSettings
@@ -123,7 +124,7 @@ class Supervisor:
     def _start(self, row: int) -> None:
         settings = replace(self._settings, row=row)
         number = next(self._numbers) % MOST_FRONT_ENDS
-        build = FrontEndBuild(number, self._capacity, msgspec.to_builtins(settings))
+        build = FrontEndBuild(number, self._capacity, msgspec.to_builtins(settings, enc_hook=plain))
         link = FrontEndLink(self._idle.take(), build, self._shared.serve, self._events.put)
         self._links[row] = link
         self._shared.join(link)

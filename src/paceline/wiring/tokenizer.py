@@ -39,11 +39,13 @@ def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
     embedding = tokenizer.embedding
     if load.pooling != "auto":
         embedding = replace(embedding, pooling=load.pooling, problem="")
-    return replace(rules, embedding=embedding)
+    return replace(rules, embedding=embedding, seed=load.seed)
 
 
 def log_rules(rules: SamplingRules) -> None:
-    """Name the sampling defaults of the model, if it has any."""
+    """Name the sampling defaults of the model, if it has any, and how a reranker scores."""
+    if rules.embedding.pair_template:
+        log.info("scores of two texts: how much likelier yes is than no as the next token")
     if rules.summary:
         log.info(
             "sampling defaults of the model: %s; --generation-config none switches them off",

@@ -34,7 +34,7 @@ class LateCompiler:
         self.counts = GrammarCounts(grammars_compiled=3)
         self.closed = False
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         self.futures.append(Future())
         return self.futures[-1]
 

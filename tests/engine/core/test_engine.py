@@ -330,10 +330,21 @@ def test_the_inbox_is_bounded_in_requests() -> None:
     assert set(teller.ends) == set("abc")
 
 
+def test_long_turns_accept_more_of_a_burst() -> None:
+    """A request behind it does not wait for a step for each few of them."""
+    made, now = components(max_num_seqs=8, max_num_queued_reqs=2000), iter(range(1000))
+    teller = Teller(made)
+    teller.engine.clock = lambda: next(now) / 10  # at least 100 ms
+    teller.engine.submit(request("early", 9, 60, ignore_eos=True))
+    teller.turn()
+    assert (teller.engine.arrivals or 0) >= 5 * ARRIVALS
+
+
 def test_a_burst_does_not_hold_up_those_who_run() -> None:
     """Each turn accepts a part of it, in order, and steps go on in between."""
     made = components(max_num_seqs=8, max_num_queued_reqs=2000)
     teller, names = Teller(made), [f"late{number}" for number in range(1000)]
+    teller.engine.clock = lambda: 0.0  # turns are short
     for number in range(8):
         teller.engine.submit(request(f"early{number}", 9, 60, ignore_eos=True))
     teller.turn()

@@ -200,6 +200,7 @@ class Puppets:
     def __init__(self, **settings: Any) -> None:
         self.made: list[Puppet] = []
         self.deaths: list[tuple[str, bool]] = []
+        self.returns = 0
         self.door = Event()  # nothing is built while it is shut
         self.door.set()
         self.problem = ""
@@ -219,6 +220,9 @@ class Puppets:
     def died(self, reason: str, for_good: bool) -> None:
         self.deaths.append((reason, for_good))
 
+    def health_changed(self) -> None:
+        self.returns += 1
+
     def replaced(self) -> None:
         assert self.core._replacing is not None
         self.core._replacing.join()
@@ -231,6 +235,7 @@ def test_one_that_died_is_closed_and_the_next_takes_its_place(
     puppets.made[0].die()
     puppets.replaced()
     assert puppets.deaths == [("gone", False)]
+    assert puppets.returns == 1
     assert puppets.made[0].closed.is_set()
     assert puppets.core.healthy() is None
     assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]

@@ -5,21 +5,22 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
 import msgspec
 import pytest
 
-from paceline.core.errors import QueueFull, RequestError
+from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.core.request import Finish
 from paceline.engine.adapter_control import load_question
 from paceline.engine.api import GenerationRequest
 from paceline.engine.core.adapters import AdapterRequests
-from paceline.engine.core.messages import EngineFailed, Question
-from paceline.engine.core.restart import RestartingCore
+from paceline.engine.core.messages import EngineFailed, EngineUnavailable, Question
+from paceline.engine.core.placements import Placement
+from paceline.engine.core.restart import RestartBudget, RestartingCore
 from paceline.engine.core.several_cores import SeveralCores
 from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
@@ -40,21 +41,35 @@ SHORT: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 class Several:
     """Engines on threads, with an oracle instead of a model, behind one front end."""
 
-    def __init__(self, engines: int, exits: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, engines: int, exits: bool = False, wait_s: float = 60.0, **settings: Any
+    ) -> None:
         self.settings = settings
+        self.door = Event()  # no engine is built while it is shut
+        self.door.set()
         self.holds = False  # does an engine pause after some tokens?
 
         def restarting() -> RestartingCore:
-            return RestartingCore(self._made, CoreSettings(core_restarts=1))  # type: ignore[arg-type]
+            return RestartingCore(self._made, CoreSettings(core_restarts=2))  # type: ignore[arg-type]
 
         self.cores = [restarting() for _ in range(engines)]
-        self.core = SeveralCores(self.cores, exits)
+        self.core = SeveralCores(self.cores, exits, wait_s)
+        self._homes: dict[str, int] = {}  # also of requests that have ended
+        placements: Any = self.core._placements
+        place = placements.place
+
+        def placed(one: Placement, engine: int) -> None:
+            self._homes[one.request.id] = engine
+            place(one, engine)
+
+        placements.place = placed
         template = ChatTemplate.of(tokenizer())
         metrics = [Metrics() for _ in range(engines)]
         frontend = Frontend(tokenizer(), template, monotonic, metrics=metrics)
         self.engine = StreamingEngine(self.core, frontend)
 
     def _made(self) -> ThreadCore:
+        self.door.wait()
         made = components(**self.settings)
         scheduler, plan = made.scheduler, made.scheduler.plan
 
@@ -72,8 +87,19 @@ class Several:
         found._engine.nudge()
 
     def home(self, stream: DeltaStream) -> int:
-        with self.core._lock:  # a request that moves is in no engine for a moment
-            return self.core._placements.open[stream.request_id].engine
+        """The engine that a request was submitted to last."""
+        return self._homes[stream.request_id]
+
+    async def lose(self, engine: int) -> None:
+        """Kill an engine, and return when that is known."""
+        lost = self.cores[engine]._core
+        self.kill(engine)
+        while not self.cores[engine]._trouble and self.cores[engine]._core is lost:
+            await asyncio.sleep(0.002)
+
+    async def until_held(self, requests: int) -> None:
+        while len(self.core._placements.held) != requests:
+            await asyncio.sleep(0.002)
 
     async def until_healthy(self, engine: int) -> None:
         while self.core.troubles()[engine]:
@@ -84,7 +110,10 @@ def on(use: Callable[[Several], Awaitable[None]], engines: int = 2, **settings: 
     async def run() -> None:
         several = Several(engines, **settings)
         async with asyncio.timeout(50), several.engine:
-            await use(several)
+            try:
+                await use(several)
+            finally:
+                several.door.set()
 
     asyncio.run(run())
 
@@ -174,8 +203,10 @@ def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None
 
 async def begun(several: Several, *asked: GenerationRequest) -> list[DeltaStream]:
     """Streams in one engine, of which some tokens were delivered and which wait for more."""
-    several.holds = True
+    await several.engine.pause("all")  # so that all begin in one step
     streams = [several.engine.generate(one) for one in asked]
+    several.holds = True
+    await several.engine.resume()
     home = several.home(streams[0])
     assert {several.home(one) for one in streams} == {home}
     for stream in streams:
@@ -265,6 +296,131 @@ def test_a_request_that_cannot_be_continued_ends_with_the_reason() -> None:
     on(use)
 
 
+def test_one_engine_continues_its_requests_after_its_restart() -> None:
+    """Greedy and seeded ones, with their own texts; others begin; and those that leave are gone."""
+
+    async def use(several: Several) -> None:
+        engine = several.engine
+        sampled = ask("begun", n=3, seed=7, **(LONG | {"max_tokens": 100}))
+        greedy, samples = await begun(several, ask("begun", **LONG), sampled)
+        several.door.clear()
+        several.cores[0]._core.abort = lambda *_: None  # type: ignore[method-assign]
+        several.core.abort(samples.request_id, 1)
+        await several.lose(0)
+        assert "is being restarted" in (engine.healthy() or "")
+        late, parked = (engine.generate(ask("late", **SHORT)) for _ in range(2))
+        left, cut = (engine.generate(ask("leaves", **SHORT)) for _ in range(2))
+        await several.until_held(6)
+        with pytest.raises(RequestError, match="already open"):
+            several.core.submit(several.core._placements.open[late.request_id].request)
+        engine.park(parked.request_id, "grammar")
+        engine.park(late.request_id, "grammar")
+        engine.wake(late.request_id)
+        await engine.abort(left.request_id)
+        several.core.abort(cut.request_id, 0)
+        for stream in (left, cut):
+            assert (await stream.whole()).outputs[0].finish_reason == "abort"
+        several.door.set()
+        await several.until_healthy(0)
+        await engine.resume()
+        for stream, tokens in ((greedy, 200), (late, 4)):
+            assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, tokens)
+        found = await samples.whole()
+        for child in (0, 2):
+            tokens, _ = expected(samples.prompt_token_ids, sampled.params, seed=7 + child)
+            assert list(found.outputs[child].token_ids) == tokens
+        assert len(several.core._placements.open) == 1, "it is parked"
+        engine.wake(parked.request_id)
+        assert list((await parked.whole()).outputs[0].token_ids) == correct(parked, 4)
+        assert (await engine.stats()).crashes == 1
+        assert "engine 0" not in await engine.explain(greedy.request_id)
+        assert not several.core._placements.open
+        assert several.core._placements.router.loads == pytest.approx([0])
+
+    on(use, engines=1)
+
+
+def test_requests_wait_while_all_engines_are_restarted() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        streams = await begun(several, ask("begun", **LONG), ask("begun", **LONG))
+        several.door.clear()
+        await asyncio.gather(*map(several.lose, range(2)))
+        streams.append(engine.generate(ask("late", **LONG)))
+        await several.until_held(3)
+        several.door.set()
+        await asyncio.gather(*map(several.until_healthy, range(2)))
+        await engine.resume()
+        for stream in streams:
+            assert list((await stream.whole()).outputs[0].token_ids) == correct(stream, 200)
+
+    on(use)
+
+
+def test_a_request_that_kills_its_engine_again_and_again_ends() -> None:
+    """Its engine is there for others. One that got tokens in between did not kill it."""
+
+    async def use(several: Several) -> None:
+        engine = several.engine
+        (going,) = await begun(several, ask("goes on", **LONG))
+        poison = engine.generate(ask("poison", **SHORT))
+        await several.lose(0)
+        await several.until_healthy(0)
+        await several.until_held(0)  # the engine has both again, and dies with them
+        several.core._placements.open[going.request_id].tokens -= 1  # as if it had got another
+        await several.lose(0)
+        output = await poison.whole()
+        assert (output.outputs[0].finish_reason, "has died" in output.error) == ("error", True)
+        await several.until_healthy(0)
+        await engine.resume()
+        assert list((await going.whole()).outputs[0].token_ids) == correct(going, 200)
+        await several.lose(0)
+        assert "has died" in await engine.gone(), "restarts are bounded"
+
+    on(use, engines=1)
+
+
+def test_no_request_waits_for_an_engine_for_ever() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        (going,) = await begun(several, ask("goes on", **LONG))
+        lost = engine.generate(ask("lost", **SHORT))
+        several.door.clear()
+        await several.lose(0)
+        late = engine.generate(ask("late", **SHORT))
+        for stream in (lost, late):
+            with pytest.raises(EngineUnavailable, match=r"was there for 0.1 s: .*restarted"):
+                await stream.whole()
+        output = await going.whole()
+        assert (output.outputs[0].finish_reason, "was there for" in output.error) == ("error", True)
+        assert not several.core._placements.open
+
+    on(use, engines=1, wait_s=0.1)
+
+
+def test_held_requests_end_with_an_engine_that_cannot_be_built_again() -> None:
+    async def use(several: Several) -> None:
+        engine = several.engine
+        several.door.clear()
+        await engine.pause("all")
+        waiting = engine.generate(ask("waiting", **SHORT))
+        await several.lose(0)
+        await several.until_held(1)
+        several.cores[0]._make = unbuildable
+        several.settings = {"block_size": 0}  # for the one that is being built
+        several.door.set()
+        assert "died" in await engine.gone() or "no model" in (engine.healthy() or "")
+        assert (await waiting.whole()).outputs[0].finish_reason == "error"
+        with pytest.raises(EngineFailed):
+            engine.generate(ask("late"))
+
+    on(use, engines=1)
+
+
+def unbuildable() -> Any:
+    raise ConfigError("no model")
+
+
 def refusing(*_: object) -> None:
     raise RequestError("not here")
 
@@ -275,7 +431,7 @@ def test_a_request_moves_once_and_the_last_engine_that_is_gone_ends_the_core() -
         await engine.pause("all")
         stream = engine.generate(ask("poison", **SHORT))
         for cores in several.cores:
-            cores._budget.take()  # so that none is restarted
+            cores._budget = RestartBudget(0, 1.0)  # so that none is restarted
         first = several.home(stream)
         several.kill(first)
         while several.home(stream) == first:
@@ -298,7 +454,7 @@ def test_a_request_moves_once_and_the_last_engine_that_is_gone_ends_the_core() -
 
 def test_the_first_engine_that_is_gone_ends_a_core_that_exits() -> None:
     async def use(several: Several) -> None:
-        several.cores[1]._budget.take()
+        several.cores[1]._budget = RestartBudget(0, 1.0)
         several.engine.generate(ask("hello", **SHORT))
         several.kill(1)
         assert "the engine has died" in await several.engine.gone()

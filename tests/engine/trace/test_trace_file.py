@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engine.trace import trace_file
-from paceline.engine.trace.trace_file import TraceFile, TraceTarget
+from paceline.engine.trace.trace_file import TraceFile, TraceSpan, TraceTarget, TraceWindows
 from tests.engine.trace.timeline import Timeline
 
 WRITER = """
@@ -109,3 +109,31 @@ def test_the_trace_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     trace_file.keep_earlier(path)
     assert before.read_text() == content
     assert not path.exists()
+
+
+def test_windows_choose_what_a_timeline_has(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace_file.begin(path)
+    file, windows = TraceFile(path, "engine"), TraceWindows(path)
+    with pytest.raises(ValueError, match="being written already; /stop_profile"):
+        windows.start(0.5)
+    for number in range(10):
+        if number == 3:
+            windows.stop(2.5)
+            with pytest.raises(ValueError, match="not being written; /start_profile"):
+                windows.stop(2.6)
+        if number == 6:
+            windows.start(5.6)
+        file.slice("host", f"step {number}", number, number + 0.5)
+    file.counter("requests", 4.0, {"running": 1})
+    file.span("request", "a", TraceSpan("a", 1.0, 4.0), [TraceSpan("waiting", 3.0, 4.0)])
+    file.span("request", "b", TraceSpan("b", 3.0, 4.0))
+    file.flush()
+    found = Timeline(path)
+    names = [one["name"] for one in found.tracks()["host"]]
+    assert names == [f"step {number}" for number in (0, 1, 2, 6, 7, 8, 9)]
+    assert not found.named("requests")
+    assert not found.named("b")
+    assert len(found.named("waiting")) == 2  # a part of a request that is there
+    trace_file.begin(path)
+    assert windows.spans() is None

@@ -19,9 +19,11 @@ ROUNDED_US = 0.01
 
 
 class Timeline:
-    """The events of a file, by process and track."""
+    """The events of a file, by process and track. Spans of a process that was `killed` may be open;
+    they are left out."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, killed: int = 0) -> None:
+        self._killed = killed
         self.events: list[Event] = json.loads(path.read_text())
         for one in self.events:
             check_event(one)
@@ -46,7 +48,7 @@ class Timeline:
         """The beginnings and ends of spans of a kind, those that begin first in front, by id."""
         found: dict[str, list[Event]] = defaultdict(list)
         for one in self.events:
-            if one["ph"] in ("b", "e") and one["cat"] == kind:
+            if one["ph"] in ("b", "e") and one["cat"] == kind and one["pid"] != self._killed:
                 process, _, name = one["id"].partition(".")
                 assert process == str(one["pid"])
                 found[name].append(one)

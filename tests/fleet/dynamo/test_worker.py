@@ -24,7 +24,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoFleet]:
     (folder / "config.json").write_text(
         json.dumps({**DESCRIBED, "max_position_embeddings": LONGEST})
     )
-    with dynamo_fleet(folder, "--router-mode", "kv", "--migration-limit", "3") as made:
+    flags = ("--router-mode", "kv", "--router-prefill-load-scale", "8", "--migration-limit", "3")
+    with dynamo_fleet(folder, *flags) as made:
         for _ in range(2):
             made.add(*FLAGS)
         made.until_ready()
@@ -36,19 +37,24 @@ def prompt_of(group: int, tail: int) -> list[int]:
 
 
 def test_requests_go_where_their_prefix_is(fleet: DynamoFleet) -> None:
-    """Eight at once are spread over the workers; what follows them is not."""
+    """Eight at once are spread over the workers; what follows them is not, one by one or at once,
+    when the router weighs what is to be computed more than what is in use."""
 
-    def answered(group: int) -> int:
-        return worker_of(fleet.complete(prompt_of(group, 0), max_tokens=24))
+    def answered(prompt: list[int]) -> int:
+        return worker_of(fleet.complete(prompt, max_tokens=24))
 
-    with ThreadPoolExecutor(GROUPS) as clients:
-        first = list(clients.map(answered, range(GROUPS)))
+    def at_once(tail: int) -> list[int]:
+        with ThreadPoolExecutor(GROUPS) as clients:
+            return list(clients.map(answered, [prompt_of(one, tail) for one in range(GROUPS)]))
+
+    first = at_once(0)
     assert len(set(first)) == len(fleet.workers)
     until(lambda: cached(fleet, prompt_of(GROUPS, 1)))  # by then, events have arrived
     for group in range(GROUPS):
         answer = fleet.complete(prompt_of(group, 2), max_tokens=1)
         assert worker_of(answer) == first[group]
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == SHARED
+    assert [at_once(tail) for tail in (3, 4)] == [first, first]
 
 
 def cached(fleet: DynamoFleet, prompt: list[int]) -> bool:

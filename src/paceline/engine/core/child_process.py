@@ -15,7 +15,7 @@ import zmq
 from paceline.core.errors import ConfigError
 
 LONGEST_NAME = len("/paceline-12345678/out")  # of a socket in the temporary folder
-POLL_MS = 50  # between two checks that the process is alive
+POLL_MS = 50  # for the last messages of a process that is gone, and between two looks at one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class ChildProcess:
         self._commands = self._connected(zmq.PUSH, "in")
         self._inbox = self._connected(zmq.PULL, "out")
         self._sending = Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
         path = os.pathsep.join(filter(None, sys.path))
         with pinned(place.cpus):
             self._process = subprocess.Popen(
@@ -53,6 +55,9 @@ class ChildProcess:
                 pass_fds=files,
                 env={**os.environ, **place.variables, "PYTHONPATH": path},
             )
+        self._exit = exit_notice(self._process.pid)
+        if self._exit is not None:
+            self._poller.register(self._exit, zmq.POLLIN)
 
     def _connected(self, kind: int, end: str) -> zmq.Socket[bytes]:
         """A socket that connects accepts messages before the other end binds."""
@@ -70,11 +75,17 @@ class ChildProcess:
     def receive(self) -> bytes | None:
         """The next message; None after the last message of a process that is gone."""
         while True:
-            alive = self._process.poll() is None
-            if self._inbox.poll(POLL_MS):
+            alive = self.alive
+            if alive:
+                self._poller.poll(None if self._exit is not None else POLL_MS)
+            if self._inbox.poll(0 if alive else POLL_MS):
                 return self._inbox.recv()
             if not alive:
                 return None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -96,12 +107,24 @@ class ChildProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Release the sockets, once the process has exited and no thread receives."""
+        """Release the sockets, once the process has exited and no thread receives. It may be called
+        again."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with self._sending:
             self._context.destroy()
+            notice, self._exit = self._exit, None
+        if notice is not None:
+            os.close(notice)
         self._folder.cleanup()
+
+
+def exit_notice(pid: int) -> int | None:
+    """A file descriptor that is readable once a child has exited; None if the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
 
 
 @contextmanager

@@ -26,8 +26,9 @@ PARKED_FOR = "grammar"  # the reason for which a request is parked while its gra
 class ConstraintCompiler(Protocol):
     """Compiles constraints off the engine's thread."""
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        """The grammar, or a RequestError that says what is wrong. It may be cancelled."""
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
+        """The grammar, or a RequestError that says what is wrong. It may be cancelled. Clients
+        take turns."""
         ...
 
     @property
@@ -99,7 +100,7 @@ class ConstrainedRequests:
         """Compile the constraint of a request. Returns whether that has ended already; if not,
         `ready` is called with its id when it has, on any thread."""
         assert request.constraint is not None
-        compiled = self._compiler.submit(request.constraint)
+        compiled = self._compiler.submit(request.constraint, request.tenant)
         one = self._open[request.id] = ConstrainedRequest(request, compiled)
         self._labels.update(dict.fromkeys(one.labels, one))
         if compiled.done():

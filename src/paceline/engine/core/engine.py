@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.002  # between two attempts to plan while no request can run yet
 PARKED_RETRY_S = 0.05  # the same while every request is parked and only deadlines can pass
 ARRIVALS = 32  # requests that a turn accepts while others run; they take about a millisecond
+SHORT_TURN_S = 0.02  # a turn that takes longer accepts more, in proportion
 DEFAULTS = EngineSettings()
 
 
@@ -91,6 +92,7 @@ class Engine:
         self._counts = StepCounts()
         self._report = TurnReport()
         self._has_news = False  # were commands applied since the latest turn?
+        self._inbox.most = ARRIVALS
 
     def serve_adapters(self, adapters: AdapterRequests) -> None:
         """Let requests name adapters. Call it before the first turn."""
@@ -166,7 +168,7 @@ class Engine:
 
         None, all of them, while none runs.
         """
-        return None if self.resting else ARRIVALS
+        return None if self.resting else self._inbox.most
 
     @property
     def capacity(self) -> Capacity:
@@ -179,6 +181,7 @@ class Engine:
         for the next turn.
         An idle engine plans nothing, except with `while_idle`: then it plans an empty step.
         """
+        begin = self.clock()
         for command in self._inbox.drain(self.arrivals):
             self.apply(command)
         has_news, self._has_news = self._has_news, False
@@ -188,7 +191,9 @@ class Engine:
         self._observer.changed()
         if outputs.finished:
             self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
-        return self._report.delivery(outputs, result, self.clock(), self.scheduler, self.broken)
+        now = self.clock()
+        self._inbox.most = max(ARRIVALS, int(ARRIVALS * (now - begin) / SHORT_TURN_S))
+        return self._report.delivery(outputs, result, now, self.scheduler, self.broken)
 
     def rest(self) -> None:
         """Wait for a command or for the time to retry, if the latest turn had nothing to do."""

@@ -17,7 +17,15 @@ from paceline.engine.core.wire import (
 )
 
 PeerVerb = Literal[
-    "abort", "abort_all", "parts", "response", "events", "cancel", "remove", "adapters"
+    "abort",
+    "abort_all",
+    "parts",
+    "response",
+    "events",
+    "cancel",
+    "remove",
+    "conversation",
+    "adapters",
 ]
 
 

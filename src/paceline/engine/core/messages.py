@@ -32,6 +32,10 @@ class EngineFailed(PacelineError):
     """The engine's fault: it has stopped and refuses requests."""
 
 
+class EngineUnavailable(EngineFailed):
+    """The engine is being restarted; the client may try again later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The sizes of an engine, fixed when it is built. Several engines have the same ones."""

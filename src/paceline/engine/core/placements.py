@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Request
@@ -19,7 +20,9 @@ class Placement:
     route: Route
     ended: set[int] = field(default_factory=set[int])  # of its sequences, or aborted
     aborted: bool = False
-    moved: bool = False  # from an engine that died
+    deaths: int = 0  # of its engines, without a new token in between
+    tokens: int = 0  # delivered before the latest of them
+    held_since: float = 0.0  # seconds; of one that waits for an engine
 
     @property
     def engine(self) -> int:
@@ -31,10 +34,11 @@ class Placement:
 
 
 class Placements:
-    """Every open request has one engine."""
+    """Every open request has one engine, or is held until there is one."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.open: dict[str, Placement] = {}
+        self.held: dict[str, Placement] = {}  # of these, those that no engine has
         self.router = Router(capacity)
         self._rows = SequenceRows()
 
@@ -51,21 +55,41 @@ class Placements:
     def place(self, one: Placement, engine: int) -> None:
         """The engine has the request now."""
         self.open[one.request.id] = one
+        self.held.pop(one.request.id, None)
         self.router.place(one.route, engine)
 
+    def hold(self, one: Placement, now: float) -> None:
+        """No engine can have the request now. Call `place`, or `leave` and `end`."""
+        one.held_since = now
+        self.open[one.request.id] = self.held[one.request.id] = one
+
     def leave(self, one: Placement) -> None:
-        """The engine does not have the request any more. Call `place` or `end`."""
+        """The engine does not have the request any more. Call `place`, `hold` or `end`."""
         del self.open[one.request.id]
-        self.router.leave(one.route)
+        if self.held.pop(one.request.id, None) is None:
+            self.router.leave(one.route)
 
     def end(self, one: Placement) -> None:
         """The request has ended, and no engine has it."""
         self._rows.release(one.request)
 
+    def forget(self, one: Placement) -> None:
+        """No engine has the request, and none will."""
+        self.leave(one)
+        self.end(one)
+
+    def forget_held(self, before: float = inf) -> list[Placement]:
+        """Forget the requests that have been held since a time; returns them."""
+        found = [one for one in self.held.values() if one.held_since <= before]
+        for one in found:
+            self.forget(one)
+        return found
+
     def leave_all(self, engine: int) -> list[Placement]:
         """The requests of an engine that died. Its cache is empty."""
         self.router.forget(engine)
-        lost = [one for one in self.open.values() if one.engine == engine]
+        placed = [one for name, one in self.open.items() if name not in self.held]
+        lost = [one for one in placed if one.engine == engine]
         for one in lost:
             self.leave(one)
         return lost
@@ -88,13 +112,18 @@ class Placements:
             if ended.child >= 0:
                 one.ended.add(ended.child)
             else:
-                self.leave(one)
-                self.end(one)
+                self.forget(one)
         for refused in delivery.refused:
             if (one := self.open.get(refused.request_id)) is not None:
-                self.leave(one)
-                self.end(one)
+                self.forget(one)
         return delivery
+
+    def died_under(self, one: Placement) -> int:
+        """Count the death of its engine; returns how many it has seen without a new token."""
+        tokens = sum(map(len, self._rows.tokens(one.request)))
+        one.deaths = 1 if tokens > one.tokens else one.deaths + 1
+        one.tokens = tokens
+        return one.deaths
 
     def has_begun(self, one: Placement) -> bool:
         """Has a token of it been delivered?"""

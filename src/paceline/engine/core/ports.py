@@ -89,6 +89,10 @@ class Receiver(Protocol):
         """The core died and its requests are lost. It is restarted unless `for_good`."""
         ...
 
+    def health_changed(self) -> None:
+        """The core, or one of its engines, is back or was lost; `Core.troubles` says which."""
+        ...
+
 
 class Core(Protocol):
     """A step loop on a thread or in a process; any thread may call it."""

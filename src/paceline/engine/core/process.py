@@ -45,7 +45,7 @@ class ProcessCore:
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
         self._process = ChildProcess("paceline.engine.core.process_main", place=place)
-        self._send(wire.Build.of(factory, model, settings, engine))
+        self._send(wire.Build(factory, model, settings, engine))
         self._reader = Thread(target=self._read, name="core", daemon=True)
         self._reader.start()
 
@@ -68,6 +68,8 @@ class ProcessCore:
     def submit(self, request: Request, parked: str = "") -> None:
         self._stalls.submitted(request, parked)  # before the core can report its end
         try:
+            if not (self._death or self._process.alive):
+                raise EngineFailed(self._exit_reason())  # the reader has not noticed yet
             self._send(wire.encode_request(request, parked))
         except BaseException:
             self._stalls.ended(request.id)
@@ -102,6 +104,8 @@ class ProcessCore:
     def healthy(self) -> str | None:
         if not self._capacity.done():
             return "the engine is being built"
+        if not (self._death or self._process.alive):
+            return self._exit_reason()  # the reader has not noticed yet
         return self._death or self._stalls.stalled()
 
     def troubles(self) -> tuple[str]:

@@ -21,7 +21,6 @@ from paceline.engine.core.answers import when_done
 from paceline.engine.core.engine import Engine
 from paceline.engine.core.inbox import Inbox
 from paceline.engine.core.messages import Question, Submit
-from paceline.engine.settings import EngineSettings
 
 log = logging.getLogger("paceline.engine.core.process_main")  # its name is __main__ here
 
@@ -93,8 +92,9 @@ def die_with_parent() -> None:
 def built(message: wire.ToCore) -> Engine:
     assert isinstance(message, wire.Build)
     log.info("importing %s, which takes some seconds", message.factory.partition(":")[0])
-    components = factory_named(message.factory)(message.model, **message.settings)
-    return replace(components, settings=EngineSettings(**message.engine)).engine()
+    settings = wire.as_declared(message.settings)
+    components = factory_named(message.factory)(message.model, **settings)
+    return replace(components, settings=message.engine).engine()
 
 
 class CoreLoop:

@@ -12,7 +12,13 @@ from typing import Any
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
 from paceline.engine.adapter_control import in_place, loaded_name, names_of
-from paceline.engine.core.messages import Capacity, Delivery, EngineFailed, Question
+from paceline.engine.core.messages import (
+    Capacity,
+    Delivery,
+    EngineFailed,
+    EngineUnavailable,
+    Question,
+)
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.process import ProcessCore
 from paceline.engine.settings import CoreSettings
@@ -43,7 +49,8 @@ class RestartBudget:
 class RestartingCore:
     """See `ports.Core`. While `_trouble` is not empty there is no core, and requests are refused.
 
-    The requests of a core that dies are lost. The core is restarted while the budget allows it.
+    The requests of a core that dies are lost, unless its receiver submits them again. The core is
+    restarted while the budget allows it.
     """
 
     def __init__(self, make: Callable[[], ProcessCore], settings: CoreSettings) -> None:
@@ -136,7 +143,7 @@ class RestartingCore:
 
     def _present(self) -> ProcessCore:
         if self._trouble:
-            raise EngineFailed(self._trouble)
+            raise EngineUnavailable(self._trouble)
         return self._core
 
     # -- from the thread of the core ----------------------------------------
@@ -144,6 +151,9 @@ class RestartingCore:
     def deliver(self, delivery: Delivery) -> None:
         assert self._receiver is not None
         self._receiver.deliver(delivery)
+
+    def health_changed(self) -> None:
+        """A core with one engine reports nothing but its death."""
 
     def died(self, reason: str, for_good: bool) -> None:
         with self._lock:
@@ -199,6 +209,8 @@ class RestartingCore:
             asked |= later
         if later is None:
             log.warning("the engine has been restarted")
+            assert self._receiver is not None
+            self._receiver.health_changed()
         return later
 
     def _admit(

@@ -41,7 +41,8 @@ class Router:
 
     def __init__(self, capacity: Capacity, random: Random | None = None) -> None:
         self.loads = [0.0] * capacity.engines
-        self._keys = Keys(capacity.block_size) if capacity.enable_prefix_caching else None
+        compares = capacity.enable_prefix_caching and capacity.engines > 1
+        self._keys = Keys(capacity.block_size) if compares else None
         self._affinity = PrefixAffinity[int](capacity.num_blocks, random=random)
 
     def route(self, request: Request) -> Route:

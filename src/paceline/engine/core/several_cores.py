@@ -1,57 +1,36 @@
-"""Several engines as one core: each request runs in one of them."""
+"""One or several engines as one core: each request runs in one of them, and outlives it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Lock, Timer
 from time import monotonic
 from typing import Any
 
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
-from paceline.engine.adapter_control import undoing
-from paceline.engine.core.answers import settle, when_all_done
-from paceline.engine.core.figures import NO_REQUESTS, first_figures
+from paceline.engine.core.engine_questions import EngineQuestions
 from paceline.engine.core.messages import (
     Capacity,
     Delivery,
     EngineFailed,
+    EngineUnavailable,
     Question,
     Refused,
-    Verb,
 )
 from paceline.engine.core.placements import Placement, Placements
 from paceline.engine.core.ports import Receiver
 from paceline.engine.core.restart import RestartingCore
-from paceline.engine.live.frames import FrameQuestion
+from paceline.engine.settings import CoreSettings
 
 log = logging.getLogger(__name__)
 
-
-def explanations(found: dict[int, str]) -> str:
-    """What engines know of a request; several do if its id was used again."""
-    return "\n".join(f"engine {engine}: {text}" for engine, text in found.items())
-
-
-def latest_life(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """The life of a request in the engine that got it last."""
-    engine = max(found, key=lambda one: found[one]["arrival"])
-    return found[engine] | {"engine": engine}
-
-
-# How the answers of the engines become one; by default all of them are the same.
-JOINS: dict[Verb, Callable[[dict[int, Any]], Any]] = {
-    "explain": explanations,
-    "life": latest_life,
-    "paused": lambda found: max(found.values()),
-    "reset_prefix_cache": lambda found: all(found.values()),
-}
 NO_ROWS = NO_OUTPUTS.handle, NO_OUTPUTS.ids, NO_OUTPUTS.count
-ABOUT_REQUESTS = ("explain", "life")  # which one of the engines knows
-# What an engine that is restarted is asked again.
-LASTING = ("pause", "resume", "drain", "load_adapter", "unload_adapter")
+WAIT_S = CoreSettings().core_restart_wait_s
+LEAST_WAIT_S = 0.01
+MOST_DEATHS = 2  # in a row that a request survives: two engines may die together
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +46,26 @@ class EngineReceiver:
     def died(self, reason: str, for_good: bool) -> None:
         self.core.engine_died(self.engine, reason, for_good)
 
+    def health_changed(self) -> None:
+        self.core.engine_returned()
+
 
 class SeveralCores:
     """See `ports.Core`. It is healthy while one of its engines is.
 
     A request goes to the engine with the longest known prefix, unless that one is busy. When the
     queue of that engine is full, it is submitted to another one. When the engine dies, another one
-    continues it after the tokens that were delivered, once: a request that kills engines must not
-    kill all of them. With `exits`, the first engine that is not restarted ends the core, otherwise
-    the last one does.
+    continues it after the tokens that were delivered, or the same one after its restart: until
+    then, but for at most `wait_s`, the request is held. A request that kills engines must not kill
+    all of them, so few deaths in a row, without a token in between, end it. With `exits`, the first
+    engine that is not restarted ends the core, otherwise the last one does.
     """
 
-    def __init__(self, cores: Sequence[RestartingCore], exits: bool = False) -> None:
-        self._cores, self._exits = cores, exits
+    def __init__(
+        self, cores: Sequence[RestartingCore], exits: bool = False, wait_s: float = WAIT_S
+    ) -> None:
+        self._cores, self._exits, self._wait_s = cores, exits, wait_s
+        self._most_deaths = min(len(cores), MOST_DEATHS)
         found = [core.ready() for core in cores]
         self._capacity = replace(
             found[0],
@@ -87,11 +73,12 @@ class SeveralCores:
             num_blocks=min(one.num_blocks for one in found),
             engines=len(cores),
         )
-        self._figures = [first_figures(one) | {"crashes": 0} for one in found]  # latest of each
+        self._questions = EngineQuestions(cores, found)
         self._gone = [False] * len(cores)
         self._placements = Placements(self._capacity)
-        self._lock = Lock()  # for the placements, and while questions are sent to all engines
+        self._lock = Lock()  # for the placements
         self._receiver: Receiver | None = None
+        self._waiting: Timer | None = None  # ends requests that are held for too long
 
     def ready(self) -> Capacity:
         return self._capacity
@@ -109,7 +96,10 @@ class SeveralCores:
                 raise RequestError(f"request {request.id!r} is already open; use another id")
             one, rank = self._placements.begin(request, parked), request.data_parallel_rank
             try:
-                self._place(one, self._engines() if rank is None else [rank])
+                if rank is None:
+                    self._place_or_hold(one)
+                else:
+                    self._place(one, [rank])
             except BaseException:
                 self._placements.end(one)
                 raise
@@ -133,26 +123,51 @@ class SeveralCores:
                     raise
         self._placements.place(one, engine)
 
+    def _place_or_hold(self, one: Placement) -> None:
+        """Submit a request to an engine, or keep it until one is restarted."""
+        try:
+            self._place(one, self._engines())
+        except EngineFailed:
+            if self._is_over:
+                raise
+            self._placements.hold(one, monotonic())
+            if self._waiting is None:
+                self._wait(self._wait_s)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no engine will return that the core could go on with."""
+        return any(self._gone) if self._exits else all(self._gone)
+
     def abort(self, request_id: str, child: int | None = None) -> None:
         with self._lock:
-            if (one := self._placements.open.get(request_id)) is not None:
-                if child is None:
-                    one.aborted = True
-                else:
-                    one.ended.add(child)
+            if (one := self._placements.open.get(request_id)) is None:
+                return
+            if child is None:
+                one.aborted = True
+            else:
+                one.ended.add(child)
+            held = request_id in self._placements.held
+            if not held:
                 self._cores[one.engine].abort(request_id, child)
+            elif one.aborted or one.all_ended:
+                self._placements.forget(one)
+        if held and (one.aborted or one.all_ended):
+            self._report([self._end_of(one, "")])
 
     def park(self, request_id: str, reason: str) -> None:
         with self._lock:
             if (one := self._placements.open.get(request_id)) is not None:
                 one.parked = reason
-                self._cores[one.engine].park(request_id, reason)
+                if request_id not in self._placements.held:
+                    self._cores[one.engine].park(request_id, reason)
 
     def wake(self, request_id: str) -> None:
         with self._lock:
             if (one := self._placements.open.get(request_id)) is not None:
                 one.parked = ""
-                self._cores[one.engine].wake(request_id)
+                if request_id not in self._placements.held:
+                    self._cores[one.engine].wake(request_id)
 
     def healthy(self) -> str | None:
         troubles = self.troubles()
@@ -162,103 +177,18 @@ class SeveralCores:
         return [core.healthy() or "" for core in self._cores]
 
     def close(self) -> None:
+        with self._lock:
+            self._gone = [True] * len(self._cores)  # so that no request waits for a restart
+            if self._waiting is not None:
+                self._waiting.cancel()
         with ThreadPoolExecutor(len(self._cores)) as closing:
             closing.map(RestartingCore.close, self._cores)
 
-    # -- questions ----------------------------------------------------------
-
     def ask(self, question: Question) -> Future[Any]:
-        """Ask the engine that the question names, or all engines."""
-        match question.verb:
-            case "gauges":
-                return self._gauges(int(question.argument or 0), question)
-            case "snapshot":
-                return self._cores[int(question.argument or 0)].ask(question)
-            case "frames":
-                engine = FrameQuestion.of(question.argument).engine_of(len(self._cores))
-                return self._cores[engine].ask(question)
-            case "reset_prefix_cache":
-                with self._lock:
-                    self._placements.forget_prefixes()
-            case "load_adapter" | "unload_adapter":
-                return self._change_adapters(question)
-            case _:
-                pass
-        return self._ask_all(question)
-
-    def _gauges(self, engine: int, question: Question) -> Future[Any]:
-        """The figures of an engine; the latest ones without requests if it is not there."""
-        answer: Future[Any] = Future()
-
-        def answered(found: Future[Any]) -> None:
-            if found.exception() is None:
-                self._figures[engine] |= found.result()
-            else:
-                self._figures[engine] |= NO_REQUESTS
-            settle(answer, dict(self._figures[engine]), None)
-
-        self._asked(self._cores[engine], question).add_done_callback(answered)
-        return answer
-
-    def _ask_all(self, question: Question) -> Future[Any]:
-        with self._lock:  # so that all engines have questions of several threads in one order
-            asked = [self._asked(core, question) for core in self._cores]
-        answer: Future[Any] = Future()
-        when_all_done(asked, lambda: self._join(question, asked, answer))
-        return answer
-
-    def _change_adapters(self, question: Question) -> Future[Any]:
-        """Load or unload an adapter in all engines, or in none if one of them refuses."""
-        with self._lock:  # as in `_ask_all`
-            before = [self._asked(core, Question("adapters")) for core in self._cores]
-            asked = [self._asked(core, question) for core in self._cores]
-        answer: Future[Any] = Future()
-
-        def answered() -> None:
-            errors = [one.exception() for one in asked]
-            refusals = [one for one in errors if one and not isinstance(one, EngineFailed)]
-            changed = [engine for engine, error in enumerate(errors) if error is None]
-            if not (refusals and changed):
-                self._join(question, asked, answer)
-                return
-            undone: list[Future[Any]] = []
-            for engine in changed:
-                listed: Any = () if before[engine].exception() else before[engine].result()
-                undo = undoing(question, listed)
-                self._cores[engine].keep(undo)  # it may be gone before it has done it
-                undone.append(self._asked(self._cores[engine], undo))
-            when_all_done(undone, lambda: settle(answer, None, refusals[0]))
-
-        when_all_done([*before, *asked], answered)
-        return answer
-
-    def _asked(self, core: RestartingCore, question: Question) -> Future[Any]:
-        """The answer of an engine, which fails if the engine is not there."""
-        try:
-            if question.verb in ABOUT_REQUESTS and (trouble := core.healthy()):
-                raise EngineFailed(trouble)  # others may know the request, and must not wait
-            return core.ask(question)
-        except EngineFailed as error:
-            absent: Future[Any] = Future()
-            absent.set_exception(error)
-            return absent
-
-    def _join(self, question: Question, asked: Sequence[Future[Any]], answer: Future[Any]) -> None:
-        """Answer with what the engines answered, of which some may not be there.
-
-        One refusal is the answer of all, unless another engine can explain the request.
-        """
-        errors = [one.exception() for one in asked]
-        found = {engine: asked[engine].result() for engine, one in enumerate(errors) if not one}
-        refusals = [one for one in errors if one and not isinstance(one, EngineFailed)]
-        if not found or (refusals and question.verb not in ABOUT_REQUESTS):
-            settle(answer, None, (refusals or errors)[0])
-            return
-        if question.verb in LASTING:
-            for engine, core in enumerate(self._cores):
-                core.keep(question, ask=engine not in found)
-        join = JOINS.get(question.verb)
-        settle(answer, join(found) if join else next(iter(found.values())), None)
+        if question.verb == "reset_prefix_cache":
+            with self._lock:
+                self._placements.forget_prefixes()
+        return self._questions.ask(question)
 
     # -- from the threads of the engines ------------------------------------
 
@@ -301,36 +231,71 @@ class SeveralCores:
         return True
 
     def engine_died(self, engine: int, reason: str, for_good: bool) -> None:
-        """Move the requests of an engine to others, or end them."""
+        """Move the requests of an engine to others, hold them until it is back, or end them."""
+        assert self._receiver is not None
+        self._receiver.health_changed()  # first: it takes a while to move many requests
         with self._lock:
-            self._figures[engine]["crashes"] += 1
-            self._gone[engine] = for_good
+            self._questions.crashed(engine)
+            self._gone[engine] |= for_good
             lost = self._placements.leave_all(engine)
             ended = [self._end_of(one, reason) for one in lost if not self._moves(one)]
-            last = for_good and (self._exits or all(self._gone))
+            last = for_good and self._is_over
+            if last:
+                ended += [self._end_of(one, reason) for one in self._placements.forget_held()]
         if lost:
-            moved = len(lost) - len(ended)
-            log.warning("engine %d had %d requests; %d were moved", engine, len(lost), moved)
+            go_on = len(lost) - len(ended)
+            log.warning("engine %d had %d requests; %d go on", engine, len(lost), go_on)
         if ended:
-            now = monotonic()
-            self._deliver(Delivery(now, *NO_ROWS, ended=tuple(ended), engine=engine))
+            self._report(ended, engine=engine)
         if last:
-            assert self._receiver is not None
             self._receiver.died(reason, for_good=True)
 
     def _moves(self, lost: Placement) -> bool:
-        """Have another engine continue a request, if that can be done."""
-        if not (lost.aborted or lost.all_ended or lost.moved):
-            lost.moved = True
+        """Have an engine continue a request, now or after a restart, if that can be done."""
+        if not (lost.aborted or lost.all_ended) and (
+            self._placements.died_under(lost) <= self._most_deaths
+        ):
             try:
                 lost.request = self._placements.continuation(lost)
-                self._place(lost, self._engines())
-            except PacelineError:  # no other engine is there
+                self._place_or_hold(lost)
+            except PacelineError:  # no engine will be there
                 pass
             else:
                 return True
         self._placements.end(lost)
         return False
+
+    def engine_returned(self) -> None:
+        """Submit the requests that are held, in the order in which they came or were lost."""
+        assert self._receiver is not None
+        self._receiver.health_changed()
+        with self._lock:
+            for one in [*self._placements.held.values()]:
+                try:
+                    self._place(one, self._engines())
+                except EngineFailed:  # it is gone again, and will return again
+                    break
+
+    def _wait(self, seconds: float) -> None:
+        """Look at the requests that are held after some seconds."""
+        self._waiting = Timer(seconds, self._give_up)
+        self._waiting.daemon = True
+        self._waiting.start()
+
+    def _give_up(self) -> None:
+        """End requests that were held for too long."""
+        why = f"no engine was there for {self._wait_s:g} s: {self.healthy()}"
+        with self._lock:
+            now = monotonic()
+            late = self._placements.forget_held(before=now - self._wait_s)
+            self._waiting = None
+            if held := [one.held_since for one in self._placements.held.values()]:
+                self._wait(max(min(held) + self._wait_s - now, LEAST_WAIT_S))
+        ended = [self._end_of(one, why) for one in late if one.tokens]
+        refused = [
+            Refused(one.request.id, EngineUnavailable(why)) for one in late if not one.tokens
+        ]
+        self._report(ended, refused)
 
     def _end_of(self, one: Placement, reason: str) -> Ended:
         """The end of a request that no engine can continue."""
@@ -339,6 +304,13 @@ class SeveralCores:
         if one.aborted or one.all_ended:
             return Ended(request.id, Finish.ABORT, timings=took)
         return Ended(request.id, Finish.ERROR, message=reason, timings=took)
+
+    def _report(
+        self, ended: Sequence[Ended], refused: Sequence[Refused] = (), engine: int = 0
+    ) -> None:
+        """Report the ends of requests that no engine has."""
+        told = tuple(ended), tuple(refused)
+        self._deliver(Delivery(monotonic(), *NO_ROWS, None, None, *told, engine=engine))
 
     def _deliver(self, delivery: Delivery) -> None:
         assert self._receiver is not None

@@ -153,6 +153,9 @@ class SharedCore:
 
     # -- from the thread of the core ----------------------------------------
 
+    def health_changed(self) -> None:
+        self.check_health()
+
     def deliver(self, delivery: Delivery) -> None:
         with self._lock:
             parts = split(delivery, self._owners)

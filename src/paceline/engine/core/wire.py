@@ -1,10 +1,10 @@
 """Messages as bytes, between two processes: ids and arrays, nothing executable."""
 
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -26,16 +26,24 @@ from paceline.engine.core.messages import (
     Capacity,
     Delivery,
     EngineFailed,
+    EngineUnavailable,
     Park,
     Question,
     Refused,
     Wake,
 )
-from paceline.engine.settings import EngineSettings
+from paceline.engine.settings import ENGINE_COMPONENTS, EngineSettings
 
 ERRORS: dict[str, type[PacelineError]] = {
     kind.__name__: kind
-    for kind in (ConfigError, EngineFailed, GrammarTooCostly, QueueFull, RequestError)
+    for kind in (
+        ConfigError,
+        EngineFailed,
+        EngineUnavailable,
+        GrammarTooCostly,
+        QueueFull,
+        RequestError,
+    )
 }
 T = TypeVar("T")
 
@@ -64,12 +72,8 @@ class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     factory: str
     model: str
-    settings: dict[str, Any]
-    engine: dict[str, Any]  # settings of the step loop
-
-    @staticmethod
-    def of(factory: str, model: str, settings: dict[str, Any], engine: EngineSettings) -> "Build":
-        return Build(factory, model, settings, asdict(engine))
+    settings: dict[str, Any]  # read them with `as_declared`
+    engine: EngineSettings
 
 
 class EncodedRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -235,8 +239,46 @@ def plain(value: Any) -> Any:
     return given.item() if isinstance(value, np.generic) else dict(value)
 
 
+def declared_types(components: Iterable[type[Any]]) -> dict[str, Any]:
+    """The type of each setting, by name."""
+    found: dict[str, Any] = {}
+    for component in components:
+        hints = get_type_hints(component)
+        for one in fields(component):
+            found.setdefault(one.name, hints[one.name])
+    return found
+
+
+def as_declared(
+    settings: Mapping[str, Any],
+    components: Iterable[type[Any]] = ENGINE_COMPONENTS.values(),
+) -> dict[str, Any]:
+    """Settings that came from another process as plain data, with the types that they declare: a
+    tuple was a list on the way, and a mapping, an enum or a dataclass was something else, too.
+
+    A value that is not of its type stays as it is: its component says what is wrong with it.
+    """
+    types = declared_types(components)
+    return {name: of_type(value, types.get(name, Any)) for name, value in settings.items()}
+
+
+def of_type(value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind, dec_hook=read_only)
+    except msgspec.ValidationError:
+        return value
+
+
+def read_only(kind: Any, value: Any) -> Any:
+    """A read-only mapping, of a type that msgspec does not know."""
+    if get_origin(kind) is not MappingProxyType:
+        raise NotImplementedError(f"settings cannot be of type {kind}")
+    key, item = get_args(kind)
+    return MappingProxyType(msgspec.convert(value, dict[key, item]))
+
+
 encoder = msgspec.msgpack.Encoder(enc_hook=plain)
-to_core = msgspec.msgpack.Decoder(ToCore)
+to_core = msgspec.msgpack.Decoder(ToCore, dec_hook=read_only)
 from_core = msgspec.msgpack.Decoder(FromCore)
 
 # A request is encoded once, by the values of its fields in their order. The front end checked them

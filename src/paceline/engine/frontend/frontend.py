@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
-from paceline.core.pooling import LAST
+from paceline.core.pooling import LAST, PooledMean
 from paceline.core.request import Finish, Request
 from paceline.engine.api import (
     GenerationRequest,
@@ -93,6 +93,8 @@ class Frontend:
             )
         params, text, timeout = generation.params, prompt.text, generation.timeout
         one = OpenRequest(request, params, text, sink, self._rows, self.tokenizer, arrival, timeout)
+        if request.pooling:
+            one.pooled = PooledMean(self.rules.embedding.dense)
         self.open[name] = one
         # A stop string must be found as the text grows; scores come with each token.
         deferred = deferred and not params.stop and params.logprobs is None
@@ -112,7 +114,7 @@ class Frontend:
         if text is None:
             return self.whole(generation, generation.text, generation.prompt_token_ids, images)
         is_whole = generation.truncate_prompt_tokens is None
-        ids = self.ids_of(text, generation.messages is None, is_whole)
+        ids = self.ids_of(text, generation.framed, is_whole)
         return self.whole(generation, text, ids, images)
 
     def whole(
@@ -181,6 +183,7 @@ class Frontend:
             params = replace(
                 params, max_tokens=1, ignore_eos=True, stop_token_ids=(), structured_outputs=None
             )
+        params = params.with_banned_tokens(lambda word: self.tokenizer.encode(word, special=False))
         sampling = params.sampling
         sampling.check_vocab(self.tokenizer.vocab_size)
         # Cached blocks have no logits. With a unique salt no cached block is found.
@@ -194,10 +197,11 @@ class Frontend:
             ignore_eos=params.ignore_eos,
             eos_token_ids=self.tokenizer.eos,
             stop_token_ids=tuple(params.stop_token_ids),
-            seed=params.seed,
+            seed=self.rules.seed_of(params, name),
             priority=generation.priority,
             arrival=arrival,
             tenant=generation.tenant,
+            origin=generation.origin,
             deadline=generation.deadline,
             cache_salt=salt,
             adapter=generation.adapter,

@@ -23,7 +23,7 @@ from paceline.engine.core.choice_rows import ChoiceRows
 from paceline.engine.core.handles import ROW
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.prompt_entries import PromptEntries
-from paceline.text.detokenizer import Detokenizer
+from paceline.text.detokenizer import Detokenizer, NoText
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -52,16 +52,19 @@ class OpenChoice:
         self.token_ids: list[int] = []
         self._prompt: PromptLogprobs | None = None
         self._stop_reason: str | int | None = None
+        self._score: float | None = None  # of a beam
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
-        self._detokenizer = Detokenizer(
-            request.tokenizer,
-            stop=tuple(params.stop),
-            include_stop=params.include_stop_str_in_output,
-            skip_special=params.skip_special_tokens,
-            prompt=request.request.prompt,
-            min_tokens=params.min_tokens,
-        )
+        self._detokenizer: Detokenizer | NoText = NoText()
+        if params.detokenize:
+            self._detokenizer = Detokenizer(
+                request.tokenizer,
+                stop=tuple(params.stop),
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+                prompt=request.request.prompt,
+                min_tokens=params.min_tokens,
+            )
         # Are its tokens texts and nothing else, until it ends?
         self._plain = not (params.stop or params.logprobs is not None or params.prompt_only)
 
@@ -115,6 +118,7 @@ class OpenChoice:
             own = self.request.request.stop_token_ids
             named = ended.stop_token if ended.stop_token in own else None
             self._end(ended.finish.value, named)
+            self._score = ended.score if isinstance(ended, Choice) else None
         return self._piece(text, tuple(ids), tuple(logprobs[: len(ids)]))
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None) -> None:
@@ -146,7 +150,7 @@ class OpenChoice:
         reported = None if self._logprobs is None else tuple(self._logprobs)
         text, ids = "".join(self._texts), tuple(self.token_ids)
         ending = self.finish_reason, self._stop_reason
-        return ChoiceOutput(self.index, text, ids, reported, *ending, self._prompt)
+        return ChoiceOutput(self.index, text, ids, reported, *ending, self._prompt, self._score)
 
 
 @dataclass(slots=True, eq=False)
@@ -167,11 +171,9 @@ class OpenRequest:
     metrics: Metrics | None = None  # of the engine that made its first token
     choices: list[OpenChoice] = field(default_factory=list[OpenChoice])
     scores: PromptEntries | None = None  # None: not requested
-    pooled: PooledMean | None = None  # the same
+    pooled: PooledMean | None = None  # None: no embedding was requested
 
     def __post_init__(self) -> None:
-        if self.request.pooling:
-            self.pooled = PooledMean()
         if self.params.prompt_logprobs is not None:
             self.scores = PromptEntries(self.request.prompt, self.tokenizer)
         self.choices = [OpenChoice(self, index) for index in range(self.params.n)]

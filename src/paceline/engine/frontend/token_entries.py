@@ -6,6 +6,7 @@ from paceline.core.sampling import Sampling
 from paceline.engine.api import Alternative, TokenLogprob
 from paceline.engine.core.messages import Delivery
 from paceline.engine.frontend.prompt_entries import alternative
+from paceline.engine.text_delta import NamedLogprob
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -19,7 +20,8 @@ def token_entries(
     count = int(delivery.count[row])
     ids, values = delivery.ids[row, :count].tolist(), delivery.logprob[row].tolist()
     chosen = zip(ids, values[:count], strict=True)
-    entries = [TokenLogprob(alternative(tokenizer, *pair), ()) for pair in chosen]
+    kind = NamedLogprob if sampling.logprob_token_ids else TokenLogprob
+    entries: list[TokenLogprob] = [kind(alternative(tokenizer, *pair), ()) for pair in chosen]
     found = delivery.candidates
     if wanted and found is not None:
         pairs = list(zip(found.ids[row].tolist(), found.logprob[row].tolist(), strict=True))

@@ -23,7 +23,7 @@ from paceline.server.errors import (
     error_response,
     fault_of,
 )
-from paceline.server.middleware import BoundedBody
+from paceline.server.middleware import BodyLimit, BoundedBody
 from paceline.server.schemas.completions import event
 from paceline.server.schemas.messages import message_event
 from paceline.server.settings import ServerSettings
@@ -52,7 +52,9 @@ class Entry:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await Request(scope, BoundedBody(receive, self._server)).body()
+            limit = BodyLimit("body_bytes", self._server.body_bytes)
+            bounded = BoundedBody(receive, limit, self._server.body_s)
+            body = await Request(scope, bounded).body()
             request = ForwardedRequest.of(scope, body)
             if combined := combination_for(scope["path"]):
                 await self._ask_all(request, combined, send)
