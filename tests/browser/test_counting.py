@@ -136,8 +136,8 @@ def test_figures_are_of_the_period(modules: Modules) -> None:
         split=StepSplit(plan=0.02, wait=0.18),
         first_token=LatencyCounts((0.1, 0.2), (0, 10, 0), 1.5),
     )
-    body = "const f = m.figuresOf(x[1], x[0]); return [f.tokensPerS, f.hitRate, f.stepTime];"
-    assert modules.run("figures.js", body, [before, now]) == pytest.approx([100.0, 0.25, 0.01])
+    body = "const f = m.figuresOf(x[1], x[0]); return [f.seconds, f.hitRate, f.stepTime];"
+    assert modules.run("figures.js", body, [before, now]) == pytest.approx([4.0, 0.25, 0.01])
     medians = "return [0.5, 1].map(share => m.quantile(x, share));"
     assert modules.run("figures.js", medians, now.first_token) == pytest.approx([0.15, 0.2])
     over = LatencyCounts((0.1,), (1, 9), 5.0)
@@ -146,6 +146,36 @@ def test_figures_are_of_the_period(modules: Modules) -> None:
         modules.run("figures.js", "return m.quantile(x, 0.5);", LatencyCounts((0.1,), (0, 0), 0))
         is None
     )
+
+
+def test_the_rate_of_tokens_is_that_of_the_last_second(modules: Modules) -> None:
+    """The tile, the chart and the sentence for screen readers say the same."""
+    tokens = ((10.0, 0), (12.0, 300), (12.5, 310), (13.0, 350))
+    frames = [
+        frame(1, number, time, since=9.0, totals=Totals(0, 0, of, *[0] * 9), tokens_per_s=80.0)
+        for number, (time, of) in enumerate(tokens, 1)
+    ]
+    rates = modules.history(frames, "h.entries.map((_, at) => h.tokensPerS(at))")
+    assert rates == pytest.approx([80.0, 150.0, 124.0, 50.0])
+
+
+def test_as_many_slots_are_taken_as_requests_run(modules: Modules) -> None:
+    """Also before the first step has a record, and if a request ended in the latest one."""
+    body = """
+      const { History } = await import('./history.js');
+      return x.map(frame => {
+        const history = new History();
+        history.add(frame);
+        return m.slotsInUse(history, history.last);
+      });"""
+    running = RequestCounts(9, 0, 0, 0)
+    seats = (Seat(0, 1, "a", 0, 7), Seat(1, 1, "a", 1, 7))
+    frames = [
+        frame(1, 1, 0.5, counts=running),
+        frame(1, 1, 0.5, counts=running, steps=(step(1, "d..."),)),
+        frame(1, 1, 0.5, counts=RequestCounts(1, 0, 0, 0), steps=(step(1, "dd.."),), seats=seats),
+    ]
+    assert modules.run("slots.js", body, frames) == [9, 9, 2]
 
 
 def test_events_may_be_cut_anywhere(modules: Modules) -> None:
@@ -161,6 +191,8 @@ def test_numbers_are_short(modules: Modules) -> None:
     minutes = ["2:30 min", "3:00 min", "1:00 h", "2:01 h"]
     expected = ["0 ms", "400 µs", "12 ms", "1.5 s", "42 s", *minutes]
     assert modules.run("words.js", body, values) == expected
+    periods = modules.run("words.js", "return x.map(m.period);", [0.000601, 1.2, 9.1, 60])
+    assert periods == ["second", "second", "9.1 s", "60 s"]
 
 
 def test_charts_of_a_recording_begin_at_its_begin(modules: Modules) -> None:

@@ -88,15 +88,34 @@ def test_it_follows_200_requests(page: Page, served: Site, told: Told) -> None:
     until(page, lambda: int(figure(page, "Running")) > FEW)
     assert re.search(r"waits for \w+", page.inner_text("#queue-reason"))
     assert page.inner_text("#state") == "Live"
+    rates = "#tiles dd span, #charts figure:first-child .legend b"
+    shown = page.locator(rates).evaluate_all("found => found.map(one => one.textContent)")
+    assert shown[0] == shown[-1], "the tile and the chart have the same tokens per second"
+    running = re.search(r"^(\d+) of 32 taken", page.inner_text("#slots-note"))
+    assert running is not None
     until(page, lambda: page.evaluate(PIXELS, "decode") > page.evaluate(PIXELS, "prefill") > 0)
     tenants = page.locator("#tenants tbody tr td:first-child").all_inner_texts()
     assert sorted(tenants) == ["batch", "chat", "research"]
     assert answers.result() == [200] * 200
     expect(page.locator("#state")).to_have_text("Live, idle")
     assert figure(page, "Running") == "0"
-    assert float(figure(page, "Generated").replace(",", "")) > 0
+    until(page, lambda: figure(page, "Generated") == "0")  # once the last second was idle
+    assert figure(page, "ITL, p50") != "–"
     assert frames(page) > before + 2
     assert not told.errors
+
+
+def test_bars_cover_no_panel(page: Page) -> None:
+    """A picture of the whole page has every bar where it is before the page is scrolled."""
+    bars, panels = (page.locator(one).bounding_box() for one in (".bars", "#panels"))
+    assert bars is not None
+    assert panels is not None
+    assert bars["y"] == 0
+    assert bars["y"] + bars["height"] <= panels["y"]
+    for name in ("#scrub", "#find"):
+        inner = page.locator(name).bounding_box()
+        assert inner is not None
+        assert inner["y"] + inner["height"] <= bars["height"]
 
 
 def test_it_goes_back_in_time(page: Page) -> None:

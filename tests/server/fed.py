@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,20 @@ from paceline.engine.sampling_rules import NO_RULES
 from paceline.server.app import create_app
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings
+from paceline.text.tokenizer import Tokenizer
 from tests.engine.support import tokenizer
 
 PROMPT = (5, 6, 7)
 MODEL = 'a "model" \\ é 0'
 DEFAULTS = ServerSettings()
 PATIENCE_S = 20.0
+
+
+def showing_tools() -> Tokenizer:
+    """With a template that uses the tools of a request."""
+    made = copy(tokenizer())
+    made.chat_template = "{% if tools %}{{ tools }}{% endif %}" + (made.chat_template or "")
+    return made
 
 
 @dataclass
@@ -72,7 +81,7 @@ class FedStream:
 class FedEngine:
     """See `api.AsyncEngine`; what tests of streams do not use is left out."""
 
-    max_model_len, rules, last_failure_s = 4096, NO_RULES, None
+    max_model_len, rules, last_failure_s, cached_block = 4096, NO_RULES, None, 0
 
     def __init__(self) -> None:
         self.streams: list[FedStream] = []
@@ -134,9 +143,12 @@ class FedSite:
     app: Any
     opened: list[RawClient] = field(default_factory=list)
 
+    @property
+    def port(self) -> int:
+        return self.server.servers[0].sockets[0].getsockname()[1]
+
     async def client(self, **options: Any) -> RawClient:
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        client = RawClient(*await asyncio.open_connection("127.0.0.1", port, **options))
+        client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port, **options))
         self.opened.append(client)
         return client
 
@@ -154,9 +166,12 @@ class FedSite:
 
 
 @asynccontextmanager
-async def fed(settings: ServerSettings = DEFAULTS) -> AsyncGenerator[FedSite]:
-    engine: Any = FedEngine()
-    app = create_app(engine, MODEL, tokenizer(), settings)
+async def fed(
+    settings: ServerSettings = DEFAULTS, engine: FedEngine | None = None
+) -> AsyncGenerator[FedSite]:
+    engine = engine or FedEngine()
+    served: Any = engine
+    app = create_app(served, MODEL, showing_tools(), settings)
     server = draining_server(app, "127.0.0.1", 0)
     running = asyncio.create_task(server.serve())
     while not server.started:

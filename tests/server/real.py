@@ -50,9 +50,15 @@ class Running:
     @property
     def core(self) -> int:
         """The process of the step loop."""
+        (found,) = self.cores
+        return found
+
+    @property
+    def cores(self) -> list[int]:
+        """The processes of all step loops."""
         listing = ["ps", "-o", "pid=", "--ppid", str(self.process.pid)]
         found = subprocess.run(listing, capture_output=True, text=True, check=True)
-        return int(found.stdout)
+        return [int(one) for one in found.stdout.split()]
 
     def until(self, path: str, status: int) -> httpx.Response:
         give_up = monotonic() + PATIENCE_S

@@ -6,8 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engine.support import framing_texts
 from tests.server.conftest import Play
-from tests.server.support import Site
+from tests.server.support import Site, on_its_own_server
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "the"},
@@ -52,13 +53,13 @@ def test_tokens_that_cannot_be_allowed_are_refused(on: Play, path: str, ids: obj
     ("field", "value"),
     [
         ("response_format", "json"),
-        ("bad_words", ["-"]),
         ("chat_template", "{{ messages }}"),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("regex", "a+"),
         ("json_schema", "{}"),
         ("ebnf", "root ::= 'a'"),
+        ("grammar", "root ::= 'a'"),
         ("modalities", ["text", "audio"]),
         ("modalities", "audio"),
         ("logits_processors", ["f"]),
@@ -92,7 +93,7 @@ def test_what_cannot_be_kept_is_refused_by_name(
         error = response.json()["error"]
         assert response.status_code == 400, error
         assert error["param"] == field
-        assert error["message"].startswith(f"{field}: ")
+        assert error["message"].startswith((f"{field}: ", f"{field} has no effect"))
         if field not in ("response_format", "modalities"):  # these may be of a wrong type
             assert re.search(rf"; (remove {field}|use none or auto)$", error["message"])
         assert error["type"] == "invalid_request_error"
@@ -130,19 +131,18 @@ def test_what_asks_for_nothing_is_taken(on: Play, path: str) -> None:
 
 
 @EVERYWHERE
-def test_special_tokens_are_added_to_a_text_and_never_to_a_conversation(
-    on: Play, path: str
-) -> None:
+def test_special_tokens_are_added_to_a_text_and_not_to_a_conversation(path: str) -> None:
     async def scenario(site: Site) -> None:
-        framed = path == "/v1/completions"
-        for added in (True, False):
-            body = {**BODIES[path], "max_tokens": 1, "add_special_tokens": added}
-            response = await site.post(path, **body)
-            assert response.status_code == (200 if added is framed else 400)
-            if added is not framed:
-                assert response.json()["error"]["param"] == "add_special_tokens"
+        async def tokens(**extra: Any) -> int:
+            usage = (await site.post(path, **BODIES[path], **extra)).json()["usage"]
+            return usage.get("prompt_tokens") or usage["input_tokens"]
 
-    on(scenario)
+        added, plain = await tokens(add_special_tokens=True), await tokens(add_special_tokens=False)
+        assert added == plain + 1
+        assert await tokens() == (added if path == "/v1/completions" else plain)
+
+    with framing_texts():
+        on_its_own_server(scenario)
 
 
 def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
@@ -166,12 +166,10 @@ def test_a_refused_field_says_why_and_what_to_do(on: Play) -> None:
         ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
         ("/v1/responses", {"echo": True}, "echo"),
         ("/v1/chat/completions", {"reasoning_effort": "huge"}, "reasoning_effort"),
-        ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("/v1/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("/v1/completions", {"include_reasoning": False}, "include_reasoning"),
         ("/v1/responses", {"reasoning": {"effort": "huge"}}, "reasoning"),
-        ("/v1/responses", {"reasoning": {"effort": "low"}}, "reasoning_effort"),
-        ("/v1/responses", {"reasoning": {"summary": "auto"}}, "reasoning"),
+        ("/v1/responses", {"reasoning": {"summary": "detailed"}}, "reasoning"),
         ("/v1/responses", {"text": {"verbosity": "low"}}, "text"),
         ("/v1/responses", {"truncation": "auto"}, "truncation"),
         ("/v1/responses", {"prompt": {"id": "mine"}}, "prompt"),
@@ -189,6 +187,26 @@ def test_what_one_route_cannot_do_is_refused_there(
     async def scenario(site: Site) -> None:
         response = await site.post(path, **BODIES[path], max_tokens=1, **extra)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none"}),
+        ("/v1/chat/completions", {"reasoning_effort": "low"}),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}),
+        ("/v1/messages", {"output_config": {"effort": "low"}}),
+    ],
+)
+def test_an_effort_that_the_template_does_not_use_is_taken(
+    on: Play, path: str, extra: dict[str, Any]
+) -> None:
+    async def scenario(site: Site) -> None:
+        body = {**BODIES["/v1/responses" if path == "/v1/responses" else "/v1/chat/completions"]}
+        answer = await site.post(path, **body, max_tokens=1, **extra)
+        assert answer.status_code == 200, answer.text
 
     on(scenario)
 

@@ -5,14 +5,19 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.server.real import Running, running
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "the quick", "max_tokens": 240, "ignore_eos": True}
+SOME = {**LONG, "max_tokens": 100}
 
 
 @contextmanager
@@ -42,6 +47,62 @@ def answered(server: Running) -> None:
     assert response.json()["usage"]["completion_tokens"] == 3
 
 
+def text_of(lines: list[str]) -> tuple[str, int]:
+    """The text of the rest of a stream, which ends well, and its number of tokens."""
+    *events, done = lines
+    assert done == "data: [DONE]"
+    chunks = [json.loads(one.removeprefix("data: ")) for one in events]
+    text = "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
+    return text, chunks[-1]["usage"]["completion_tokens"]
+
+
+def kill_all(server: Running, engines: int) -> None:
+    """Once all have been restarted, if they were."""
+    found: list[int] = []
+    while len(found) < engines or server.http.get("/health").json() != {"status": "ok"}:
+        found = server.cores
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_requests_outlive_engines_that_all_die(folder: Path, engines: int) -> None:
+    """Greedy and seeded streams, and answers without a stream, have the texts that they would have
+    had; a request that finds the engine dead waits for the next one."""
+    kinds = ({"temperature": 0}, {"temperature": 1, "seed": 5})
+    with running(folder, data_parallel_size=engines) as server, ThreadPoolExecutor() as pool:
+        post = partial(server.http.post, PATH)
+        whole = [post(json=SOME | kind).json() for kind in kinds]
+        with ExitStack() as opened:
+            streams: list[Iterator[str]] = []
+            for kind in kinds:
+                body = SOME | kind | {"stream": True, "stream_options": {"include_usage": True}}
+                response = opened.enter_context(server.http.stream("POST", PATH, json=body))
+                streams.append(line for line in response.iter_lines() if line)
+            begun = [json.loads(next(one).removeprefix("data: ")) for one in streams]
+            server.http.post("/pause", params={"mode": "all"})
+            answer = pool.submit(post, json=SOME | kinds[0])
+            while server.http.get("/load").json()["server_load"] < 3:
+                pass
+            kill_all(server, engines)
+            server.until("/ready", 503)
+            server.until("/ready", 200)
+            server.http.post("/resume")
+            for before, rest, expected in zip(begun, streams, whole, strict=True):
+                text, tokens = text_of([*rest])
+                assert before["choices"][0]["text"] + text == expected["choices"][0]["text"]
+                assert tokens == expected["usage"]["completion_tokens"]
+        assert answer.result().json()["choices"] == whole[0]["choices"]
+        assert re.search(r'finished_reason="error".*} 0.0', server.http.get("/metrics").text)
+        kill_all(server, engines)  # while they are idle
+        found = post(json=SOME | kinds[0])  # at once
+        assert found.status_code in (200, 503), found.text
+        if found.status_code == 503:
+            assert int(found.headers["retry-after"]) >= 1
+        server.until("/ready", 200)
+        assert post(json=SOME | kinds[0]).json()["choices"] == whole[0]["choices"]
+
+
 def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(folder: Path) -> None:
     with running(folder, stall_s=0.3, core_restarts=1) as server:
         assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] == 256
@@ -53,25 +114,26 @@ def test_an_engine_that_stalls_or_dies_comes_back_and_is_given_up_in_the_end(fol
         with live_page(server) as page:
             with stopped_in_a_stream(server) as lines:
                 os.kill(server.core, signal.SIGKILL)
-                *_, last = lines
-                error = json.loads(last.removeprefix("data: "))["error"]
-                assert error["code"] == "engine_failed"
-                assert "process has died with code -9" in error["message"]
-            assert "is being restarted" in server.until("/health", 503).text
-            refused = server.http.post(PATH, json=LONG)
-            assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) >= 1
-            figures = server.http.get("/metrics").text
-            assert re.search(r"paceline:engine_healthy{.*} 0.0", figures)
-            assert re.search(r"paceline:engine_crashes_total{.*} 1.0", figures)
+                assert "died with code -9" in server.until("/health", 503).text
+                assert server.http.get("/ready").status_code == 503
+                refused = server.http.post(PATH, json=LONG)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after"]) >= 1
+                figures = server.http.get("/metrics").text
+                assert re.search(r"paceline:engine_healthy{.*} 0.0", figures)
+                assert [*lines][-1] == "data: [DONE]"
             server.until("/health", 200)
             died, back = next(page), next(page)
             assert "process has died with code -9" in died["trouble"]
             assert (back["trouble"], back["restarts"]) == ("", 1)
+            figures = server.http.get("/metrics").text
+            assert re.search(r"paceline:engine_crashes_total{.*} 1.0", figures)
         answered(server)
         with stopped_in_a_stream(server) as lines:
             os.kill(server.core, signal.SIGKILL)
-            assert "engine_failed" in [*lines][-1]
+            error = json.loads([*lines][-1].removeprefix("data: "))["error"]
+            assert error["code"] == "engine_failed"
+            assert "process has died with code -9" in error["message"]
         status, said = server.ended()
         assert status == 3
         assert "process has died with code -9" in said

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
+from paceline.core.errors import RequestError
+from paceline.core.sampling import Sampling
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
+from paceline.server.errors import ApiError
 from paceline.server.parse import chat_ask, completion_asks
 from paceline.server.routes.responses import response_ask
 from paceline.server.schemas.requests import ChatRequest, CompletionRequest, ResponseRequest
+from paceline.text.tokenizer import InfillMarkers
 
 MESSAGES = [{"role": "user", "content": "the"}]
 BEAMS = {"use_beam_search": True, "beam_width": 2, "temperature": 0.0}
@@ -34,13 +38,16 @@ SAMPLING: list[dict[str, Any]] = [
     {"ignore_eos": True},
     {"include_stop_str_in_output": True},
     {"skip_special_tokens": False},
+    {"bad_words": ["no", "never"]},
     {"bad_token_ids": [8]},
     {"allowed_token_ids": [7]},
     {"structured_outputs": {"choice": ["a", "b"]}},
 ]
 ELSEWHERE = {
     *("max_tokens", "logprobs", "prompt_logprobs", "logprob_token_ids"),
-    *("logit_bias", "structured_outputs"),
+    *("logit_bias", "structured_outputs", "spaces_between_special_tokens"),
+    # From Python alone; a body has the third one for all of its prompt.
+    *("detokenize", "guided_decoding", "truncate_prompt_tokens", "logits_processors"),
 }
 
 
@@ -103,7 +110,7 @@ def test_the_effort_is_shown_to_the_template() -> None:
     kept = {"enable_thinking": False}
     chat = ChatRequest(messages=MESSAGES, reasoning_effort="low", chat_template_kwargs=kept)
     assert chat_ask(chat, NO_RULES).variables == {**kept, "reasoning_effort": "low"}
-    response = ResponseRequest(input="the", reasoning={"effort": "high", "summary": None})
+    response = ResponseRequest(input="the", reasoning={"effort": "high", "summary": "auto"})
     found = response_ask(response, NO_RULES).variables
     assert found == {"reasoning_effort": "high", "enable_thinking": True}
     quick = ChatRequest(messages=MESSAGES, reasoning_effort="none")
@@ -139,3 +146,25 @@ def test_a_chat_begins_a_message_or_continues_the_last(
 ) -> None:
     one = chat_ask(ChatRequest.model_validate({"messages": MESSAGES, **given}), NO_RULES)
     assert (one.add_generation_prompt, one.continue_final_message) == (begins, continues)
+
+
+def test_a_suffix_follows_the_answer_of_a_model_that_inserts() -> None:
+    markers = InfillMarkers("<p>", "<s>", "<m>")
+    body = CompletionRequest(prompt=["def f(", "class "], suffix="): ...")
+    found = completion_asks(body, NO_RULES, markers)
+    assert [one.prompt for one in found] == ["<p>def f(<s>): ...<m>", "<p>class <s>): ...<m>"]
+    for wrong in ({"prompt": [5, 6]}, {"prompt": "a", "echo": True}):
+        with pytest.raises(ApiError, match="suffix: it needs prompts that are texts"):
+            completion_asks(CompletionRequest(suffix="b", **wrong), NO_RULES, markers)
+
+
+def test_all_wrong_keys_of_a_bias_are_named_up_to_a_number() -> None:
+    few = ChatRequest(messages=MESSAGES, logit_bias={"one": 1.0, "5": 1.0, "-1": 2.0})
+    with pytest.raises(ApiError, match="logit_bias: 'one' and '-1' are not token ids"):
+        chat_ask(few, NO_RULES)
+    many = ChatRequest(messages=MESSAGES, logit_bias={f"a{n}": 1.0 for n in range(30)})
+    with pytest.raises(ApiError, match="'a6', 'a7' and 22 more are not token ids"):
+        chat_ask(many, NO_RULES)
+    beyond = Sampling(logit_bias={3: 1.0, 50: 1.0, 60: 1.0})
+    with pytest.raises(RequestError, match="logit_bias has 50 and 60, which are out of vocabulary"):
+        beyond.check_vocab(40)

@@ -24,7 +24,7 @@ from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
 from paceline.tools.reasoning.mistral import MistralReasoning
 from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
 from tests.engine.support import tokenizer
-from tests.server.replies import TOOLS
+from tests.server.replies import SCHEMA, TOOLS
 
 AUTO = ServerSettings()
 STRICT = [{"type": "function", "function": {"name": "look", "strict": True}}]
@@ -41,8 +41,9 @@ def with_template(template: str, tool_template: str | None = None) -> Tokenizer:
     ("template", "calls", "reasoning"),
     [
         ("{{ '<tool_call>' }} {{ '<think>' }}", HermesParser, Qwen3Reasoning),
-        ("{{ '[TOOL_CALLS]' }}", MistralParser, None),
-        ("{{ messages }}", JsonCallParser, None),
+        ("{{ tools }} {{ '[TOOL_CALLS]' }}", MistralParser, None),
+        ("{{ tools }} {{ messages }}", JsonCallParser, None),
+        ("{{ messages }}", HermesParser, None),  # as the tools are described
     ],
 )
 def test_parsers_fit_the_template(template: str, calls: object, reasoning: object) -> None:
@@ -85,7 +86,8 @@ def test_special_tokens_are_decoded_where_they_are_markers() -> None:
 
 
 def test_strict_tools_are_held_by_a_grammar() -> None:
-    formats = ReplyFormats.of(ServerSettings(tool_call_parser="hermes"), tokenizer())
+    hermes = ServerSettings(tool_call_parser="hermes")
+    formats = ReplyFormats.of(hermes, with_template("{{ tools }}"))
     asked = GenerationRequest(prompt_token_ids=(5, 6))
     assert formats.asked(TOOLS, "auto", None).held(asked) is asked
     held = formats.asked(STRICT, "auto", None).held(asked).params.constraint
@@ -99,7 +101,36 @@ def test_strict_tools_are_held_by_a_grammar() -> None:
         prompt_token_ids=(5, 6), params=SamplingParams(structured_outputs={"regex": "a"})
     )
     with pytest.raises(RequestError, match="cannot be combined"):
-        formats.asked(STRICT, "auto", None).held(both)
+        formats.asked(STRICT, "required", None).held(both)
+    own = formats.asked(STRICT, "auto", None).held(both)
+    assert own.params.constraint == both.params.constraint
+
+
+@pytest.mark.parametrize("template", ["{{ tools }}", "{{ messages }}"])
+def test_the_model_may_call_or_write_the_document_that_is_asked_for(template: str) -> None:
+    """The document alone would forbid calls, and calls alone another answer."""
+    formats = ReplyFormats.of(ServerSettings(tool_call_parser="hermes"), with_template(template))
+    schema = {"type": "object", "properties": {"sky": {"type": "string"}}}
+    params = SamplingParams(structured_outputs={"json": schema})
+    asked = GenerationRequest(prompt_token_ids=(5, 6), params=params)
+    held = formats.asked(TOOLS, "auto", None).held(asked).params.constraint
+    assert held is not None
+    calls, document = held.value["format"]["elements"]
+    assert (calls["type"], document["json_schema"]) == ("tags_with_separator", schema)
+
+
+def test_calls_are_held_where_the_template_does_not_show_tools() -> None:
+    formats = ReplyFormats.of(AUTO, with_template("{{ messages }}"))
+    asked = GenerationRequest(prompt_token_ids=(5, 6))
+    held = formats.asked(TOOLS, "auto", None).held(asked).params.constraint
+    assert held is not None
+    form = held.value["format"]
+    assert (form["type"], form["stop_after_first"]) == ("triggered_tags", True)
+    assert form["tags"][0]["content"]["json_schema"] == SCHEMA
+    several = formats.asked(TOOLS, "auto", True).held(asked).params.constraint
+    assert several is not None
+    assert several.value["format"]["stop_after_first"] is False
+    assert formats.asked(TOOLS, "none", None) is PLAIN_REPLY
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,32 @@ def test_responses_have_log_probabilities_beside_reasoning_and_tools(
     assert streamed == [one.token for one in part.logprobs or ()]
 
 
+@pytest.mark.parametrize("budget", [0, 5])
+def test_reasoning_ends_after_its_budget(server: httpx.Client, budget: int) -> None:
+    """Random weights would reason on: of all tokens, the marker is the least likely."""
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "ignore_eos": True}
+    plain = {"max_tokens": 20, "seed": 1, "logit_bias": biases("</think>", -100.0), **thinks}
+    free = post(server, "/v1/chat/completions", messages=TALK, **plain)
+    assert free["usage"]["completion_tokens_details"]["reasoning_tokens"] == 20
+    limited = {**plain, "thinking_token_budget": budget}
+    chat = post(server, "/v1/chat/completions", messages=TALK, **limited)
+    assert chat["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + 1
+    assert chat["choices"][0]["message"]["content"]
+    response = post(server, "/v1/responses", input="hi", **limited)
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == budget + 1
+    schema = {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOK}}}
+    held = post(server, "/v1/chat/completions", messages=TALK, **limited | ONCE | schema)
+    Look.model_validate_json(held["choices"][0]["message"]["content"])
+
+
+def test_thinking_of_a_message_ends_after_its_budget(server: httpx.Client) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    message = post(server, "/v1/messages", messages=TALK, max_tokens=300, thinking=thinking)
+    kinds = [block["type"] for block in message["content"]]
+    assert kinds == ["thinking", "text"]
+    assert len(message["content"][0]["thinking"]) <= 4
+
+
 # -- others -------------------------------------------------------------------
 
 

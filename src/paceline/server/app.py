@@ -19,8 +19,11 @@ from paceline.server.middleware import (
     RequestGuard,
 )
 from paceline.server.routes.adapters import adapter_routes
+from paceline.server.routes.batches import batch_routes
 from paceline.server.routes.chat import chat_routes
+from paceline.server.routes.compaction import compaction_routes
 from paceline.server.routes.completions import completion_routes
+from paceline.server.routes.conversations import conversation_routes, item_routes
 from paceline.server.routes.dashboard import dashboard_routes
 from paceline.server.routes.embeddings import embedding_routes
 from paceline.server.routes.hosting import hosting_routes
@@ -40,11 +43,15 @@ ROUTES = (
     chat_routes,
     completion_routes,
     response_routes,
+    compaction_routes,
     stored_response_routes,
+    conversation_routes,
+    item_routes,
     message_routes,
     model_routes,
     token_routes,
     embedding_routes,
+    batch_routes,
     probe_routes,
     hosting_routes,
     control_routes,

@@ -92,8 +92,8 @@ async def removed(context: ServerContext, name: str) -> None:
 
 
 async def removed_here(context: ServerContext, name: str) -> bool:
-    await cancelled_here(context, name)
-    return context.responses.remove(name)
+    found = await cancelled_here(context, name)
+    return found is not None and context.responses.remove(name)
 
 
 async def events_after(context: ServerContext, name: str, number: int) -> EventBatch:

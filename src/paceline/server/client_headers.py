@@ -32,21 +32,30 @@ def random_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientHeaders:
-    """`request_id` is the client's own if it sent a valid one."""
+    """`request_id` is the client's own if it sent a valid one. Some clients send it in the body,
+    and the id of a session."""
 
     request_id: str
     traceparent: str = ""  # W3C trace context as it was sent; empty if missing or malformed
     load_format: str = ""  # of the load report in the response; empty: none
     rank: str = ""  # of the engine that the client chose, as it was sent
+    session_id: str = ""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], prefix: str) -> "ClientHeaders":
+    def of(
+        cls,
+        headers: Mapping[str, str],
+        prefix: str,
+        request_id: str | None = None,
+        session_id: str | None = None,
+    ) -> "ClientHeaders":
+        """A request id in the headers comes before one of the body."""
         trace = headers.get("traceparent", "")
-        request_id = sent_id(headers) or f"{prefix}-{random_id()}"
+        name = sent_id(headers) or request_id or f"{prefix}-{random_id()}"
         load_format = headers.get("endpoint-load-metrics-format", "")
         rank = headers.get("x-data-parallel-rank", "")
         trace = trace if TRACEPARENT.match(trace) else ""
-        return cls(request_id, trace, load_format.upper(), rank)
+        return cls(name, trace, load_format.upper(), rank, session_id or "")
 
     @property
     def chosen_rank(self) -> int | None:

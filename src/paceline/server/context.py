@@ -54,7 +54,7 @@ class ServerContext:
         board: Scoreboard | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
-        self.models = (model_name, *settings.aliases)
+        self.models = (*settings.aliases, model_name)  # the first one answers
         self.adapters: dict[str, str] = {}  # folders by name
         self.cache_labels: Mapping[str, Any] = {}  # further labels of the metric cache_config_info
         self.given_settings: Mapping[str, Any] = {}  # of the engine
@@ -137,7 +137,7 @@ class ServerContext:
     @property
     def served_name(self) -> str:
         """The name of the model in metrics and in `ps`: the first alias, if any, as in vLLM."""
-        return self.models[1] if len(self.models) > 1 else self.models[0]
+        return self.models[0]
 
     @property
     def closed(self) -> str | None:
@@ -200,8 +200,9 @@ class ServerContext:
             some = generations[start : start + READ_AT_ONCE]
             prompts += await asyncio.gather(*map(self.tokenized, some))
         given = zip(generations, prompts, parts, strict=True)
+        origin = name if len(parts) > 1 else ""  # its prompts leave slots for others
         return [
-            self._adapted(generation).ready(prompt, part, timeout)
+            self._adapted(generation).ready(prompt, part, timeout, origin)
             for generation, prompt, part in given
         ]
 

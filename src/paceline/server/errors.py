@@ -12,9 +12,15 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.engine.api import EngineFailed, PromptTooLong, QueueFull, RequestError
+from paceline.engine.api import (
+    EngineFailed,
+    EngineUnavailable,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
 from paceline.engine.params import SamplingParams
-from paceline.server.client_headers import ID, sent_id
+from paceline.server.client_headers import ID, random_id, sent_id
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, WRONG_METHOD = 400, 401, 404, 405
 TOO_SLOW, TOO_LARGE, HEAD_TOO_LARGE = 408, 413, 431
@@ -55,6 +61,8 @@ OWN = (
     "priority",
     "tools",
     "tool_choice",
+    "documents",
+    "thinking_token_budget",
     "reasoning_effort",
     "top_logprobs",
     "continue_final_message",
@@ -70,6 +78,7 @@ FIELDS = {
     "/v1/chat/completions/batch": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
+    "/v1/responses/compact": "input",
 }
 
 
@@ -165,6 +174,8 @@ def api_error_of(error: Exception, path: str = "") -> ApiError:
             named = next((one for one in words if one in NAMED_IN_ERRORS | PROMPT_WORDS), None)
             param = prompt_field if named in PROMPT_WORDS else named
             return ApiError(BAD_REQUEST, str(error), param=param)
+        case EngineUnavailable():
+            return ApiError(UNAVAILABLE, str(error), code="unhealthy")
         case EngineFailed():
             return ApiError(BROKEN, f"the engine failed: {error}", code="engine_failed")
         case _:
@@ -217,10 +228,11 @@ def unknown_route(request: Request, status: int, routes: Routes) -> ApiError:
 
 
 def error_response(api_error: ApiError, path: str, request_id: str = "") -> Response:
-    """The body has the shape of the API that the path belongs to."""
-    own = {"X-Request-Id": request_id} if request_id else {}
+    """The body has the shape of the API that the path belongs to. Anthropic's has an id always."""
     body = api_error.body
     is_message = MESSAGES in path
+    request_id = request_id or (f"req-{random_id()}" if is_message else "")
+    own = {"X-Request-Id": request_id} if request_id else {}
     return Response(
         msgspec.json.encode(fault_body(body, request_id) if is_message else body),
         api_error.status_code,

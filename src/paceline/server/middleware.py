@@ -1,6 +1,7 @@
 """Middleware around all routes: keys, sizes, HEAD, request ids and the path of a proxy."""
 
 import asyncio
+from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -19,9 +20,21 @@ from paceline.server.errors import (
 from paceline.server.live.page_routes import open_paths
 from paceline.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/readyz", "/ping", "/metrics"})
 DOCS_PATH = "/docs"
+FILES_PATH = "/v1/files"
 DOCS_PATHS = frozenset({DOCS_PATH, "/openapi.json"})  # a browser that opens them sends no key
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """Most bytes of a body, and the setting that says so."""
+
+    setting: str
+    most: int
+
+    def error(self) -> ApiError:
+        return ApiError(TOO_LARGE, f"the body has more than {self.most} bytes ({self.setting})")
 
 
 class RequestGuard:
@@ -43,7 +56,14 @@ class RequestGuard:
         elif api_error := self._check(scope):
             await error_response(api_error, scope["path"])(scope, receive, send)
         else:
-            await self._app(scope, BoundedBody(receive, self._settings), send)
+            bounded = BoundedBody(receive, self._most_bytes(scope), self._settings.body_s)
+            await self._app(scope, bounded, send)
+
+    def _most_bytes(self, scope: Scope) -> BodyLimit:
+        """The largest body: that of a file, or of other requests."""
+        if scope["path"] == FILES_PATH and self._settings.files_dir:
+            return BodyLimit("file_bytes", self._settings.file_bytes)
+        return BodyLimit("body_bytes", self._settings.body_bytes)
 
     def _check(self, scope: Scope) -> ApiError | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -54,8 +74,9 @@ class RequestGuard:
             )
         given = dict(headers)
         length = given.get(b"content-length", b"")
-        if length.isdigit() and int(length[:20]) > self._settings.body_bytes:
-            return too_large(self._settings.body_bytes)
+        limit = self._most_bytes(scope)
+        if length.isdigit() and int(length[:20]) > limit.most:
+            return limit.error()
         if self._keys and scope["path"] not in self._open_paths and not self._known(given):
             return ApiError(
                 UNAUTHORIZED,
@@ -120,30 +141,26 @@ class HeadAsGet:
             await self._app(scope, receive, send)
 
 
-def too_large(limit: int) -> ApiError:
-    return ApiError(TOO_LARGE, f"the body has more than {limit} bytes (body_bytes)")
-
-
 class BoundedBody:
     """Receives a body up to its limit; after that, it waits for the disconnect."""
 
-    def __init__(self, receive: Receive, settings: ServerSettings) -> None:
-        self._receive, self._settings = receive, settings
-        self._drained = settings.body_bytes
+    def __init__(self, receive: Receive, limit: BodyLimit, body_s: float) -> None:
+        self._receive, self._limit, self._body_s = receive, limit, body_s
+        self._drained = limit.most
         self._complete = False
 
     async def __call__(self) -> Message:
         if self._complete:
             return await self._receive()
         try:
-            async with asyncio.timeout(self._settings.body_s):
+            async with asyncio.timeout(self._body_s):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
-                TOO_SLOW, f"no part of the body arrived within {self._settings.body_s:g} s (body_s)"
+                TOO_SLOW, f"no part of the body arrived within {self._body_s:g} s (body_s)"
             ) from None
         self._drained -= len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
         if self._drained < 0:
-            raise too_large(self._settings.body_bytes)
+            raise self._limit.error()
         return message

@@ -5,7 +5,7 @@ from typing import Any, cast, get_args
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.sampling import LARGEST_ID, alternatives
+from paceline.core.sampling import LARGEST_ID, alternatives, listed
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
@@ -22,6 +22,7 @@ from paceline.server.schemas.requests import (
     ScoredBody,
 )
 from paceline.structured.request_fields import GUIDED, constraint_of
+from paceline.text.tokenizer import InfillMarkers
 
 SAME_NAMES = (
     "n",
@@ -44,12 +45,14 @@ SAME_NAMES = (
     "ignore_eos",
     "allowed_token_ids",
     "bad_token_ids",
+    "bad_words",
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
 
 Conversation = Sequence[Mapping[str, Any]]
 CONSTRAINTS = ("response_format", "structured_outputs", *GUIDED)
+NO_SUMMARY = ("summary", "auto")  # as much as the model makes of its reasoning, which is none
 
 
 def unsupported(param: str, problem: str) -> ApiError:
@@ -112,10 +115,15 @@ def check_most(body: GenerationBody, max_tokens: int | None) -> None:
 
 def biases(given: dict[str, float]) -> dict[int, float]:
     """The keys as numbers: JSON has only strings as keys."""
-    for key in given:
-        if not (key.isascii() and key.isdigit() and len(key) < len(str(2**31)) + 1):
-            raise unsupported("logit_bias", f"{key!r} is not a token id")
+    wrong = [key for key in given if not is_number(key)]
+    if wrong:
+        noun = "is not a token id" if len(wrong) == 1 else "are not token ids"
+        raise unsupported("logit_bias", f"{listed([repr(key) for key in wrong])} {noun}")
     return {int(key): value for key, value in given.items()}
+
+
+def is_number(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < len(str(2**31)) + 1
 
 
 def check_common(body: GenerationBody) -> None:
@@ -124,11 +132,10 @@ def check_common(body: GenerationBody) -> None:
         raise unsupported("modalities", "only text is supported; remove modalities")
     if body.function_call not in (None, "none", "auto"):
         raise unsupported("function_call", "function calls cannot be enforced; use none or auto")
-    framed = isinstance(body, CompletionRequest)  # a chat template writes its own special tokens
-    if body.add_special_tokens not in (None, framed):
+    if body.spaces_between_special_tokens and body.skip_special_tokens is False:
         raise unsupported(
-            "add_special_tokens",
-            f"it must be {str(framed).lower()} on this route; remove add_special_tokens",
+            "spaces_between_special_tokens",
+            "special tokens are returned as they are, without spaces; set it to false",
         )
     if body.stream_options is not None and not body.stream:
         raise unsupported(
@@ -163,6 +170,7 @@ def common(body: GenerationBody) -> dict[str, Any]:
         "timeout": body.timeout,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
         "truncation_side": body.truncation_side or "left",
+        "add_special_tokens": body.add_special_tokens,
     }
 
 
@@ -180,6 +188,10 @@ def chat_asks(
     """The same for each of several conversations."""
     check_common(body)
     check_prompt(body)
+    if isinstance(body, ChatRequest) and body.return_prompt_text and body.stream:
+        raise unsupported(
+            "return_prompt_text", "a stream does not return it; set stream to false, or remove it"
+        )
     for messages in conversations:
         check_messages(messages)
     newer = body.max_completion_tokens
@@ -188,7 +200,10 @@ def chat_asks(
     shared: dict[str, Any] = {
         "params": reply.decoded(params),
         "tools": reply.shown(),
-        "variables": template_variables(body.chat_template_kwargs, body.reasoning_effort),
+        "variables": with_documents(
+            template_variables(body.chat_template_kwargs, body.reasoning_effort), body.documents
+        ),
+        "chat_template": body.chat_template or None,
         "add_generation_prompt": begins_message(body),
         "continue_final_message": bool(body.continue_final_message),
         **common(body),
@@ -227,10 +242,26 @@ def template_variables(
     return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
 
 
+def with_documents(
+    variables: Mapping[str, Any] | None, documents: Sequence[Mapping[str, Any]] | None
+) -> Mapping[str, Any] | None:
+    """The variables of the chat template, with the documents that a request brings."""
+    return {**(variables or {}), "documents": documents} if documents else variables
+
+
+def check_template(template: str | None, trusted: bool) -> None:
+    """400 if a request brings a chat template and may not."""
+    if template and not trusted:
+        raise unsupported(
+            "chat_template",
+            "clients may not bring one (--trust-request-chat-template); remove chat_template",
+        )
+
+
 def effort_of(param: str, given: Mapping[str, Any] | None) -> str | None:
-    """The effort of a field that has nothing else."""
+    """The effort of a field that has nothing else, but for a summary that may be missing."""
     for name, value in (given or {}).items():
-        if value is not None and name != "effort":
+        if value is not None and name != "effort" and (name, value) != NO_SUMMARY:
             raise unsupported(param, f"{name} is not supported; remove {name}")
     found = (given or {}).get("effort")
     if found is not None and found not in get_args(Effort):
@@ -258,12 +289,13 @@ def chat_logprobs(body: ChatBody, rules: SamplingRules) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def completion_asks(body: CompletionRequest, rules: SamplingRules) -> list[GenerationRequest]:
-    """One request for each prompt."""
+def completion_asks(
+    body: CompletionRequest, rules: SamplingRules, markers: InfillMarkers | None = None
+) -> list[GenerationRequest]:
+    """One request for each prompt. The model inserts text before a suffix at its `markers`."""
     check_common(body)
     check_prompt(body)
-    if body.suffix:
-        raise unsupported("suffix", "insertion is not supported; remove suffix")
+    given = infilled(body, markers) if body.suffix else prompts(body)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling(body, rules, most, body.logprobs, completion_prompt_logprobs(body))
     rest = common(body) | transfer(body, len(prompts(body)))
@@ -273,8 +305,18 @@ def completion_asks(body: CompletionRequest, rules: SamplingRules) -> list[Gener
         GenerationRequest(prompt=prompt, params=params, **rest)
         if isinstance(prompt, str)
         else GenerationRequest(prompt_token_ids=prompt, params=params, **rest)
-        for prompt in prompts(body)
+        for prompt in given
     ]
+
+
+def infilled(body: CompletionRequest, markers: InfillMarkers | None) -> Sequence[str]:
+    """The prompts with the text that follows the answer."""
+    if markers is None:
+        raise unsupported("suffix", "this model has no tokens for insertion; remove suffix")
+    texts = [one for one in prompts(body) if isinstance(one, str)]
+    if body.echo or len(texts) < len(prompts(body)):
+        raise unsupported("suffix", "it needs prompts that are texts, without echo; remove suffix")
+    return [markers.prompt(text, body.suffix or "") for text in texts]
 
 
 def check_prompts(body: CompletionRequest, most: int) -> None:

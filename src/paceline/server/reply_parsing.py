@@ -11,6 +11,7 @@ from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.settings import ServerSettings
 from paceline.structured.request_fields import from_response_format
+from paceline.text.chat_template import shows_tools
 from paceline.text.tokenizer import Tokenizer
 from paceline.tools.calls import CallDelta, ReasoningDelta, ReplyDelta, merged
 from paceline.tools.parser import OutputParser
@@ -31,6 +32,7 @@ class ReplyParsing:
     decode: Callable[[Sequence[int]], str] = str  # the text of tokens, special ones included
     with_reasoning: bool = True  # whether reasoning is returned
     spell: Callable[[int], bytes] = bytes  # the bytes of a token, special ones included
+    budget: int | None = None  # most tokens of reasoning
 
     @property
     def is_plain(self) -> bool:
@@ -53,31 +55,49 @@ class ReplyParsing:
             return replace(params, skip_special_tokens=False)
         return params
 
+    def limited(self, budget: int | None) -> "ReplyParsing":
+        """The same for a model that reasons in so many tokens at most. 400 if it does not reason
+        in blocks."""
+        if budget is None:
+            return self
+        if self.reasoning is None:
+            problem = "this model does not reason in blocks (--reasoning-parser)"
+            param = "thinking_token_budget"
+            raise ApiError(BAD_REQUEST, f"{param}: {problem}; remove {param}", param=param)
+        return replace(self, budget=budget)
+
     def may_hold(self, params: SamplingParams) -> bool:
         """Whether `held` may change a request."""
-        return self.has_tools or (self.reasoning is not None and params.constraint is not None)
+        reasons = self.reasoning is not None and params.constraint is not None
+        return self.has_tools or reasons or self.budget is not None
 
     def held(self, generation: GenerationRequest) -> GenerationRequest:
         """A tokenized request, with the grammar that holds the model to calls of its tools. It
         holds the answer alone, if the model may reason first."""
         found = self._constraint(generation.params)
-        if found is None:
+        if found is None and self.budget is None:
             return generation
         reasoning = self._reasoning(generation.prompt_token_ids or ())
         if reasoning is not None and (markers := reasoning.markers) is not None:
-            found = found.after_reasoning(*markers)
+            found = (found or Constraint.any_text()).after_reasoning(*markers)
+            found = found if self.budget is None else found.within(self.budget)
         return replace(generation, params=replace(generation.params, structured_outputs=found))
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
-        """Of the tools, or else of the request."""
-        form = self.use and self.use.constraint()
-        if not form:
-            return params.constraint
-        if params.constraint is not None:
+        """Of the tools, of the request, or of both where the model may call or answer."""
+        own = params.constraint
+        if self.use is None or self.use.choice == "none":
+            return own
+        if own is not None and self.use.choice != "auto":
             raise RequestError(
-                "tools that must be called, or are strict, cannot be combined with another "
-                "constraint on the text; remove one of them"
+                "a call that is required cannot be combined with another constraint on the text; "
+                "remove one of them, or set tool_choice to auto"
             )
+        if own is not None and own.kind != "json":
+            return own
+        form = self.use.constraint() if own is None else self.use.calls_or(own.value)
+        if not form:
+            return own
         found = from_response_format(form)
         assert found is not None, "a choice that holds the model has a constraint"
         # A model that is held to JSON may write whitespace without an end.
@@ -134,12 +154,16 @@ class ReplyFormats:
     decode: Callable[[Sequence[int]], str]
     spell: Callable[[int], bytes]
     auto_choice: bool = True
+    shows_tools: bool = True  # whether the template does; otherwise they are described
 
     @classmethod
     def of(cls, settings: ServerSettings, tokenizer: Tokenizer) -> "ReplyFormats":
         plain = tokenizer.chat_template or ""
         template = tokenizer.tool_template or plain
         calls, reasoning = settings.tool_call_parser, settings.reasoning_parser
+        shown = shows_tools(template)
+        if calls == "auto" and not shown:
+            calls = "hermes"  # as the tools are described
         return cls(
             None if calls == "none" else tool_parser(calls, template),
             None if reasoning == "none" else reasoning_parser(reasoning, plain),
@@ -147,6 +171,7 @@ class ReplyFormats:
             lambda ids: tokenizer.decode(ids, skip_special=False),
             tokenizer.token_bytes,
             settings.enable_auto_tool_choice,
+            shown,
         )
 
     def asked(
@@ -169,6 +194,7 @@ class ReplyFormats:
     ) -> ToolUse | None:
         format = self.calls or ToolParser
         use = ToolUse.read(tools, choice, parallel, format, self.template)
+        use = use if self.shows_tools else use.held(parallel)
         if use.choice == "none":
             return None
         if self.calls is None:

@@ -1,7 +1,7 @@
 """Runs a request in the engine and writes the response, whole or as a stream."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -28,7 +28,8 @@ EVENTS = b"text/event-stream; charset=utf-8"
 class GenerationJob:
     """One HTTP request: its headers, its id, what to generate, and how to write the response.
 
-    `reply` has what the model is held to.
+    `reply` has what the model is held to. `ending` is awaited when the response is written, before
+    its end is sent.
     """
 
     client: ClientHeaders
@@ -37,6 +38,7 @@ class GenerationJob:
     writer: ResponseWriter | WholeWriter
     stream: bool
     reply: ReplyParsing = PLAIN_REPLY
+    ending: Callable[[], Awaitable[None]] | None = None
 
 
 class GenerationResponse(Response):
@@ -61,7 +63,7 @@ class GenerationResponse(Response):
         entry = RequestLogEntry(
             job.name, scope["path"], stream=job.stream, trace_id=job.client.trace_id
         )
-        entry.tenant = job.generations[0].tenant
+        entry.tenant, entry.session_id = job.generations[0].tenant, job.client.session_id
         begun = monotonic()
         try:
             rank = job.client.chosen_rank
@@ -102,6 +104,7 @@ class GenerationResponse(Response):
         tokens = sum(output.usage.completion_tokens for output in outputs)
         size, write = weight(params, prompts, tokens), self._job.writer.whole
         body = await written(self._context.long_work, size, write, outputs)
+        await self._ending()
         await self._start(send, JSON, (b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.body", "body": body})
 
@@ -120,7 +123,8 @@ class GenerationResponse(Response):
                 outputs = await events.write_to(body)
                 self._check(outputs)
                 last = writer.closing(outputs)
-            except PacelineError as error:
+                await self._ending()
+            except (PacelineError, ApiError) as error:
                 entry.end_by(error, unread=False)
                 last = writer.failing(api_error_of(error).body)
             await body.drain()
@@ -128,6 +132,10 @@ class GenerationResponse(Response):
         finally:
             events.close()
             entry.completion_tokens = events.tokens
+
+    async def _ending(self) -> None:
+        if (ending := self._job.ending) is not None:
+            await ending()
 
     async def _start(self, send: Send, kind: bytes, header: tuple[bytes, bytes]) -> None:
         own = (b"x-request-id", self._job.client.request_id.encode())

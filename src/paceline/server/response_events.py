@@ -73,7 +73,7 @@ def events_of(response: bytes) -> list[bytes]:
     """The events of a response that has ended, as if each text had come at once."""
     whole: dict[str, Any] = json.decode(response)
     begun: dict[str, Any] = {**whole, "status": "in_progress", "output": [], "usage": None}
-    begun |= {"incomplete_details": None, "error": None}
+    begun |= {"incomplete_details": None, "error": None, "completed_at": None}
     found: list[tuple[str, Mapping[str, Any]]] = [
         ("response.created", {"response": begun}),
         ("response.in_progress", {"response": begun}),

@@ -1,11 +1,15 @@
 """The input of /v1/responses as the messages of a chat."""
 
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paceline.server.parse import unsupported
 from paceline.text.image_parts import is_image
 
+COMPACTION = "paceline-compaction-1:"  # before the encoded content of a compaction
+SUMMARY = "Summary of the conversation so far:"
 TEXTS = ("input_text", "output_text", "text")
 Item = Mapping[str, Any]
 
@@ -13,6 +17,9 @@ Item = Mapping[str, Any]
 def input_items(given: str | list[dict[str, Any]], response: str) -> list[Item]:
     """The input of a response as items that have ids, with texts as parts."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    for item in items:
+        if not isinstance(item.get("id"), str | None):
+            raise unsupported("input", f"the id of an item is {item['id']!r}; it must be a string")
     return [
         with_parts({"type": "message", **item}, f"in-{response}-{at}")
         for at, item in enumerate(items)
@@ -37,11 +44,13 @@ def messages(
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    if not given:
+    if not given and not earlier:
         raise unsupported("input", "it is empty; give a text or at least one message")
     found: list[dict[str, Any]] = []
     for item in (*earlier, *given):
         added = message(item)
+        if item.get("type") == "compaction":
+            found = joined_users(found)
         if not found or not joins(found[-1], added):
             found.append(added)
         elif "tool_calls" in added:
@@ -49,6 +58,16 @@ def messages(
         else:
             found[-1] = {**found[-1], **added}
     return found
+
+
+def joined_users(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of the user at the end, which a compaction keeps, as one: roles alternate in
+    some templates."""
+    at = len(talk)
+    while at and talk[at - 1]["role"] == "user" and isinstance(talk[at - 1]["content"], str):
+        at -= 1
+    texts = [one["content"] for one in talk[at:]]
+    return [*talk[:at], {"role": "user", "content": "\n\n".join(texts)}] if texts else talk
 
 
 def joins(last: Item, added: Item) -> bool:
@@ -75,19 +94,42 @@ def message(item: Item) -> dict[str, Any]:
         case "function_call_output":
             id, output = text_field(item, "call_id"), text_of(item.get("output"))
             return {"role": "tool", "tool_call_id": id, "content": output}
+        case "compaction":
+            return {"role": "assistant", "content": f"{SUMMARY}\n\n{summary_of(item)}"}
         case "reasoning":
             return {"role": "assistant", "reasoning_content": reasoning_of(item)}
         case _:
             raise unsupported(
                 "input",
                 f"an item has the type {kind!r:.200}; it must be a message with a role, "
-                "function_call, function_call_output or reasoning",
+                "function_call, function_call_output, reasoning or compaction",
             )
 
 
 def call_of(item: Item) -> dict[str, Any]:
     function = {name: text_field(item, name) for name in ("name", "arguments")}
     return {"id": text_field(item, "call_id"), "type": "function", "function": function}
+
+
+def compaction(id: str, summary: str) -> Item:
+    """A summary as an item. It is encoded, not encrypted: any server of ours can read it."""
+    encoded = urlsafe_b64encode(json.dumps({"summary": summary}).encode()).decode()
+    return {"type": "compaction", "id": id, "encrypted_content": COMPACTION + encoded}
+
+
+def summary_of(item: Item) -> str:
+    content = text_field(item, "encrypted_content")
+    try:
+        if content.startswith(COMPACTION):
+            found: Any = json.loads(urlsafe_b64decode(content.removeprefix(COMPACTION)))
+            return str(found["summary"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise unsupported(
+        "input",
+        "encrypted_content of a compaction cannot be read; send back an item of "
+        "/v1/responses/compact of this server as it was",
+    )
 
 
 def reasoning_of(item: Item) -> str:

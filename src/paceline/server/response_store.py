@@ -1,10 +1,10 @@
-"""Keeps responses, so that clients can read them later and continue their conversations."""
+"""Keeps responses and conversations, so that clients can read and continue them later."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, json, msgpack
 from msgspec.structs import replace
@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from paceline.server.response_events import EventLog
 
 Item = Mapping[str, Any]
+
+ITEM_BYTES = 256  # that an item takes beside its JSON, and a conversation beside its items
 
 
 class StoredResponse(Struct, frozen=True, array_like=True):
@@ -49,8 +51,43 @@ class StoredResponse(Struct, frozen=True, array_like=True):
         return msgpack.decode(sent, type=cls)
 
 
+class StoredConversation(Struct, frozen=True, array_like=True):
+    """The items of a conversation in order, each as JSON, by their ids."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    items: dict[str, bytes]
+    until: float = 0.0  # as of a response
+
+    @property
+    def size(self) -> int:
+        return ITEM_BYTES * (1 + len(self.items)) + sum(map(len, self.items.values()))
+
+    @property
+    def all_items(self) -> list[Item]:
+        return [json.decode(item, type=Item) for item in self.items.values()]
+
+    def followed_by(self, items: Sequence[Item]) -> "StoredConversation":
+        added = {item["id"]: json.encode(item) for item in items}
+        return replace(self, items=self.items | added)
+
+    def sent(self) -> bytes:
+        """The same for another process."""
+        return msgpack.encode(self)
+
+    @classmethod
+    def received(cls, sent: bytes) -> "StoredConversation":
+        return msgpack.decode(sent, type=cls)
+
+
+Stored = TypeVar("Stored", StoredResponse, StoredConversation)
+
+
 class ResponseStore:
-    """At most `most` responses of `most_bytes` together, each for `age_s`; the oldest go first.
+    """At most `most` responses and conversations of `most_bytes` together, each for `age_s`.
+
+    The oldest go first; a conversation that is changed counts as new.
 
     The events of a response count as a part of it, and are given up first. Responses are put from
     several threads, since long ones are written on one of their own; logs of events are used on the
@@ -61,13 +98,15 @@ class ResponseStore:
         self, most: int, most_bytes: int, age_s: float, clock: Callable[[], float] = monotonic
     ) -> None:
         self._most, self.most_bytes, self._age_s, self._clock = most, most_bytes, age_s, clock
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # oldest first
+        self._kept: OrderedDict[str, StoredResponse | StoredConversation] = (
+            OrderedDict()
+        )  # oldest first
         self._logs: dict[str, EventLog] = {}  # of responses that are kept
         self._bytes = 0
         self._lock = Lock()
 
-    def put(self, name: str, given: StoredResponse) -> bool:
-        """Keep a response, or a new state of it; False if it is larger than the store."""
+    def put(self, name: str, given: Stored) -> bool:
+        """Keep a response or conversation, or a new state; False if it is larger than the store."""
         now = self._clock()
         stored = replace(given, until=now + self._age_s)
         with self._lock:
@@ -111,12 +150,19 @@ class ResponseStore:
             return self._logs.get(name)
 
     def get(self, name: str) -> StoredResponse | None:
+        return self._found(name, StoredResponse)
+
+    def conversation(self, name: str) -> StoredConversation | None:
+        return self._found(name, StoredConversation)
+
+    def _found(self, name: str, kind: type[Stored]) -> Stored | None:
         with self._lock:
             self._trim(self._clock())
-            return self._kept.get(name)
+            found = self._kept.get(name)
+            return found if isinstance(found, kind) else None
 
     def remove(self, name: str) -> bool:
-        """Forget a response; False if it is not kept."""
+        """Forget a response or conversation; False if it is not kept."""
         with self._lock:
             return self._drop(name)
 

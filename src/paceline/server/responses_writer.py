@@ -1,6 +1,7 @@
 """Writes the body and the events of a response of /v1/responses."""
 
 from collections.abc import Callable, Sequence
+from time import time
 from typing import Any
 
 from msgspec import Struct
@@ -123,6 +124,7 @@ class ResponsesWriter:
             output=items,
             usage=usage_of(output, self._reasoning_tokens(outputs)),
             incomplete_details=incomplete,
+            completed_at=int(time()) if status == "completed" else None,
             timings=self._envelope.spent(outputs),
             metrics=self._envelope.metrics(outputs),
         )

@@ -192,7 +192,7 @@ async def serve(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, uds: st
     context = app.state.context
     with ExitStack() as listed:  # from when it listens until it ends
         server.listening = lambda url: listed.enter_context(
-            announced(RunningServer.here(context.served_name, context.models[0], url))
+            announced(RunningServer.here(context.served_name, context.models[-1], url))
         )
         try:
             await server.serve()

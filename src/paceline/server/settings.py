@@ -11,7 +11,7 @@ POSITIVE = (
     *("body_bytes", "body_values", "max_prompts", "header_bytes", "max_connections"),
     *("send_buffer_bytes", "head_s", "body_s", "idle_s", "unread_s"),
     *("max_stored_responses", "stored_response_bytes", "stored_response_s"),
-    *("media_bytes", "media_s"),
+    *("media_bytes", "media_s", "file_bytes", "files_bytes", "batch_concurrency"),
 )
 MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
 ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
@@ -46,6 +46,7 @@ class ServerSettings:
                       are refused
     reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
                       reasoning stays in the text
+    trust_request_chat_template  let clients bring a chat template with a request
     enable_auto_tool_choice  let the model choose whether it calls a tool
     allow_runtime_lora_updating  let clients load adapters from folders of this machine
     allowed_media_domains  hosts that images are fetched from; "*": all that are public; none:
@@ -62,6 +63,10 @@ class ServerSettings:
     max_stored_responses  most responses that are kept
     stored_response_bytes  most bytes of all of them
     stored_response_s  seconds for which one is kept
+    files_dir        folder for /v1/files and /v1/batches; empty: these routes are refused
+    file_bytes       largest file that is uploaded
+    files_bytes      most bytes of all files together
+    batch_concurrency  most requests of a batch that are open at once
     dashboard        serve the live page at /dashboard
     dashboard_show_prompts  let the page show the beginning of prompts, not only their lengths
     root_path        path under which a proxy shows the server; empty: none
@@ -89,6 +94,7 @@ class ServerSettings:
     api_server_count: int = 0
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    trust_request_chat_template: bool = False
     enable_auto_tool_choice: bool = True
     allow_runtime_lora_updating: bool = False
     allowed_media_domains: tuple[str, ...] = ()
@@ -103,6 +109,10 @@ class ServerSettings:
     max_stored_responses: int = 1024
     stored_response_bytes: int = 64 * 2**20
     stored_response_s: float = 3600.0
+    files_dir: str = ""
+    file_bytes: int = 100 * 2**20
+    files_bytes: int = 2**30
+    batch_concurrency: int = 16
     dashboard: bool = False
     dashboard_show_prompts: bool = False
     root_path: str = ""

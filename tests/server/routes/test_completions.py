@@ -39,6 +39,23 @@ def test_a_text_several_texts_and_token_ids(on: Play) -> None:
     on(scenario)
 
 
+def test_token_ids_that_were_not_asked_for_are_null(on: Play) -> None:
+    """Clients read these fields of a whole choice without a look whether they are there."""
+
+    async def scenario(site: Site) -> None:
+        text = (await site.post("/v1/completions", prompt="the", max_tokens=2)).json()
+        messages = [{"role": "user", "content": "the"}]
+        asked = {"messages": messages, "max_tokens": 2}
+        chat = (await site.post("/v1/chat/completions", **asked)).json()
+        for place in (text["choices"][0], {**chat, **chat["choices"][0]}):
+            assert place["token_ids"] is None
+            assert place["prompt_token_ids"] is None
+        for event in await site.events("/v1/chat/completions", **asked):
+            assert "prompt_token_ids" not in event
+
+    on(scenario)
+
+
 def test_streams_of_several_prompts_and_choices_are_told_apart(on: Play) -> None:
     async def scenario(site: Site) -> None:
         asked = {"prompt": ["the quick", "hello"], "max_tokens": 12, "n": 2, "seed": 4}
@@ -108,7 +125,9 @@ def test_logprobs_are_columns_with_offsets_into_the_text(on: Play) -> None:
         for token, logprob, top in own:
             assert 2 <= len(top) <= 3  # a token outside the top two comes beside them
             assert top[token] == logprob
-            assert list(top.values()) == sorted(top.values(), reverse=True)
+            assert next(iter(top)) == token  # then the top two, best first
+            others = [top[name] for name in top if name != token]
+            assert others == sorted(others, reverse=True)
         joined: dict[str, list[object]] = {name: [] for name in whole}
         for event in await site.events(PATH, **asked):
             for name, column in (event["choices"][0]["logprobs"] or {}).items():

@@ -1,9 +1,12 @@
 """What hosting platforms and the people who run them ask."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
 from paceline import __version__
+from paceline.engine.trace.trace_file import TraceWindows
 from paceline.server.settings import ServerSettings
 from tests.server.conftest import Play
 from tests.server.support import MODEL, Site, on_its_own_server
@@ -91,3 +94,47 @@ def test_the_settings_are_shown_without_the_keys(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PACELINE_CACHE", "/tmp/x")
     monkeypatch.setenv("PACELINE_API_KEY", "hidden")
     on_its_own_server(scenario, ServerSettings(api_keys=("hidden",)))
+
+
+def test_the_root_says_what_there_is(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        found = await site.http.get("/")
+        assert found.status_code == 200
+        assert MODEL in found.text
+        assert "POST /v1/chat/completions" in found.text
+
+    on(scenario)
+
+    async def with_page(site: Site) -> None:
+        found = await site.http.get("/")
+        assert (found.status_code, found.headers["location"]) == (307, "/llm/dashboard")
+
+    on_its_own_server(with_page, ServerSettings(dashboard=True, root_path="/llm"))
+
+
+def test_readyz_needs_no_key() -> None:
+    async def scenario(site: Site) -> None:
+        assert (await site.http.get("/readyz")).json() == {"status": "ok"}
+        assert (await site.http.get("/")).status_code == 401
+        site.context.draining = True
+        assert (await site.http.get("/readyz")).status_code == 503
+        site.context.draining = False
+
+    on_its_own_server(scenario, ServerSettings(api_keys=("secret",)))
+
+
+def test_a_profile_is_started_and_stopped(on: Play, tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        refused = await site.http.post("/start_profile")
+        assert (refused.status_code, "--trace FILE" in refused.text) == (400, True)
+        path = tmp_path / "trace.json"
+        site.context.given_settings = {"trace": str(path)}
+        assert (await site.http.post("/stop_profile")).json() == {"trace": str(path)}
+        assert (await site.http.post("/stop_profile")).status_code == 400
+        assert (await site.http.post("/start_profile")).status_code == 200
+        first, second = TraceWindows(path).spans() or ()
+        assert first[1] <= second[0]
+        site.context.given_settings = {}
+        assert (await site.http.post("/reset_mm_cache")).json() == {"reset": True}
+
+    on(scenario)

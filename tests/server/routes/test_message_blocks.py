@@ -28,11 +28,12 @@ TOOLS = [
     {"name": "look", "input_schema": {"type": "object"}},
 ]
 BODY: dict[str, Any] = {"messages": TALK, "tools": TOOLS, "max_tokens": 500}
+DIRECT = {"caller": {"type": "direct"}}
 EXPECTED = [
     {"type": "thinking", "thinking": THOUGHT, "signature": ""},
-    {"type": "text", "text": "Let me look."},
-    {"type": "tool_use", "name": "get_weather", "input": json.loads(ARGUMENTS)},
-    {"type": "tool_use", "name": "look", "input": {}},
+    {"type": "text", "text": "Let me look.", "citations": None},
+    {"type": "tool_use", "name": "get_weather", "input": json.loads(ARGUMENTS), **DIRECT},
+    {"type": "tool_use", "name": "look", "input": {}, **DIRECT},
 ]
 
 

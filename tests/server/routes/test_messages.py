@@ -44,9 +44,8 @@ def test_the_client_gets_a_message(on: Play) -> None:
         assert block.text == same["choices"][0]["message"]["content"]
         assert message.stop_reason in ("max_tokens", "end_turn")
         used = message.usage
-        assert (used.input_tokens or 0) + (used.cache_read_input_tokens or 0) == (
-            same["usage"]["prompt_tokens"]
-        )
+        parts = used.cache_read_input_tokens or 0, used.cache_creation_input_tokens or 0
+        assert used.input_tokens + sum(parts) == same["usage"]["prompt_tokens"]
         assert used.output_tokens == same["usage"]["completion_tokens"]
 
     on(scenario)
@@ -111,6 +110,20 @@ def test_a_message_says_why_it_ended(on: Play) -> None:
     on(scenario)
 
 
+def test_only_the_same_salt_shares_cached_prefixes(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        cached, created = list[int](), list[int]()
+        for salt in ("messages", "messages", "another"):
+            got = (await site.post(PATH, **BODY, cache_salt=salt)).json()
+            cached.append(got["usage"]["cache_read_input_tokens"])
+            created.append(got["usage"]["cache_creation_input_tokens"])
+        assert cached[1] > 0
+        assert cached[0] == cached[2] == 0
+        assert created == [cached[1], 0, cached[1]]
+
+    on(scenario)
+
+
 def test_tokens_are_counted(on: Play) -> None:
     async def scenario(site: Site) -> None:
         async with client(site) as own:
@@ -130,7 +143,7 @@ def test_tokens_are_counted(on: Play) -> None:
         ({"messages": []}, 400, "invalid_request_error", "empty"),
         ({"messages": [{"role": "system", "content": "a"}]}, 400, "invalid_request_error", "role"),
         (
-            {"messages": [*SAID, {"role": "assistant", "content": "a"}]},
+            {"messages": [*SAID, {"role": "assistant", "content": [{"type": "tool_use"}]}]},
             *(400, "invalid_request_error", "cannot be continued"),
         ),
         (
@@ -144,7 +157,6 @@ def test_tokens_are_counted(on: Play) -> None:
             {"output_config": {"format": {"type": "json_schema"}}},
             *(400, "invalid_request_error", "output_config.format has no schema"),
         ),
-        ({"output_config": {"effort": "low"}}, 400, "invalid_request_error", "reasoning_effort"),
         ({"output_config": {"effort": "huge"}}, 400, "invalid_request_error", "huge"),
         ({"context_management": {}}, 400, "invalid_request_error", "context_management"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
@@ -163,6 +175,32 @@ def test_errors_have_the_shape_of_the_api(
         assert (told["error"]["type"], told["request_id"]) == (kind, "mine")
         assert reason in told["error"]["message"]
         assert told["error"].keys() == {"type", "message"}
+
+    on(scenario)
+
+
+@pytest.mark.parametrize(
+    "content", ["The capital is", [{"type": "text", "text": "The capital is"}]]
+)
+def test_a_last_message_of_the_assistant_is_continued(on: Play, content: Any) -> None:
+    async def scenario(site: Site) -> None:
+        talk = [*SAID, {"role": "assistant", "content": content}]
+        got = (await site.post(PATH, **{**BODY, "messages": talk}, **GREEDY)).json()
+        continued = {"continue_final_message": True, "max_tokens": 4, **GREEDY}
+        same = await site.post("/v1/chat/completions", messages=talk, **continued)
+        assert got["content"][0]["text"] == same.json()["choices"][0]["message"]["content"]
+        counted = (await site.post(f"{PATH}/count_tokens", messages=talk)).json()["input_tokens"]
+        assert counted == same.json()["usage"]["prompt_tokens"]
+
+    on(scenario)
+
+
+def test_every_error_has_an_id(on: Play) -> None:
+    async def scenario(site: Site) -> None:
+        for extra in ({"max_tokens": "many"}, {"temperature": -9}, {"messages": []}):
+            response = await site.post(PATH, **{**BODY, **extra})
+            assert response.status_code == 400
+            assert response.json()["request_id"] == response.headers["x-request-id"] != ""
 
     on(scenario)
 

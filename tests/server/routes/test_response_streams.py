@@ -150,6 +150,8 @@ def test_items_of_all_kinds_are_streamed_again() -> None:
             got = events(await http.get(url))
         assert got[-1]["response"] == whole
         assert [one["sequence_number"] for one in got] == list(range(len(got)))
+        assert whole["completed_at"] >= whole["created_at"]
+        assert [one["response"]["completed_at"] for one in got[:2]] == [None, None]
         for at, item in enumerate(whole["output"]):
             check_events(got, at, item)
 

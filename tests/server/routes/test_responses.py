@@ -126,7 +126,7 @@ def test_a_stream_has_the_events_that_the_client_knows(on: Play) -> None:
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
-        ({"conversation": "conv-1"}, "conversation"),
+        ({"conversation": 5}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),

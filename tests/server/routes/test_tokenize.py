@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.text.chat_template import CHATML, ChatTemplate
-from tests.engine.support import MAX_MODEL_LEN, tokenizer
+from tests.engine.support import MAX_MODEL_LEN, framing_texts, tokenizer
 from tests.server.conftest import Play
 from tests.server.support import Site, on_its_own_server
 
@@ -17,7 +17,9 @@ def test_there_and_back(on: Play) -> None:
         assert got["tokens"] == tokenizer().encode(TEXT)
         assert got["count"] == len(got["tokens"])
         assert got["max_model_len"] == MAX_MODEL_LEN
-        assert len(got["token_strs"]) == got["count"]
+        raw = [tokenizer()._backend.id_to_token(id) for id in got["tokens"]]
+        assert got["token_strs"] == raw
+        assert "Ġfox" in raw
         back = await site.post("/detokenize", tokens=got["tokens"])
         assert back.json() == {"prompt": TEXT}
         (model,) = (await site.http.get("/v1/models")).json()["data"]
@@ -101,6 +103,16 @@ def test_a_conversation_is_as_long_as_in_a_chat_and_has_tools_that_the_template_
     on_its_own_server(scenario)
 
 
+def test_special_tokens_may_be_added_to_a_conversation() -> None:
+    async def scenario(site: Site) -> None:
+        plain = (await site.post("/tokenize", messages=SAID)).json()["tokens"]
+        added = await site.post("/tokenize", messages=SAID, add_special_tokens=True)
+        assert added.json()["tokens"] == [0, *plain]
+
+    with framing_texts():
+        on_its_own_server(scenario)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -111,8 +123,6 @@ def test_a_conversation_is_as_long_as_in_a_chat_and_has_tools_that_the_template_
         ("/tokenize", {"messages": SAID, "chat_template": "{{ messages }}"}, 400),
         ("/tokenize", {"messages": SAID, "continue_final_message": True}, 400),
         ("/tokenize", {"messages": SAID, "documents": [{"text": "a"}]}, 400),
-        ("/tokenize", {"messages": SAID, "tools": [{"name": "f"}]}, 400),
-        ("/tokenize", {"messages": SAID, "add_special_tokens": True}, 400),
         ("/detokenize", {"tokens": ["a"]}, 400),
         ("/detokenize", {"tokens": [5, 10**6]}, 400),
         ("/detokenize", {"tokens": [tokenizer().vocab_size]}, 400),

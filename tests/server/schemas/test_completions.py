@@ -18,7 +18,7 @@ def test_the_token_itself_stands_beside_the_likeliest() -> None:
     top = tuple(alternative(id, -id, b"%d" % id) for id in (1, 2))
     chosen = alternative(9, float("-inf"), b"9")
     tops = TokenSpeller().tops(TokenLogprob(chosen, top), 2)
-    assert list(tops.items()) == [("1", -1), ("2", -2), ("9", IMPOSSIBLE)]
+    assert list(tops.items()) == [("9", IMPOSSIBLE), ("1", -1), ("2", -2)]
     assert TokenSpeller().tops(TokenLogprob(chosen, top), 0) == {"9": IMPOSSIBLE}
     assert "token_id:9" in TokenSpeller(as_ids=True).tops(TokenLogprob(chosen, top), 1)
 

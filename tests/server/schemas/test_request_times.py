@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.plan import NO_TIMINGS, Timings
 from paceline.engine.api import ChoiceOutput, RequestOutput, Usage
+from paceline.server.schemas.completions import encode
 from paceline.server.schemas.request_times import RequestTimes, times_of
 from paceline.server.settings import ServerSettings
 from tests.server.support import MODEL, Site, on_its_own_server
@@ -30,14 +31,15 @@ def test_times_are_those_of_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        (output(1), RequestTimes(250.0, 750.0, 500.0, None, 1.0)),
+        (output(1), RequestTimes(250.0, 750.0, 500.0, tokens_per_second=1.0)),
         (output(0), RequestTimes()),
-        (output(1, spent=NO_TIMINGS), RequestTimes(0.0, 0.0, 0.0, None, None)),
+        (output(1, spent=NO_TIMINGS), RequestTimes(0.0, 0.0, 0.0)),
         (output(3, spent=Timings(total_s=1.5)), RequestTimes()),  # cut by the front end
     ],
 )
-def test_what_is_not_known_is_null(known: RequestOutput, expected: RequestTimes) -> None:
+def test_what_is_not_known_is_absent(known: RequestOutput, expected: RequestTimes) -> None:
     assert times_of([known]) == expected
+    assert b"null" not in encode(expected)
 
 
 def test_a_server_returns_the_times_of_its_requests() -> None:

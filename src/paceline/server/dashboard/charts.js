@@ -1,7 +1,7 @@
 // Lines over time, drawn by uPlot: they share the time axis and the cursor.
 
 import { byId, make, setAttribute, setText } from "./dom.js";
-import { ratio } from "./figures.js";
+import { RATE_S, rateOf, ratio } from "./figures.js";
 import { PARTS } from "./messages.js";
 import { colour } from "./theme.js";
 import uPlot from "./vendor/uPlot.esm.js";
@@ -15,7 +15,6 @@ import { duration, percent, short } from "./words.js";
 
 /** @typedef {{title: string, format: (value: number) => string, most?: number, lines: Line[]}} Chart */
 
-const RATE_S = 1; // rates are of about a second before each point
 const HITS_S = 10; // admissions are rarer than steps
 
 /** @type {Chart[]} */
@@ -28,7 +27,7 @@ const CHARTS = [
         label: "generated",
         colour: "series-1",
         isFilled: true,
-        value: (now, before) => rate(now, before, "tokens"),
+        value: (now, before) => rateOf(now.frame, before?.frame),
       },
     ],
   },
@@ -82,14 +81,6 @@ const CHARTS = [
     ],
   },
 ];
-
-/** @param {Entry} now @param {Entry | null} before @param {"tokens"} what */
-function rate(now, before, what) {
-  if (!before) return now.frame.tokens_per_s;
-  return (
-    (now.frame.totals[what] - before.frame.totals[what]) / (now.frame.time - before.frame.time)
-  );
-}
 
 /** The mean time of some parts. @param {Entry} now @param {Entry | null} before
  * @param {readonly (keyof import("./messages.js").StepSplit)[]} parts */

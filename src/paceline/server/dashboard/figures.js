@@ -57,7 +57,6 @@ export function figuresOf(now, before) {
     steps,
     split,
     stepTime: steps > 0 ? PARTS.reduce((time, part) => time + split[part], 0) : null,
-    tokensPerS: then && seconds > 0 ? (totals.tokens - then.tokens) / seconds : now.tokens_per_s,
     hitRate: then
       ? ratio(totals.prefix_hits - then.prefix_hits, totals.prefix_queries - then.prefix_queries)
       : ratio(totals.prefix_hits, totals.prefix_queries),
@@ -70,6 +69,12 @@ export function figuresOf(now, before) {
     between: between(now.between, before?.between),
   };
 }
+
+export const RATE_S = 1; // rates of a moment are of about a second before it
+
+/** Tokens per second just before a frame. @param {Frame} now @param {Frame | null | undefined} before */
+export const rateOf = (now, before) =>
+  before ? (now.totals.tokens - before.totals.tokens) / (now.time - before.time) : now.tokens_per_s;
 
 /** @param {import("./messages.js").StepRecord[]} steps @param {typeof PARTS[number]} part */
 const sum = (steps, part) => steps.reduce((time, one) => time + one.split[part], 0);

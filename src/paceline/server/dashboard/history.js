@@ -1,5 +1,7 @@
 // Keeps the frames of one engine, its steps as columns, and who sat in which slot.
 
+import { RATE_S, rateOf } from "./figures.js";
+
 /** @typedef {import("./messages.js").Frame} Frame */
 /** @typedef {import("./messages.js").Seat} Seat */
 /** @typedef {import("./messages.js").StepRecord} StepRecord */
@@ -134,6 +136,11 @@ export class History {
       if (frame.time - one.frame.time >= seconds) break;
     }
     return first;
+  }
+
+  /** Tokens per second just before an entry. @param {number} at */
+  tokensPerS(at) {
+    return rateOf(this.entries[at].frame, this.windowStart(at, RATE_S)?.frame);
   }
 
   /** The entry that shows a time, or the closest one. @param {number} time */

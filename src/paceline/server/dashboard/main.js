@@ -17,7 +17,7 @@ import { SlotsPicture } from "./slots.js";
 import { StepBars } from "./steps.js";
 import { RunningTable, drawLegends, drawSplit, drawTenants, drawTiles } from "./tables.js";
 import { onThemeChange, toggleTheme } from "./theme.js";
-import { count, duration, percent, plural, short } from "./words.js";
+import { count, duration, period, percent, plural, short } from "./words.js";
 
 /**
  * All that a picture may show.
@@ -148,7 +148,7 @@ function draw() {
   charts.draw(scene);
   histograms[0].draw(figures.firstToken);
   histograms[1].draw(figures.between);
-  setText(byId("latency-note"), `of the last ${duration(figures.seconds)}`);
+  setText(byId("latency-note"), `of the last ${period(figures.seconds)}`);
   drawSplit(scene);
   drawTenants(scene);
   scrubber.draw(scene);
@@ -245,10 +245,11 @@ function toggleTable() {
 function sayAll() {
   const shown = history();
   if (!shown?.entries.length) return say("No frames yet");
-  const { frame } = shown.entries[player.index(shown)];
+  const index = player.index(shown);
+  const { frame } = shown.entries[index];
   const { counts } = frame;
   const gate = frame.queue.first[0]?.reason;
-  const rate = `${short(frame.tokens_per_s)} tokens per second`;
+  const rate = `${short(shown.tokensPerS(index))} tokens per second`;
   const memory = `${percent(frame.usage)} of the blocks held`;
   const why = gate ? `; the first waits ${gate}` : "";
   say(

@@ -242,11 +242,11 @@ export class SlotsPicture {
   }
 
   /** @param {Geometry} geometry @param {import("./main.js").Scene} scene */
-  #describe({ columns, group, rows }, { entry }) {
+  #describe({ columns, group, rows }, { entry, history }) {
     const { slots } = entry.frame;
     const each = group > 1 ? ` · ${group} in a row` : "";
     const steps = stepsWords(columns);
-    const taken = `${count(takenSlots(columns.at(-1), entry))} of ${count(slots)} taken`;
+    const taken = `${count(slotsInUse(history, entry))} of ${count(slots)} taken`;
     setText(byId("slots-note"), `${taken} · ${steps}${each}`);
     setAttribute(byId("slots-note"), "title", missingWords(columns));
     const shown =
@@ -350,6 +350,16 @@ export function takenSlots(latest, { run, frame }) {
   let taken = 0;
   for (const cell of latest.record.cells) if (cell !== "." && cell !== "x") taken += 1;
   return taken;
+}
+
+/** Slots that are taken now: one for each request that runs, unless requests have several sequences.
+ * Cells show the latest step, after which requests may have begun and ended.
+ * @param {import("./history.js").History} history
+ * @param {import("./history.js").Entry} entry */
+export function slotsInUse(history, entry) {
+  const latest = history.columnsUntil(entry, 1).at(-1);
+  const isSeveral = latest !== undefined && history.hasFamilies(latest);
+  return isSeveral ? takenSlots(latest, entry) : entry.frame.counts.running;
 }
 
 /** Which steps are drawn. @param {import("./history.js").Column[]} columns */

@@ -12,7 +12,7 @@ import {
 } from "./dom.js";
 import { quantileOf } from "./histogram.js";
 import { CELLS, PARTS, PART_WORDS } from "./messages.js";
-import { takenSlots } from "./slots.js";
+import { slotsInUse, takenSlots } from "./slots.js";
 import { count, duration, percent, plural, short } from "./words.js";
 
 /** @typedef {import("./main.js").Scene} Scene */
@@ -20,23 +20,23 @@ import { count, duration, percent, plural, short } from "./words.js";
 const MOST_ROWS = 256;
 
 /** The figures at the top. @param {Scene} scene */
-export function drawTiles({ history, entry, figures }) {
+export function drawTiles({ history, index, entry, figures }) {
   const { counts, slots, usage, totals } = entry.frame;
   const latest = history.columnsUntil(entry, 1)[0];
   const isSeveral = latest && history.hasFamilies(latest);
-  const among = isSeveral ? `in ${count(takenSlots(latest, entry))} slots` : `of ${count(slots)}`;
+  const among = isSeveral ? `in ${count(slotsInUse(history, entry))} slots` : `of ${count(slots)}`;
   const swapped = counts.swapped ? [`${count(counts.swapped)} on the host`] : [];
   const parked = counts.parked ? [`+ ${count(counts.parked)} parked`] : [];
   /** @type {[string, string, string][]} */
   const tiles = [
-    ["Generated", short(figures.tokensPerS), "tokens/s"],
+    ["Generated", short(history.tokensPerS(index)), "tokens/s"],
     ["Running", count(counts.running), among],
     ["Waiting", count(counts.waiting), [...swapped, ...parked].join(" ")],
     ["Blocks held", ...unitOf(percent(usage))],
     ["Prefix hits", ...unitOf(percent(figures.hitRate))],
     ["TTFT, p50", ...unitOf(quantileOf(figures.firstToken, 0.5))],
     ["ITL, p50", ...unitOf(quantileOf(figures.between, 0.5))],
-    ["Step", ...unitOf(duration(figures.stepTime))],
+    ["Step, mean", ...unitOf(duration(figures.stepTime))],
     ["Preemptions", count(figures.preemptions), `${count(totals.preemptions)} in all`],
   ];
   if (totals.drafted) tiles.push(["Drafts accepted", ...unitOf(percent(figures.acceptance))]);

@@ -23,6 +23,9 @@ export function duration(seconds) {
   return `${value} ${unit}`;
 }
 
+/** A duration that something was counted for: no fractions of a second. @param {number} seconds */
+export const period = (seconds) => (seconds < 1.5 ? "second" : duration(seconds));
+
 /** A duration as its figure and its unit. @param {number} seconds @returns {[string, string]} */
 export function scaled(seconds) {
   const size = Math.abs(seconds);

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from paceline.engine.api import ChoiceOutput, RequestOutput, Stream, TextDelta
@@ -19,6 +19,7 @@ from paceline.server.parse import (
     chat_ask,
     chat_asks,
     check_batch,
+    check_template,
 )
 from paceline.server.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
 from paceline.server.respond import GenerationJob, GenerationResponse
@@ -49,8 +50,9 @@ def chat_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", responses=GENERATED)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
-        client = ClientHeaders.of(request.headers, "chatcmpl")
+        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
         model, rules = context.model(body.model), context.engine.rules
+        check_template(body.chat_template, context.settings.trust_request_chat_template)
         reply = await parsed(request, chat_reply, body, context.formats)
         generation = await parsed(request, chat_ask, body, rules, reply)
         name = context.name(client.request_id)
@@ -66,9 +68,10 @@ def chat_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions/batch", responses=GENERATED)
     async def create_batch(body: BatchChatRequest, request: Request) -> Response:
         """Continue several conversations; the answer has a choice for each, in their order."""
-        client = ClientHeaders.of(request.headers, "chatcmpl")
+        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
         model, rules = context.model(body.model), context.engine.rules
         check_batch(body, context.settings.max_prompts)
+        check_template(body.chat_template, context.settings.trust_request_chat_template)
         reply = await parsed(request, chat_reply, body, context.formats)
         generations = await parsed(request, chat_asks, body, body.messages, rules, reply)
         name = context.name(client.request_id)
@@ -86,7 +89,8 @@ def chat_routes(context: ServerContext) -> APIRouter:
 
 def chat_reply(body: ChatBody, formats: ReplyFormats) -> ReplyParsing:
     with_reasoning = body.include_reasoning is not False
-    return formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+    return found.limited(body.thinking_token_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class ChatWriter:
         self._envelope, self._body, self._starts = envelope, body, starts
         self._is_batch = isinstance(body, BatchChatRequest)
         self._with_ids = body.return_token_ids is True
+        self._with_text = isinstance(body, ChatRequest) and body.return_prompt_text is True
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         self._envelope.count_prompts(streams)
@@ -179,6 +184,7 @@ class ChatWriter:
                 UNSET if self._is_batch else self._prompt_ids(first),
                 transfer_of(outputs),
                 envelope.metrics(outputs),
+                prompt_text=first.prompt if self._with_text and first.prompt else UNSET,
             )
         )
 
@@ -189,7 +195,7 @@ class ChatWriter:
             chat_logprobs(answer.logprobs, self._envelope.as_ids),
             self._finish_reason(answer, part),
             answer.stop_reason,
-            answer.token_ids if self._with_ids else UNSET,
+            answer.token_ids if self._with_ids else None,
             self._prompt_column(output) if self._is_batch else UNSET,
             self._prompt_ids(output) if self._is_batch else UNSET,
         )
@@ -202,8 +208,8 @@ class ChatWriter:
     def _prompt_column(self, output: RequestOutput) -> PromptColumn | None:
         return prompt_column(output.prompt_logprobs, self._body.prompt_logprobs)
 
-    def _prompt_ids(self, output: RequestOutput) -> Sequence[int] | UnsetType:
-        return output.prompt_token_ids if self._with_ids else UNSET
+    def _prompt_ids(self, output: RequestOutput) -> Sequence[int] | None:
+        return output.prompt_token_ids if self._with_ids else None
 
     def _message(self, part: int, answer: ChoiceOutput) -> AssistantMessage:
         return AssistantMessage(answer.text)

@@ -36,13 +36,16 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions", responses=GENERATED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or each of several texts."""
-        client = ClientHeaders.of(request.headers, "cmpl")
+        client = ClientHeaders.of(request.headers, "cmpl", body.request_id, body.session_id)
         check_prompts(body, context.settings.max_prompts)
         model = context.model(body.model)
-        generations = await parsed(request, completion_asks, body, context.engine.rules)
+        markers = context.tokenizer.infill if body.suffix else None
+        rules = context.engine.rules
+        generations = await parsed(request, completion_asks, body, rules, markers)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
-        if body.echo and body.truncate_prompt_tokens is not None:
+        changed = body.truncate_prompt_tokens is not None or body.add_special_tokens is False
+        if body.echo and changed:
             generations = await truncated(context, generations)
         echoed = await parsed(request, prompt_texts, context, generations) if body.echo else []
         writer = CompletionWriter(envelope, body, echoed, context.tokenizer)
@@ -145,6 +148,7 @@ class CompletionWriter:
         begins = index not in self._begun
         echoes = bool(self._echoed) and begins
         self._begun.add(index)
+        absent = UNSET if body.stream else None  # clients read the fields of a whole choice
         return TextChoice(
             index,
             self._echoed[part] + delta.text if echoes else delta.text,
@@ -152,8 +156,8 @@ class CompletionWriter:
             delta.finish_reason,
             delta.stop_reason if delta.finish_reason else UNSET,
             UNSET if body.stream else prompt_column(delta.prompt_logprobs, body.prompt_logprobs),
-            delta.token_ids if self._with_ids else UNSET,
-            self._prompts[part] if self._with_ids and begins else UNSET,
+            delta.token_ids if self._with_ids else absent,
+            self._prompts[part] if self._with_ids and begins else absent,
         )
 
     def _logprobs(
@@ -174,8 +178,8 @@ class CompletionWriter:
             ids, entries = [*prompt, *ids], [*(delta.prompt_logprobs or ()), *entries]
         return TextLogprobs(
             [spell(id, self._tokenizer.token_bytes(id)) for id in ids],
-            [entry and finite(entry.chosen.logprob) for entry in entries],
-            [entry and self._speller.tops(entry, most) for entry in entries],
+            [None if one is None else finite(one.chosen.logprob) for one in entries],
+            [None if one is None else self._speller.tops(one, most) for one in entries],
             offsets,
         )
 

@@ -1,20 +1,27 @@
-"""POST /v1/embeddings, /v1/score and /v1/rerank: texts as vectors, and how well they match."""
+"""POST /v1/embeddings, /classify, /pooling, /v1/score and /v1/rerank: texts as vectors, their
+classes, and how well they match."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import time
 
+import numpy as np
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
+from paceline.core.arrays import F32
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, RequestOutput
 from paceline.engine.embeddings import (
+    Classification,
     Comparison,
+    ComparisonOptions,
     PoolingOutput,
     Score,
+    classification,
     embedding_of,
     pooled,
+    require_classes,
     vector_of,
 )
 from paceline.server.body import parsed
@@ -26,10 +33,18 @@ from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.response_writer import WholeWriter
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.embeddings import (
+    ClassifyRequest,
+    ClassItem,
+    ClassList,
+    ComparingBody,
     EmbeddingItem,
     EmbeddingList,
     EmbeddingRequest,
+    EncodedBody,
     PoolingBody,
+    PoolingItem,
+    PoolingList,
+    PoolingRequest,
     PoolingUsage,
     RankedDocument,
     RerankItem,
@@ -38,11 +53,16 @@ from paceline.server.schemas.embeddings import (
     ScoreItem,
     ScoreList,
     ScoreRequest,
+    Text,
+    TextsBody,
     encoded,
 )
 from paceline.server.schemas.openapi import ERRORS
+from paceline.text.pooling_files import EmbeddingDefaults
 
 Scores = Sequence[PoolingOutput[Score]]
+EMBED, CLASSIFY = "embed", "classify"
+TASKS = (EMBED, CLASSIFY)
 
 
 def embedding_routes(context: ServerContext) -> APIRouter:
@@ -52,17 +72,34 @@ def embedding_routes(context: ServerContext) -> APIRouter:
     async def create_embedding(body: EmbeddingRequest, request: Request) -> Response:
         """Turn texts into vectors."""
         job = PoolingJob(context, body, request, "embd")
-        prompts = await parsed(request, embedding_prompts, context, body)
+        require_embeddings(context)
+        prompts = await parsed(request, text_prompts, body)
         return job.response(prompts, lambda outputs: job.embedding_list(outputs, body))
+
+    @router.post("/classify")
+    async def classify(body: ClassifyRequest, request: Request) -> Response:
+        """Say what classes texts have."""
+        job = PoolingJob(context, body, request, "classify")
+        require_classifier(context)
+        prompts = await parsed(request, text_prompts, body)
+        return job.response(prompts, job.class_list)
+
+    @router.post("/pooling")
+    async def pool(body: PoolingRequest, request: Request) -> Response:
+        """Turn texts into vectors or into probabilities of classes, as the model does it."""
+        job = PoolingJob(context, body, request, "pool")
+        check_task(context, body)
+        prompts = await parsed(request, text_prompts, body)
+        return job.response(prompts, lambda outputs: job.pooling_list(outputs, body))
 
     @router.post("/v1/score")
     @router.post("/score", include_in_schema=False)
     async def create_score(body: ScoreRequest, request: Request) -> Response:
         """Say how well texts match."""
         job = PoolingJob(context, body, request, "score")
-        first = texts_of("text_1", body.text_1, body.queries)
-        second = texts_of("text_2", body.text_2, body.documents)
-        pairs = await parsed(request, compared, context, first, second)
+        first = texts_of("text_1", body.text_1, body.queries, body.data_1)
+        second = texts_of("text_2", body.text_2, body.documents, body.items, body.data_2)
+        pairs = await parsed(request, compared, context, body, first, second)
         return job.response(pairs.prompts, lambda outputs: job.score_list(pairs, outputs))
 
     @router.post("/v1/rerank")
@@ -71,22 +108,53 @@ def embedding_routes(context: ServerContext) -> APIRouter:
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Put documents in order by how well they match a query."""
         job = PoolingJob(context, body, request, "rerank")
-        pairs = await parsed(request, compared, context, [body.query], body.documents)
-        return job.response(pairs.prompts, lambda outputs: job.rerank_list(pairs, outputs, body))
+        query, documents = texts_of("query", body.query), texts_of("documents", body.documents)
+        pairs = await parsed(request, compared, context, body, query, documents)
+        return job.response(
+            pairs.prompts, lambda outputs: job.rerank_list(pairs, outputs, body, documents)
+        )
 
     return router
 
 
-def embedding_prompts(context: ServerContext, body: EmbeddingRequest) -> list[GenerationRequest]:
+def require_embeddings(context: ServerContext) -> None:
+    if context.engine.rules.embedding.classifies:
+        raise unsupported(
+            "model",
+            "it has classes, and makes no embeddings: use /classify, /v1/score or /v1/rerank",
+        )
+
+
+def require_classifier(context: ServerContext) -> None:
+    try:
+        require_classes(context.engine.rules.embedding)
+    except RequestError as error:
+        raise unsupported("model", str(error)) from None
+
+
+def check_task(context: ServerContext, body: PoolingRequest) -> None:
+    """400 if the model does not do what is asked for."""
+    classifies = context.engine.rules.embedding.classifies
+    if body.task not in (None, *TASKS):
+        raise unsupported("task", f"{body.task!r} is not supported; use one of {', '.join(TASKS)}")
+    if body.task == CLASSIFY:
+        require_classifier(context)
+    if body.task == EMBED:
+        require_embeddings(context)
+    if classifies and (body.dimensions is not None or body.normalize is not None):
+        raise unsupported("dimensions", "they are of embeddings, and this model has classes")
+
+
+def text_prompts(body: TextsBody) -> list[GenerationRequest]:
     if (body.input is None) == (body.messages is None):
         raise unsupported("input", "give one of input and messages")
-    if context.engine.rules.embedding.classifies:
-        raise unsupported("model", "it scores two texts at once: use /v1/score or /v1/rerank")
     if body.messages is not None:
-        variables, begins = body.chat_template_kwargs, body.add_generation_prompt
         return [
             GenerationRequest(
-                messages=body.messages, variables=variables, add_generation_prompt=begins
+                messages=body.messages,
+                variables=body.chat_template_kwargs,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
             )
         ]
     several = each_prompt(body.input)
@@ -100,17 +168,31 @@ def embedding_prompts(context: ServerContext, body: EmbeddingRequest) -> list[Ge
     ]
 
 
-def texts_of(name: str, given: str | list[str] | None, newer: str | list[str] | None) -> list[str]:
-    found = given if newer is None else newer
+def texts_of(name: str, *given: Text | list[Text] | None) -> list[str]:
+    """The texts of the last of several fields that is there."""
+    found = next((one for one in reversed(given) if one is not None), None)
     if found is None:
         raise unsupported(name, "it is missing; give a text or a list of texts")
-    return [found] if isinstance(found, str) else found
+    listed = found if isinstance(found, list) else [found]
+    texts = [one if isinstance(one, str) else one.whole for one in listed]
+    if None in texts:
+        raise unsupported(name, "an object has no text; give it as text, or as parts in content")
+    return [one for one in texts if one is not None]
 
 
-def compared(context: ServerContext, first: list[str], second: list[str]) -> Comparison:
+def compared(
+    context: ServerContext, body: ComparingBody, first: list[str], second: list[str]
+) -> Comparison:
     """400 if the texts cannot be compared."""
+    options = ComparisonOptions(
+        body.variables,
+        body.max_tokens_per_query,
+        body.max_tokens_per_doc,
+        body.use_activation is not False,
+    )
     try:
-        return Comparison(first, second, context.tokenizer, context.engine.rules.embedding)
+        defaults = context.engine.rules.embedding
+        return Comparison(first, second, context.tokenizer, defaults, options)
     except RequestError as error:
         raise unsupported("text_2", str(error)) from None
 
@@ -152,19 +234,42 @@ class PoolingJob:
         job = GenerationJob(self._client, self._name, generations, WholeWriter(write), stream=False)
         return GenerationResponse(self._context, job)
 
-    def embedding_list(self, outputs: Sequence[RequestOutput], body: EmbeddingRequest) -> bytes:
-        own = self._context.engine.rules.embedding.normalize
-        scaled = own if body.normalize is None else body.normalize
+    @property
+    def _defaults(self) -> EmbeddingDefaults:
+        return self._context.engine.rules.embedding
+
+    def embedding_list(self, outputs: Sequence[RequestOutput], body: EncodedBody) -> bytes:
         items = [
-            EmbeddingItem(
-                place,
-                encoded(
-                    embedding_of(vector_of(one), scaled, body.dimensions), body.encoding_format
-                ),
-            )
-            for place, one in enumerate(outputs)
+            EmbeddingItem(place, encoded(vector, body.encoding_format))
+            for place, vector in enumerate(self._embeddings(outputs, body))
         ]
         return encode(EmbeddingList(self._name, int(time()), self._model, items, usage(outputs)))
+
+    def _embeddings(self, outputs: Sequence[RequestOutput], body: EncodedBody) -> list[F32]:
+        scaled = self._defaults.normalize if body.scales is None else body.scales
+        return [embedding_of(vector_of(one), scaled, body.dimensions) for one in outputs]
+
+    def pooling_list(self, outputs: Sequence[RequestOutput], body: PoolingRequest) -> bytes:
+        if self._defaults.classifies:
+            vectors = [np.array(one.probs, np.float32) for one in self._classes(outputs)]
+        else:
+            vectors = self._embeddings(outputs, body)
+        items = [
+            PoolingItem(place, encoded(vector, body.encoding_format))
+            for place, vector in enumerate(vectors)
+        ]
+        return encode(PoolingList(self._name, int(time()), self._model, items, usage(outputs)))
+
+    def class_list(self, outputs: Sequence[RequestOutput]) -> bytes:
+        items = [
+            ClassItem(place, one.label, one.probs, len(one.probs))
+            for place, one in enumerate(self._classes(outputs))
+        ]
+        return encode(ClassList(self._name, int(time()), self._model, items, usage(outputs)))
+
+    def _classes(self, outputs: Sequence[RequestOutput]) -> list[Classification]:
+        has_activation = self._body.use_activation is not False
+        return [classification(vector_of(one), self._defaults, has_activation) for one in outputs]
 
     def score_list(self, pairs: Comparison, outputs: Sequence[RequestOutput]) -> bytes:
         items = [
@@ -173,7 +278,11 @@ class PoolingJob:
         return encode(ScoreList(self._name, int(time()), self._model, items, usage(outputs)))
 
     def rerank_list(
-        self, pairs: Comparison, outputs: Sequence[RequestOutput], body: RerankRequest
+        self,
+        pairs: Comparison,
+        outputs: Sequence[RequestOutput],
+        body: RerankRequest,
+        documents: Sequence[str],
     ) -> bytes:
         found = values(pairs.scores(outputs))
         order = sorted(range(len(found)), key=lambda place: -found[place])
@@ -181,7 +290,7 @@ class PoolingJob:
             RerankItem(
                 place,
                 found[place],
-                RankedDocument(body.documents[place]) if body.return_documents else UNSET,
+                RankedDocument(documents[place]) if body.return_documents else UNSET,
             )
             for place in order[: body.top_n or None]
         ]
@@ -189,7 +298,7 @@ class PoolingJob:
 
 
 def values(scores: Scores) -> list[float]:
-    return [one.outputs.score for one in scores if one.outputs is not None]
+    return [one.result.score for one in scores if one.result is not None]
 
 
 def usage(outputs: Sequence[RequestOutput]) -> PoolingUsage:

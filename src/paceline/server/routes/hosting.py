@@ -1,16 +1,20 @@
-"""Routes of hosting platforms: /ping and /invocations of SageMaker, and /server_info."""
+"""Routes of hosting platforms and of tools for vLLM: /ping, /invocations, profiles, the root."""
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
+from time import monotonic
 from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline import __version__
 from paceline.core.cores import usable_cores
+from paceline.engine.trace.trace_file import TraceWindows
 from paceline.server.body import check_values
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, UNAVAILABLE, ApiError
@@ -60,7 +64,52 @@ def hosting_routes(context: ServerContext) -> APIRouter:
             },
         }
 
+    add_profile_routes(router, context)
     return router
+
+
+def add_profile_routes(router: APIRouter, context: ServerContext) -> None:
+    @router.get("/", response_class=PlainTextResponse)
+    async def root() -> Response:
+        """The live page, or what the server has and where."""
+        below, settings = context.settings.root_path, context.settings
+        if settings.dashboard:
+            return RedirectResponse(f"{below}/dashboard")
+        described = f"{below}/docs describes" if settings.docs else "--docs describes"
+        return PlainTextResponse(
+            f"paceline {__version__} serves {context.served_name} with OpenAI's API.\n"
+            f"POST {below}/v1/chat/completions answers chats, {below}/v1/models lists models.\n"
+            f"{described} all routes; --dashboard shows the scheduler at work.\n"
+        )
+
+    @router.post("/reset_mm_cache", responses=ERRORS)
+    async def reset_mm_cache() -> dict[str, bool]:
+        """Nothing to do: a front end keeps no processed image after its request, and embeddings
+        are kept under the hash of their image."""
+        return {"reset": True}
+
+    @router.post("/start_profile", responses=ERRORS)
+    async def start_profile() -> dict[str, str]:
+        """Write events into the timeline from now on."""
+        return {"trace": profiled(context, TraceWindows.start)}
+
+    @router.post("/stop_profile", responses=ERRORS)
+    async def stop_profile() -> dict[str, str]:
+        """Write no events into the timeline from now on."""
+        return {"trace": profiled(context, TraceWindows.stop)}
+
+
+def profiled(context: ServerContext, change: Callable[[TraceWindows, float], None]) -> str:
+    """Change what the timeline has; returns its path."""
+    path: str = context.given_settings.get("trace", "")
+    if not path:
+        problem = "the server writes no timeline; start it with --trace FILE"
+        raise ApiError(BAD_REQUEST, problem, code="profiler_unavailable")
+    try:
+        change(TraceWindows(path), monotonic())
+    except ValueError as error:
+        raise ApiError(BAD_REQUEST, str(error)) from None
+    return path
 
 
 def pong(context: ServerContext) -> Response:
@@ -74,7 +123,7 @@ def configuration(context: ServerContext) -> dict[str, Any]:
     server = asdict(context.settings)
     server["api_keys"] = len(context.settings.api_keys)
     return {
-        "model": context.models[0],
+        "model": context.models[-1],
         "max_model_len": context.engine.max_model_len,
         **context.given_settings,
         **server,

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from paceline.core.sampling import LARGEST_ID
 from paceline.engine.api import (
     ChoiceOutput,
     GenerationRequest,
@@ -30,6 +31,7 @@ from paceline.server.reply_parsing import (
 )
 from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
+from paceline.server.schemas.envelope import transfer_of
 from paceline.server.schemas.message_blocks import MessageBlocks
 from paceline.server.schemas.messages import (
     MessageBody,
@@ -63,9 +65,10 @@ def message_routes(context: ServerContext) -> APIRouter:
         reply = await parsed(request, message_reply, body, context.formats)
         generation = await parsed(request, message_ask, body, rules, reply)
         name = context.name(client.request_id)
-        writer = MessageWriter(name, model, generation)
+        block = context.engine.cached_block
+        writer = MessageWriter(name, model, generation, block)
         if not reply.is_plain:
-            writer = BlocksWriter(name, model, generation, reply)
+            writer = BlocksWriter(name, model, generation, block, reply)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
@@ -83,12 +86,14 @@ def message_routes(context: ServerContext) -> APIRouter:
 
 
 def message_reply(body: MessagesPrompt, formats: ReplyFormats) -> ReplyParsing:
-    check_thinking(body.thinking or {}, formats)
-    is_single = (body.tool_choice or {}).get("disable_parallel_tool_use") is True
-    return formats.asked(body.tools, body.tool_choice, not is_single)
+    budget = thinking_budget(body.thinking or {}, formats)
+    is_single = (body.tool_choice or {}).get("disable_parallel_tool_use")
+    parallel = not is_single if isinstance(is_single, bool) else None
+    return formats.asked(body.tools, body.tool_choice, parallel).limited(budget)
 
 
-def check_thinking(thinking: Mapping[str, Any], formats: ReplyFormats) -> None:
+def thinking_budget(thinking: Mapping[str, Any], formats: ReplyFormats) -> int | None:
+    """Most tokens of thinking; None: no limit. 400 if the model cannot think as it is asked to."""
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise unsupported("thinking", f"its type is {kind!r}; use enabled, adaptive or disabled")
@@ -96,6 +101,10 @@ def check_thinking(thinking: Mapping[str, Any], formats: ReplyFormats) -> None:
         raise unsupported(
             "thinking", "this model does not reason in blocks (--reasoning-parser); remove thinking"
         )
+    budget = thinking.get("budget_tokens") if kind == "enabled" else None
+    if budget is not None and (type(budget) is not int or not 0 < budget <= LARGEST_ID):
+        raise unsupported("thinking", f"its budget_tokens is {budget!r}; give a positive number")
+    return budget
 
 
 def message_ask(
@@ -109,6 +118,8 @@ def message_ask(
         "top_p": body.top_p,
         "top_k": body.top_k,
         "user": user if isinstance(user, str) else None,
+        "cache_salt": body.cache_salt,
+        "kv_transfer_params": body.kv_transfer_params,
     }
     asked = chat_ask(chat_of(body).model_copy(update=given), rules, reply)
     formats = {"output_config": body.output_config, "output_format": body.output_format}
@@ -123,12 +134,15 @@ def chat_of(body: MessagesPrompt) -> ChatRequest:
     config = {name: one for name, one in (body.output_config or {}).items() if name != "format"}
     effort = effort_of("output_config", config)
     thinking = (body.thinking or {}).get("type")
+    variables = {"enable_thinking": thinking != "disabled"} if thinking else {}
+    continues = body.messages[-1]["role"] == "assistant"
     return ChatRequest.model_validate(
         {
             "model": body.model,
             "messages": [*system, *chat_messages(body.messages)],
             "reasoning_effort": effort,
-            "chat_template_kwargs": thinking and {"enable_thinking": thinking != "disabled"},
+            "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})} or None,
+            "continue_final_message": continues,
         }
     )
 
@@ -142,19 +156,34 @@ def check_supported(body: MessagesPrompt) -> None:
             raise unsupported(
                 "messages", f"the role of message {place} is {role!r}; use user or assistant"
             )
-    if body.messages[-1]["role"] == "assistant":
+    last = body.messages[-1]
+    if last["role"] == "assistant" and not is_text(last.get("content")):
         raise unsupported(
             "messages",
-            "the last message is the assistant's, which cannot be continued; end with "
-            "a message of the user",
+            "the last message is the assistant's and has more than text, so that it cannot be "
+            "continued; end with text, or with a message of the user",
         )
 
 
-class MessageWriter:
-    """One message with one block of text."""
+def is_text(content: Any) -> bool:
+    """Whether the content of a message is nothing but text, which is not empty."""
+    if not isinstance(content, list):
+        return isinstance(content, str) and content != ""
+    blocks = cast("list[Any]", content)
+    return bool(blocks) and all(
+        isinstance(one, dict) and cast("dict[str, Any]", one).get("type") == "text"
+        for one in blocks
+    )
 
-    def __init__(self, name: str, model: str, generation: GenerationRequest) -> None:
-        self._name, self._model = name, model
+
+class MessageWriter:
+    """One message with one block of text. The prefix cache keeps blocks of `cached_block` tokens;
+    0: none."""
+
+    def __init__(
+        self, name: str, model: str, generation: GenerationRequest, cached_block: int
+    ) -> None:
+        self._name, self._model, self._cached_block = name, model, cached_block
         self._most = generation.params.max_tokens
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
@@ -181,12 +210,14 @@ class MessageWriter:
 
     def _last(self, whole: MessageBody) -> bytes:
         ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
-        return message_event("message_delta", delta=ended, usage=whole.usage) + message_event(
-            "message_stop"
-        )
+        given = {"kv_transfer_params": whole.kv_transfer_params}
+        transfer = {} if whole.kv_transfer_params is UNSET else given
+        return message_event(
+            "message_delta", delta=ended, usage=whole.usage, **transfer
+        ) + message_event("message_stop")
 
     def failing(self, error: ErrorBody) -> bytes:
-        return message_event("error", error=fault_of(error))
+        return message_event("error", error=fault_of(error), request_id=self._name)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         return encode(self._whole(outputs))
@@ -194,11 +225,23 @@ class MessageWriter:
     def _whole(self, outputs: Sequence[RequestOutput]) -> MessageBody:
         (output,) = outputs
         (answer,) = output.outputs
-        used, cached = output.usage, output.usage.cached_tokens
-        usage = MessagesUsage(used.prompt_tokens - cached, used.completion_tokens, cached)
-        whole = MessageBody(self._name, self._model, usage, self._content(output))
+        whole = MessageBody(self._name, self._model, self._usage(output), self._content(output))
         stopped = answer.stop_reason if isinstance(answer.stop_reason, str) else None
-        return replace(whole, stop_reason=self._stop_reason(output, answer), stop_sequence=stopped)
+        return replace(
+            whole,
+            stop_reason=self._stop_reason(output, answer),
+            stop_sequence=stopped,
+            kv_transfer_params=transfer_of(outputs),
+        )
+
+    def _usage(self, output: RequestOutput) -> MessagesUsage:
+        """A prompt is kept in whole blocks, without its last token, which is always computed."""
+        used, cached, created = output.usage, output.usage.cached_tokens, 0
+        if self._cached_block:
+            kept = (used.prompt_tokens - 1) // self._cached_block * self._cached_block
+            created = max(kept - cached, 0)
+        fresh = used.prompt_tokens - cached - created
+        return MessagesUsage(fresh, used.completion_tokens, cached, created)
 
     def _content(self, output: RequestOutput) -> Sequence[Struct]:
         (answer,) = output.outputs
@@ -227,9 +270,14 @@ class BlocksWriter(MessageWriter):
     """The same for replies with reasoning or tool calls: one block after another, as they begin."""
 
     def __init__(
-        self, name: str, model: str, generation: GenerationRequest, reply: ReplyParsing
+        self,
+        name: str,
+        model: str,
+        generation: GenerationRequest,
+        cached_block: int,
+        reply: ReplyParsing,
     ) -> None:
-        super().__init__(name, model, generation)
+        super().__init__(name, model, generation, cached_block)
         self._reply = reply
         self._blocks = MessageBlocks()
 

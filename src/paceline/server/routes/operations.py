@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -13,9 +13,10 @@ from paceline.engine.api import RequestError
 from paceline.engine.core.front_end_wire import PeerVerb
 from paceline.server.background import cancelled_here, events_here, removed_here
 from paceline.server.context import ServerContext
+from paceline.server.conversations import Change, changed_here
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.response_events import EventBatch
-from paceline.server.response_store import StoredResponse
+from paceline.server.response_store import StoredConversation, StoredResponse
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest
 from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
@@ -45,6 +46,7 @@ def probe_routes(context: ServerContext) -> APIRouter:
         )
 
     @router.get("/ready", responses=PROBED)
+    @router.get("/readyz", responses=PROBED)
     async def ready() -> dict[str, str]:
         """Report whether requests are accepted."""
         if reason := context.closed:
@@ -150,12 +152,15 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return [sent(await cancelled_here(context, name)) for name in names]
         case "remove":
             return [await removed_here(context, name) for name in names]
+        case "conversation":
+            name, change, given = names
+            return [sent(changed_here(context, name, cast("Change", change), given))]
         case "adapters":
             await context.read_adapters()
             return []
 
 
-def sent(found: StoredResponse | EventBatch | None) -> bytes:
+def sent(found: StoredResponse | StoredConversation | EventBatch | None) -> bytes:
     return b"" if found is None else found.sent()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from time import time
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from paceline.server.background import start
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
+from paceline.server.conversations import Turn, conversation_id
 from paceline.server.errors import TOO_LARGE, ApiError
 from paceline.server.event_response import EventResponse
 from paceline.server.message_logprobs import MessageLogprobs
@@ -29,19 +31,19 @@ from paceline.server.respond import GenerationJob, GenerationResponse
 from paceline.server.response_input import Item, input_items, messages
 from paceline.server.response_store import StoredResponse
 from paceline.server.responses_writer import ItemsWriter, ResponsesWriter, ScoreReader
-from paceline.server.routes.stored_responses import items_before
+from paceline.server.routes.stored_responses import check_stored, items_before
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
-from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.requests import ResponseRequest
+from paceline.server.schemas.openapi import ERRORS, GENERATED
+from paceline.server.schemas.requests import InputTokensRequest, ResponseRequest
 from paceline.server.schemas.responses import ResponseBody, ResponseFault
 from paceline.server.settings import ServerSettings
 from paceline.server.text_offsets import TokenOffsets
 from paceline.text.tokenizer import Tokenizer
 
 TEXT_FORMAT = {"type": "text"}
-NOT_KEPT = "responses are not stored by this server"
 NO_ITEMS = b"[]"
+SHOWN = {"description": None, "parameters": None, "strict": None}  # of each tool
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -51,24 +53,26 @@ def response_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/responses", responses=GENERATED)
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation, given as a text or as a list of messages."""
-        client = ClientHeaders.of(request.headers, "resp")
+        client = ClientHeaders.of(request.headers, "resp", body.request_id, body.session_id)
         model, rules = context.model(body.model), context.engine.rules
         is_kept = stores(body, context.settings)
-        earlier = await items_before(context, body.previous_response_id)
+        earlier = await items_before(context, body)
         reply = await parsed(request, response_reply, body, context.formats)
         generation = await parsed(request, response_ask, body, rules, reply, earlier)
         name = context.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model, is_kept)
-        items = await parsed(request, encode, [*earlier, *input_items(body.input, name)])
+        given = input_items(body.input, name)
+        items = await parsed(request, encode, [*earlier, *given])
         is_streamed = body.stream is True
         has_log = is_streamed and empty.background
         keep = partial(kept, context, items, has_log) if is_kept else unkept
-        writer = ResponsesWriter(envelope, empty, keep)
+        turn = Turn(context, conversation_id(body.conversation), given, keep)
+        writer = ResponsesWriter(envelope, empty, turn.keep)
         if not reply.is_plain:
             scores = score_reader(context.tokenizer, generation.params)
-            writer = ItemsWriter(envelope, empty, keep, reply, scores)
-        job = GenerationJob(client, name, [generation], writer, is_streamed, reply)
+            writer = ItemsWriter(envelope, empty, turn.keep, reply, scores)
+        job = GenerationJob(client, name, [generation], writer, is_streamed, reply, turn.add)
         if not empty.background:
             return GenerationResponse(context, job)
         check_fits(context, StoredResponse(encode(empty), items))
@@ -78,6 +82,20 @@ def response_routes(context: ServerContext) -> APIRouter:
             return EventResponse(context, name, headers=own)
         queued = encode(replace(empty, status="queued"))
         return Response(queued, headers=own, media_type="application/json")
+
+    @router.post("/v1/responses/input_tokens", responses=ERRORS)
+    async def count_input_tokens(body: InputTokensRequest, request: Request) -> dict[str, Any]:
+        """The number of tokens of the input of a response, after the chat template."""
+        context.model(body.model)
+        given = body.model_dump(exclude_none=True)
+        whole = ResponseRequest.model_validate({"input": [], **given})
+        stores(whole, context.settings)
+        earlier = await items_before(context, body)
+        reply = await parsed(request, response_reply, whole, context.formats)
+        rules = context.engine.rules
+        asked = await parsed(request, response_ask, whole, rules, reply, earlier)
+        prompt = await context.tokenized(asked)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
 
     return router
 
@@ -95,10 +113,7 @@ def stores(body: ResponseRequest, settings: ServerSettings) -> bool:
     is_kept = settings.enable_responses_store and body.store is not False
     if settings.enable_responses_store and body.background and not is_kept:
         raise unsupported("background", "background can only be used when `store` is true")
-    if not settings.enable_responses_store:
-        for name in ("store", "background", "previous_response_id"):
-            if getattr(body, name):
-                raise unsupported(name, f"{NOT_KEPT} (--enable-responses-store); remove {name}")
+    check_stored(settings, body)
     return is_kept
 
 
@@ -132,7 +147,8 @@ def unkept(response: ResponseBody) -> None:
 
 def response_reply(body: ResponseRequest, formats: ReplyFormats) -> ReplyParsing:
     with_reasoning = body.include_reasoning is not False
-    return formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+    return found.limited(body.thinking_token_budget)
 
 
 def response_ask(
@@ -152,7 +168,7 @@ def response_ask(
         messages=[*system, *messages(body.input, earlier)],
         params=reply.decoded(sampling(body, rules, most, scores)),
         tools=reply.shown(),
-        variables=template_variables(None, effort),
+        variables=template_variables(body.chat_template_kwargs, effort),
         **common(body),
     )
 
@@ -166,8 +182,6 @@ def output_logprobs(body: ResponseRequest, rules: SamplingRules) -> int | None:
 
 
 def check_supported(body: ResponseRequest) -> None:
-    if body.conversation is not None:
-        raise unsupported("conversation", "there are none; use previous_response_id")
     if (body.text or {}).get("verbosity") not in (None, "medium"):
         raise unsupported("text", "the verbosity cannot be set; remove verbosity")
     if (body.n or 1) > 1:
@@ -178,22 +192,30 @@ def begun(
     body: ResponseRequest, generation: GenerationRequest, name: str, model: str, is_kept: bool
 ) -> ResponseBody:
     """The response before it has any output."""
+    params, talk = generation.params, conversation_id(body.conversation)
+    effort = effort_of("reasoning", body.reasoning) or body.reasoning_effort
     return ResponseBody(
         name,
         int(time()),
         model,
         body.instructions,
-        generation.params.max_tokens,
-        generation.params.temperature,
-        generation.params.top_p,
+        params.max_tokens,
+        params.temperature,
+        params.top_p,
         body.user,
         body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or (),
+        tools=[SHOWN | tool for tool in body.tools or ()],
         previous_response_id=body.previous_response_id,
+        conversation=None if talk is None else {"id": talk},
         store=is_kept,
         background=body.background is True,
-        top_logprobs=generation.params.logprobs or 0,
+        top_logprobs=params.logprobs or 0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": effort, "summary": None},
         text={"format": (body.text or {}).get("format") or TEXT_FORMAT},
     )

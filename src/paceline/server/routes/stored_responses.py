@@ -1,20 +1,23 @@
 """Routes of responses that are stored: read, continue, cancel and remove them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Query, Response
 
 from paceline.server.background import cancelled, removed, stored
 from paceline.server.context import ServerContext
+from paceline.server.conversations import conversation, conversation_id
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.event_response import EventResponse
 from paceline.server.parse import unsupported
 from paceline.server.response_store import Item
 from paceline.server.schemas.openapi import ERRORS
+from paceline.server.settings import ServerSettings
 
 JSON = "application/json"
 MOST_ITEMS = 100  # of a page
+NOT_KEPT = "responses are not stored by this server (--enable-responses-store)"
 SYNCHRONOUS = "Cannot cancel a synchronous response; only one with background can be cancelled"
 
 
@@ -80,8 +83,33 @@ def page(items: Sequence[Item], limit: int, after: str | None) -> dict[str, Any]
     }
 
 
-async def items_before(context: ServerContext, name: str | None) -> list[Item]:
-    """The conversation up to the end of a stored response; nothing without one."""
+class ContinuedBody(Protocol):
+    """The fields of a request that say what precedes its input."""
+
+    @property
+    def previous_response_id(self) -> str | None: ...
+
+    @property
+    def conversation(self) -> str | dict[str, Any] | None: ...
+
+
+def check_stored(settings: ServerSettings, body: object) -> None:
+    """400 if the body needs what is stored, and nothing is."""
+    if settings.enable_responses_store:
+        return
+    for name in ("store", "background", "previous_response_id", "conversation"):
+        if getattr(body, name, None):
+            raise unsupported(name, f"{NOT_KEPT}; remove {name}")
+
+
+async def items_before(context: ServerContext, body: ContinuedBody) -> list[Item]:
+    """The items of a conversation, or those up to the end of a stored response."""
+    name, talk = body.previous_response_id, conversation_id(body.conversation)
+    if name is not None and talk is not None:
+        problem = "it cannot be combined with conversation; remove one of them"
+        raise unsupported("previous_response_id", problem)
+    if talk is not None:
+        return (await conversation(context, talk, param="conversation")).all_items
     if name is None:
         return []
     found = await stored(context, name, "previous_response_id")

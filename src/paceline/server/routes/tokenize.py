@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from paceline.engine.api import GenerationRequest
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
-from paceline.server.parse import unsupported
+from paceline.server.parse import check_template, with_documents
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
 from paceline.text.image_parts import images_of
@@ -28,6 +28,7 @@ def token_routes(context: ServerContext) -> APIRouter:
         """
         context.model(body.model)
         check_tokenize(body)
+        check_template(body.chat_template, context.settings.trust_request_chat_template)
         if images_of(body.messages or ()):
             ids = (await context.tokenized(conversation(body))).token_ids
         else:
@@ -72,7 +73,7 @@ def decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def listed(context: ServerContext, ids: Sequence[int], with_strings: bool) -> bytes:
     """The body of the response, made on a thread because a text may be long."""
-    strings = [context.tokenizer.token(id) for id in ids] if with_strings else None
+    strings = [context.tokenizer.raw_token(id) for id in ids] if with_strings else None
     answer = {
         "count": len(ids),
         "max_model_len": context.engine.max_model_len,
@@ -85,31 +86,33 @@ def listed(context: ServerContext, ids: Sequence[int], with_strings: bool) -> by
 def check_tokenize(body: TokenizeRequest) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(BAD_REQUEST, "give one of prompt and messages", param="prompt")
-    if body.messages is not None and body.add_special_tokens:
-        raise unsupported("add_special_tokens", "a chat template writes its own; remove it")
 
 
 def encoded(context: ServerContext, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         framed = body.add_special_tokens is not False
         return context.tokenizer.encode(body.prompt, special=framed)
-    text = context.template.render(
+    own = body.chat_template
+    template = context.template.replaced(own) if own else context.template
+    text = template.render(
         body.messages or (),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         tools=body.tools,
-        variables=body.chat_template_kwargs,
+        variables=with_documents(body.chat_template_kwargs, body.documents),
     )
-    return context.tokenizer.encode(text, special=False)
+    return context.tokenizer.encode(text, special=body.add_special_tokens is True)
 
 
 def conversation(body: TokenizeRequest) -> GenerationRequest:
     return GenerationRequest(
         messages=body.messages,
         tools=body.tools,
-        variables=body.chat_template_kwargs,
+        variables=with_documents(body.chat_template_kwargs, body.documents),
+        chat_template=body.chat_template or None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        add_special_tokens=body.add_special_tokens,
     )
 
 
@@ -123,7 +126,7 @@ def model_routes(context: ServerContext) -> APIRouter:
             "object": "model",
             "created": since,
             "owned_by": "paceline",
-            "root": context.adapters.get(name, context.models[0]),
+            "root": context.adapters.get(name, context.models[-1]),
             "parent": context.models[0] if name in context.adapters else None,
             "max_model_len": context.engine.max_model_len,
         }

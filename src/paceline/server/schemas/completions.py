@@ -129,9 +129,9 @@ class ChatChoice(Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
-    token_ids: Sequence[int] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType | None = UNSET
     prompt_logprobs: PromptColumn | UnsetType | None = UNSET  # of a batch, as the next one
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType | None = UNSET
 
 
 class TextChoice(Struct, frozen=True):
@@ -143,8 +143,8 @@ class TextChoice(Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptColumn | UnsetType | None = UNSET
-    token_ids: Sequence[int] | UnsetType = UNSET
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType | None = UNSET
 
 
 class ChatChunk(Struct, frozen=True):
@@ -172,9 +172,10 @@ class ChatCompletion(Struct, frozen=True):
     usage: CompletionUsage
     timings: StageTimings | UnsetType = UNSET
     prompt_logprobs: PromptColumn | UnsetType | None = None
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType | None = UNSET
     kv_transfer_params: KVTransferParams = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
+    prompt_text: str | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -266,16 +267,16 @@ class TokenSpeller:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
     def tops(self, entry: TokenLogprob, most: int) -> dict[str, float]:
-        """The token itself and the `most` likeliest ones, best first.
+        """The token itself, then the `most` likeliest ones, best first.
 
-        Of other tokens with the same text only the likeliest is kept.
+        Clients of vLLM take the first for the token. Of other tokens with the same text only the
+        likeliest is kept.
         """
         found: dict[str, float] = {}
         for one in (entry.chosen, *entry.top[: alternatives(most)]):
             name = self.spell(one.token_id, one.bytes) or id_text(one.token_id)
             found.setdefault(name, one.logprob)
-        best_first = sorted(found.items(), key=lambda pair: -pair[1])
-        return {text: finite(logprob) for text, logprob in best_first}
+        return {text: finite(logprob) for text, logprob in found.items()}
 
 
 def id_text(token_id: int) -> str:
@@ -288,7 +289,7 @@ def prompt_column(
     """Prompt logprobs with at most `most` alternatives; None if `most` is."""
     if entries is None or most is None:
         return None
-    return [entry and ranked(entry, alternatives(most)) for entry in entries]
+    return [None if one is None else ranked(one, alternatives(most)) for one in entries]
 
 
 def ranked(entry: PromptLogprob, most: int) -> dict[str, RankedLogprob]:

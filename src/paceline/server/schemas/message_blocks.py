@@ -19,6 +19,12 @@ class ThinkingBlock(Struct, frozen=True):
     type: str = "thinking"
 
 
+class DirectCaller(Struct, frozen=True):
+    """Who makes a call: the model, and no program that it has written."""
+
+    type: str = "direct"
+
+
 class ToolUseBlock(Struct, frozen=True):
     """A call that the model asks for."""
 
@@ -26,6 +32,7 @@ class ToolUseBlock(Struct, frozen=True):
     name: str
     input: dict[str, Any]
     type: str = "tool_use"
+    caller: DirectCaller = DirectCaller()
 
 
 def block_of(first: ReplyDelta, text: str) -> Struct:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from paceline.engine.api import RequestOutput
 
@@ -10,7 +10,7 @@ MS = 1000.0  # milliseconds of a second
 
 
 class RequestTimes(Struct, frozen=True):
-    """Times of one sequence of tokens; None where there are too few tokens to tell.
+    """Times of one sequence of tokens; absent where there are too few tokens to tell.
 
     time_to_first_token_ms  from the first admission to the first token
     generation_time_ms      from there to the end
@@ -19,11 +19,11 @@ class RequestTimes(Struct, frozen=True):
     tokens_per_second       of the time after the first admission
     """
 
-    time_to_first_token_ms: float | None = None
-    generation_time_ms: float | None = None
-    queue_time_ms: float | None = None
-    mean_itl_ms: float | None = None
-    tokens_per_second: float | None = None
+    time_to_first_token_ms: float | UnsetType = UNSET
+    generation_time_ms: float | UnsetType = UNSET
+    queue_time_ms: float | UnsetType = UNSET
+    mean_itl_ms: float | UnsetType = UNSET
+    tokens_per_second: float | UnsetType = UNSET
 
 
 def times_of(outputs: Sequence[RequestOutput]) -> RequestTimes | None:
@@ -39,6 +39,6 @@ def times_of(outputs: Sequence[RequestOutput]) -> RequestTimes | None:
         spent.prefill_s * MS,
         spent.decode_s * MS,
         spent.queue_s * MS,
-        spent.decode_s * MS / (tokens - 1) if tokens > 1 else None,
-        tokens / computing_s if computing_s else None,
+        spent.decode_s * MS / (tokens - 1) if tokens > 1 else UNSET,
+        tokens / computing_s if computing_s else UNSET,
     )

@@ -10,14 +10,19 @@ from paceline.server.schemas.constraints import (
     ChosenLogprobs,
     Constraints,
     Documents,
+    MediaArguments,
     NoEcho,
     NoEffort,
+    NoMessages,
     NoTokenIds,
+    NoToolCalls,
     NoTransfer,
     OwnTemplate,
+    PromptText,
     Reasoning,
     RequestBody,
     StoredPrompt,
+    ThinkingBudget,
 )
 
 
@@ -57,6 +62,7 @@ MOST_BIASES = 4096
 MOST_STOPS = 1024
 MOST_MESSAGES = 8192
 
+RequestId = Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 IdList = Annotated[list[int], Field(max_length=MOST_IDS, fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES, fail_fast=True)]
@@ -65,7 +71,8 @@ Most = Annotated[int, Field(ge=1, le=LARGEST_ID)]
 Prompt = Annotated[
     str | list[str] | list[TokenId] | list[list[TokenId]], WrapValidator(checked_prompt)
 ]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Budget = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 
 
 class StreamOptions(RequestBody):
@@ -81,10 +88,10 @@ class GenerationBody(Constraints):
     The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
     length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
-    logit_bias, allowed_token_ids, bad_token_ids, include_stop_str_in_output, skip_special_tokens,
-    user, priority, cache_salt, deadline, timeout, timings, truncate_prompt_tokens,
-    truncation_side. None has the meaning of OpenAI's
-    default.
+    logit_bias, allowed_token_ids, bad_token_ids, bad_words, include_stop_str_in_output,
+    skip_special_tokens, user, priority, cache_salt, deadline, timeout, timings,
+    truncate_prompt_tokens, truncation_side, request_id, session_id, spaces_between_special_tokens.
+    None has the meaning of OpenAI's default.
     """
 
     model: str | None = Field(None, description="a name from /v1/models")
@@ -114,6 +121,9 @@ class GenerationBody(Constraints):
     )
     allowed_token_ids: IdList | None = Field(None, description="generate only these")
     bad_token_ids: IdList | None = Field(None, description="never generate these")
+    bad_words: Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)] | None = Field(
+        None, description="never generate these texts"
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     user: str | None = Field(None, description="the account that is charged")
@@ -127,6 +137,13 @@ class GenerationBody(Constraints):
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="left, the default, keeps the last tokens; right keeps the first"
+    )
+    request_id: RequestId | None = Field(
+        None, description="the id of the response, unless X-Request-Id has one"
+    )
+    session_id: str | None = Field(None, max_length=256, description="for the log of requests")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="false, where special tokens are returned"
     )
 
 
@@ -155,7 +172,8 @@ class ChatBody(ScoredBody):
 
     Own fields: max_completion_tokens, logprobs, top_logprobs, tools, tool_choice,
     parallel_tool_calls, include_reasoning, reasoning_effort, chat_template_kwargs,
-    add_generation_prompt, continue_final_message, echo.
+    add_generation_prompt, continue_final_message, echo, chat_template, documents,
+    thinking_token_budget.
     """
 
     max_completion_tokens: Most | None = Field(None, description="the newer name of max_tokens")
@@ -169,6 +187,11 @@ class ChatBody(ScoredBody):
     include_reasoning: bool | None = Field(None, description="return it; the default")
     reasoning_effort: Effort | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = Field(
+        None, description="used instead of the model's (--trust-request-chat-template)"
+    )
+    documents: Objects | None = Field(None, description="shown to the chat template")
+    thinking_token_budget: Budget | None = Field(None, description="most tokens of reasoning")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="continue the last message")
     echo: bool | None = Field(
@@ -180,6 +203,9 @@ class ChatRequest(ChatBody):
     """A conversation to continue."""
 
     messages: Messages = Field(description="role and content of each")
+    return_prompt_text: bool | None = Field(
+        None, description="return the text that the chat template makes as prompt_text"
+    )
 
 
 class BatchChatRequest(ChatBody):
@@ -189,6 +215,7 @@ class BatchChatRequest(ChatBody):
         list[Annotated[Messages, Field(min_length=1)]],
         Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True),
     ] = Field(description="conversations, each a list of messages")
+    return_prompt_text: PromptText = None
 
 
 class CompletionRequest(ScoredBody):
@@ -197,10 +224,14 @@ class CompletionRequest(ScoredBody):
     prompt: Prompt
     echo: bool | None = Field(None, description="begin the text with the prompt")
     logprobs: int | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="the text that follows, for models that insert")
     include_reasoning: Reasoning = None
     reasoning_effort: NoEffort = None
     continue_final_message: OwnTemplate = None
+    chat_template: OwnTemplate = None
+    documents: Documents = None
+    thinking_token_budget: ThinkingBudget = None
+    return_prompt_text: PromptText = None
 
 
 class ResponseRequest(GenerationBody):
@@ -210,7 +241,11 @@ class ResponseRequest(GenerationBody):
     conversation, store, background, tools, tool_choice, parallel_tool_calls, include_reasoning,
     text, reasoning, reasoning_effort, truncation, prompt, echo, continue_final_message,
     logprob_token_ids, return_token_ids, return_tokens_as_token_ids, kv_transfer_params, include,
-    top_logprobs.
+    top_logprobs, chat_template_kwargs, thinking_token_budget, max_tool_calls,
+    enable_response_messages, previous_input_messages, chat_template, documents,
+    return_prompt_text, service_tier, prompt_cache_key, prompt_cache_options,
+    prompt_cache_retention, safety_identifier. Nothing depends on the last five, which clients of
+    OpenAI send.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -235,15 +270,45 @@ class ResponseRequest(GenerationBody):
     truncation: Literal["disabled"] | None = None
     prompt: StoredPrompt = None
     echo: NoEcho = None
+    chat_template: OwnTemplate = None
+    documents: Documents = None
+    return_prompt_text: PromptText = None
     continue_final_message: OwnTemplate = None
     logprob_token_ids: ChosenLogprobs = None
     return_token_ids: NoTokenIds = None
     return_tokens_as_token_ids: NoTokenIds = None
     kv_transfer_params: NoTransfer = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Budget | None = Field(None, description="most tokens of reasoning")
+    max_tool_calls: NoToolCalls = None
+    enable_response_messages: NoMessages = None
+    previous_input_messages: NoMessages = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="message.output_text.logprobs"
     )
     top_logprobs: int | None = Field(None, ge=-1, description="alternatives; -1: all")
+
+
+class InputTokensRequest(RequestBody):
+    """A conversation of /v1/responses, whose tokens are counted."""
+
+    model: str | None = None
+    input: str | Messages | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    tools: Objects | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    truncation: Literal["disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeRequest(RequestBody):
@@ -252,14 +317,20 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = Field(None, description="for a text; true is the default")
+    add_special_tokens: bool | None = Field(
+        None, description="by default true for a text, false for a conversation"
+    )
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     tools: Objects | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: OwnTemplate = None
+    chat_template: str | None = Field(
+        None, description="used instead of the model's (--trust-request-chat-template)"
+    )
     continue_final_message: bool = False
-    documents: Documents = None
+    documents: Objects | None = Field(None, description="shown to the chat template")
+    media_io_kwargs: MediaArguments = None
+    mm_processor_kwargs: MediaArguments = None
 
 
 class DetokenizeRequest(RequestBody):

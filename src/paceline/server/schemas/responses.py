@@ -82,7 +82,8 @@ class ResponseBody(Struct, frozen=True):
     The fields: id, created_at, model, instructions, max_output_tokens, temperature, top_p, user,
     metadata, status, output, usage, incomplete_details, timings, object, error,
     parallel_tool_calls, previous_response_id, store, background, top_logprobs, text, tool_choice,
-    tools, truncation, metrics.
+    tools, truncation, metrics, completed_at, presence_penalty, frequency_penalty, reasoning,
+    max_tool_calls, service_tier, safety_identifier, prompt_cache_key, conversation.
     """
 
     id: str
@@ -111,6 +112,15 @@ class ResponseBody(Struct, frozen=True):
     tools: Sequence[Any] = ()
     truncation: str = "disabled"
     metrics: RequestTimes | UnsetType | None = UNSET
+    completed_at: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    reasoning: Mapping[str, Any] | None = None
+    max_tool_calls: int | None = None
+    service_tier: str = "default"
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    conversation: Mapping[str, str] | None = None
 
 
 def response_event(kind: str, number: int, **fields: Any) -> bytes:

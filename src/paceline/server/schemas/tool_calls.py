@@ -48,6 +48,7 @@ class AssistantMessage(Struct, frozen=True):
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    annotations: tuple[()] = ()
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: Sequence[ToolCallBody] | UnsetType = UNSET

@@ -25,7 +25,7 @@ class RequestLogEntry(msgspec.Struct):
 
     Its fields: request_id, path, time, outcome, reason, finish_reasons, prompt_tokens,
     completion_tokens, cached_tokens, preemptions, queue_s, prefill_s, decode_s, total_s, tenant,
-    trace_id, stream.
+    trace_id, stream, session_id.
     """
 
     request_id: str
@@ -45,6 +45,7 @@ class RequestLogEntry(msgspec.Struct):
     tenant: str = ""
     trace_id: str = ""
     stream: bool = False
+    session_id: str = ""
 
     def account(self, outputs: Sequence[RequestOutput]) -> None:
         """Add the figures of all parts."""
