@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.cli.batch_file import BatchRun, BatchStopped, Counts, Results, entries
 from paceline.cli.main import main
+from paceline.server.batches.batch_file import BatchRun, BatchStopped, Counts, Results, entries
 from tests.cli.support import SMALL, wait_until
 from tests.cli.test_main import Terminal, posix_only
 from tests.server.support import Site, paced, served
@@ -75,7 +75,7 @@ BAD = {
     line(7): "line 1: custom_id is missing",
     line("a", method="GET"): "line 1: method is 'GET'; it must be POST",
     line("a", method=None): "line 1: method is missing; it must be POST",
-    line("a", url="/v1/embeddings"): "line 1: url is '/v1/embeddings'; it must be /v1/chat",
+    line("a", url="/v1/models"): "line 1: url is '/v1/models'; it must be /v1/chat",
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions"}': "line 1: body is missing",
     line("a", stream=True): "line 1: stream is set",
     "[" * 100_000: "line 1: not JSON",

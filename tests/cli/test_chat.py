@@ -102,6 +102,17 @@ def test_a_refused_turn_is_removed(
     assert said.err.startswith("paceline chat: the server answers with status 400")
 
 
+def test_a_line_in_another_encoding_is_refused_and_the_chat_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = b"caf\xe9\n/system caf\xe9\nhello\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), "utf-8"))
+    assert main(["chat", *SHORT, "--url", site.url]) == 1
+    said = capsys.readouterr()
+    assert said.err.count("has the byte 0xE9, which is not utf-8") == 2
+    assert said.out.count("\n") == 1
+
+
 def test_a_message_of_several_lines(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

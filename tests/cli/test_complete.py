@@ -2,6 +2,7 @@
 
 import io
 import signal
+import sys
 
 import pytest
 
@@ -35,6 +36,29 @@ def test_a_refused_prompt_prints_nothing_but_the_error(
     assert said.out == ""
     assert said.err.startswith("paceline complete: ")
     assert "the prompt is empty" in said.err
+
+
+@pytest.mark.parametrize(
+    ("argument", "stdin", "encoding"),
+    [
+        ("caf\udce9", b"", sys.getfilesystemencoding()),
+        ("-", b"caf\xe9", "utf-8"),
+        ("-", "café".encode(), "ascii"),
+    ],
+)
+def test_a_text_that_is_not_in_the_encoding_of_the_locale_is_named_as_such(
+    argument: str,
+    stdin: bytes,
+    encoding: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding))
+    assert main(["complete", argument, "--url", "http://nowhere"]) == 1
+    said = capsys.readouterr().err
+    byte = "0xC3" if encoding == "ascii" else "0xE9"
+    assert f"has the byte {byte}, which is not {encoding}, the encoding of this locale" in said
+    assert "surrogate" not in said
 
 
 def test_a_server_completes_prompts_and_answers_messages(

@@ -1,5 +1,6 @@
 """The command line as a process: subcommands, terminals, pipes and interrupts."""
 
+import io
 import os
 import re
 import select
@@ -14,7 +15,7 @@ import pytest
 import paceline
 from paceline.cli.app import app
 from paceline.cli.list import ListOptions
-from paceline.cli.main import main
+from paceline.cli.main import accept_any_encoding, main, warn_of
 from paceline.cli.palette import MARKS, POOL, STEPS, STORED
 from paceline.core.config import Config
 from paceline.sched.replay.preamble import Preamble
@@ -215,7 +216,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Refuse())
-from paceline.cli.main import main
+from paceline.cli.main import accept_any_encoding, main, warn_of
 for line in sys.argv[1:]:
     try:
         print(line, "ends with", main(line.split()))
@@ -324,7 +325,7 @@ def test_without_typer_the_way_out_is_told() -> None:
         check=False,
     )
     assert done.stdout == "play ends with 1\n"
-    assert done.stderr == "paceline: the command line needs typer: pip install 'paceline[cli]'\n"
+    assert done.stderr == "paceline: the command line needs typer: pip install 'paceline[serve]'\n"
 
 
 # -- completion -------------------------------------------------------------
@@ -333,7 +334,7 @@ def test_without_typer_the_way_out_is_told() -> None:
 COMPLETING = """
 import os, sys
 os.environ["_PACELINE_COMPLETE"] = "complete_bash"
-from paceline.cli.main import main
+from paceline.cli.main import accept_any_encoding, main, warn_of
 for line in sys.argv[1:]:
     os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     assert main() == 0
@@ -475,7 +476,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupt())
-from paceline.cli.main import main
+from paceline.cli.main import accept_any_encoding, main, warn_of
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -555,3 +556,18 @@ def test_an_interrupt_restores_the_screen_and_leaves_the_picture() -> None:
     assert "paceline play: basics" in picture
     assert picture.endswith("\r\nstopped after 1 step; interrupted\r\n")
     assert "Traceback" not in terminal.seen
+
+
+def test_characters_that_the_output_cannot_encode_are_question_marks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "latin-1", write_through=True))
+    warn_of.cache_clear()
+    accept_any_encoding()
+    print("é 中文 é")
+    print("中")
+    assert written.getvalue() == b"\xe9 ?? \xe9\n?\n"
+    said = capsys.readouterr().err
+    assert said.count("standard output is latin-1, which lacks some characters") == 1
+    assert "PYTHONIOENCODING=utf-8" in said

@@ -1,6 +1,7 @@
 """Every setting is a flag with a sentence, under a name of its own."""
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_every_setting_has_a_flag() -> None:
     names = {one.name for one in Settings.all()}
     kinds = (LoadConfig, AdapterConfig, *COMPONENTS.values(), RecordConfig)
     known = {one.name for kind in kinds for one in fields(kind)}
-    assert names == known - (set(HIDDEN) - {"swap_space"}) - {*OF_EACH_ENGINE}
+    assert names == known - (set(HIDDEN) - {"swap_space"}) - {*OF_EACH_ENGINE, *Settings.apart}
 
 
 def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
@@ -104,3 +105,26 @@ def given_names(text: str) -> set[str]:
     """Names of settings behind the flags of a help text."""
     flags = {word.removeprefix("--").replace("-", "_") for word in text.split() if "--" in word}
     return flags | {name for name, plain in NAMES.items() if plain in flags}
+
+
+def test_flags_of_vllm_pass_or_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "paceline.wiring.serving.serve", lambda model, **settings: given.append(settings)
+    )
+    flags = ["--trust-remote-code", "--pipeline-parallel-size", "1", "--hf-overrides", "{}"]
+    flags += ["--no-enable-log-requests", "--task", "generate", "--seed", "3", "--dtype", "half"]
+    assert main(["serve", "smollm2", *flags, "--served-model-name", "a"]) == 0
+    (settings,) = given
+    asked = {"trust_remote_code": True, "pipeline_parallel_size": 1, "hf_overrides": {}}
+    asked |= {"enable_log_requests": False, "task": "generate", "seed": 3, "dtype": "half"}
+    assert asked.items() <= settings.items()
+    assert settings["aliases"] == ("a",)
+    monkeypatch.undo()
+    assert main(["serve", "smollm2", "--port", "0", "--pipeline-parallel-size", "2"]) == 2
+    assert "pipeline_parallel_size is 2, which is not supported" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "trust-remote-code" not in capsys.readouterr().out

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 from paceline.cli.setting_flags import HIDDEN, ServingSettings
-from paceline.cli.settings_page import SCHEDULER_SENTENCES, page
+from paceline.cli.settings_page import SCHEDULER_SENTENCES, page, types
+from paceline.wiring import setting_fields
+from paceline.wiring.llm import OF_ENGINES
+from paceline.wiring.settings import ENGINE_SETTINGS
+from paceline.wiring.vllm_table import VLLM
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -20,3 +24,13 @@ def test_every_setting_is_on_the_page() -> None:
         (row,) = [row for row in rows if row.startswith(f"| `{one.flag_name}` | `{one.name}` |")]
         assert row.count("|") == 6
     assert SCHEDULER_SENTENCES.keys() == set(HIDDEN)
+
+
+def test_type_checkers_know_every_setting() -> None:
+    wanted = "python -m paceline.cli.settings_page types > src/paceline/wiring/setting_fields.py"
+    assert Path(setting_fields.__file__).read_text(encoding="utf-8") == types(), f"run {wanted}"
+    own = setting_fields.OwnSettings.__annotations__
+    assert own.keys() == {*ENGINE_SETTINGS}
+    assert own["max_model_len"] == int | None
+    known = setting_fields.VllmSettings.__annotations__.keys()
+    assert known | own.keys() == {*OF_ENGINES, *VLLM, "revision"} - {"progress"}

@@ -1,5 +1,6 @@
 """What answers prompts and conversations: an engine in this process, or a server."""
 
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,6 +9,8 @@ from paceline.cli.command import WrongOption
 from paceline.cli.options import EngineOptions
 from paceline.core.errors import PacelineError, RequestError
 
+NUL = "\udc00"  # what would stand for byte 0, by the error handler surrogateescape
+UNDECODED = re.compile("[\udc80-\udcff]")
 Prompt = str | Sequence[Mapping[str, str]]  # a text to continue, or a conversation to answer
 Params = Mapping[str, Any]  # of sampling, by the names of `SamplingParams`
 
@@ -61,6 +64,17 @@ class EngineBackend:
 
     async def close(self) -> None:
         await self._engine.shutdown()
+
+
+def check_decoded(text: str, encoding: str) -> None:
+    """RequestError if the text has bytes that are not in the encoding that it was read with.
+    Python keeps them as halves of surrogate pairs."""
+    if (found := UNDECODED.search(text)) is not None:
+        raise RequestError(
+            f"the text has the byte 0x{ord(found[0]) - ord(NUL):02X}, which is not {encoding}, the "
+            "encoding of this locale: convert the text, for example with iconv -f latin1 -t utf-8, "
+            "or set LC_ALL to a locale of its encoding"
+        )
 
 
 def check_url(url: str | None, engine: EngineOptions) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from paceline.cli import conversation_file
-from paceline.cli.backend import ModelBackend, check_url, open_backend
+from paceline.cli.backend import ModelBackend, check_decoded, check_url, open_backend
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
 from paceline.cli.palette import DIM, Palette
 from paceline.cli.sampling import HOW, SamplingOptions, changed
@@ -191,6 +191,7 @@ class Chat:
 
     def set_system(self, text: str) -> None:
         """Start a new conversation with this system message, or with none."""
+        check_decoded(text, sys.stdin.encoding)
         self._system = text
         self.messages = [{"role": "system", "content": text}] if text else []
 
@@ -221,6 +222,7 @@ class Chat:
         self.messages.append({"role": "user", "content": line})
         text: list[str] = []
         try:
+            check_decoded(line, sys.stdin.encoding)
             self._runner.run(self._stream(text))
         except KeyboardInterrupt:
             self._screen.write("\n")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.setting_flags import Settings
+from paceline.cli.setting_flags import Settings, VllmFlags
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: the command failed; it was used wrongly
@@ -123,7 +123,7 @@ def parameters(options: type[Any]) -> Iterator[Parameter]:
 
 
 def is_settings(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Settings)
+    return isinstance(kind, type) and issubclass(kind, Settings | VllmFlags)
 
 
 def default_of(field: "Field[Any]") -> Any:

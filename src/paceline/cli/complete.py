@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.backend import ModelBackend, Params, Prompt, check_url, open_backend
+from paceline.cli.backend import (
+    ModelBackend,
+    Params,
+    Prompt,
+    check_decoded,
+    check_url,
+    open_backend,
+)
 from paceline.cli.options import EngineOptions, KeyOption, UrlOption
 from paceline.cli.sampling import HOW, SamplingOptions
 from paceline.core.errors import PacelineError
@@ -60,7 +67,10 @@ def run(options: CompleteOptions) -> int:
     params = options.sampling.params(
         max_tokens=options.max_tokens, temperature=options.temperature, n=options.n
     )
-    text = sys.stdin.read() if options.prompt == STANDARD_INPUT else options.prompt
+    text, encoding = options.prompt, sys.getfilesystemencoding()
+    if text == STANDARD_INPUT:
+        text, encoding = sys.stdin.read(), sys.stdin.encoding
+    check_decoded(text, encoding)
     prompt: Prompt = [{"role": "user", "content": text}] if options.chat else text
 
     async def answered() -> None:

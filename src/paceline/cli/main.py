@@ -1,20 +1,26 @@
 """The command `paceline`: runs one of its commands and returns the exit status."""
 
+import codecs
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from functools import cache
+from io import TextIOWrapper, UnsupportedOperation
+from typing import Any, cast
 
 INTERRUPTED = 130  # the status of a process that Ctrl-C ended
 PIPE_CLOSED = 141  # the status of a process whose output pipe was closed
 PREFIX = "Value error, "  # pydantic writes it before our messages
 COMPLETE = "_PACELINE_COMPLETE"  # how a shell asks for completions
 TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len, or the number of prompts"
-WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[cli]'"
+SHOWN = "paceline.shown"  # how characters are written that standard output cannot encode
+WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[serve]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Wrong usage raises SystemExit with status 2."""
+    accept_any_encoding()
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # also while modules are imported
@@ -26,6 +32,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+
+
+def accept_any_encoding() -> None:
+    """Let input that is not in its encoding reach the command, and write a question mark for
+    characters that the encoding of the output lacks, instead of failing with a traceback."""
+    codecs.register_error(SHOWN, shown)
+    set_errors(sys.stdin, "surrogateescape")
+    set_errors(sys.stdout, SHOWN)
+
+
+def set_errors(stream: Any, name: str) -> None:
+    """Name what a stream does about errors of its encoding, unless that was chosen already."""
+    if isinstance(cast(object, stream), TextIOWrapper) and stream.errors == "strict":
+        with suppress(UnsupportedOperation):  # it has been read from
+            stream.reconfigure(errors=name)
+
+
+def shown(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    warn_of(error.encoding)
+    return "?" * (error.end - error.start), error.end
+
+
+@cache  # once
+def warn_of(encoding: str) -> None:
+    print(
+        f"paceline: standard output is {encoding}, which lacks some characters: they are written "
+        "as ?; set LC_ALL=C.UTF-8 or PYTHONIOENCODING=utf-8",
+        file=sys.stderr,
+    )
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.batch_counts import Counts
 from paceline.cli.command import WrongOption
 from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import EngineOptions
 from paceline.cli.progress import RequestProgress
+from paceline.server.batches.counts import Counts
 
 BESIDE = 2  # open requests for each that can run, so that one is always ready
 
@@ -55,10 +55,11 @@ class RunBatchOptions:
 def run(options: RunBatchOptions) -> int:
     """Answer a file of requests in the format of the OpenAI Batch API.
 
-    A line of the input has custom_id, method (POST), url (/v1/chat/completions or
-    /v1/completions) and body. A line of the output is the response to one of them, in the order
-    in which they finish. An invalid line gets an error; the others are answered. An interrupted
-    run can be repeated: requests that have a response in the output are skipped.
+    A line of the input has custom_id, method (POST), url (/v1/chat/completions, /v1/completions,
+    /v1/responses, /v1/embeddings, /v1/score or /v1/rerank) and body. A line of the output is the
+    response to one of them, in the order in which they finish. An invalid line gets an error; the
+    others are answered. An interrupted run can be repeated: requests that have a response in the
+    output are skipped.
     """
     counts = Counts()
     try:
@@ -74,10 +75,10 @@ def run(options: RunBatchOptions) -> int:
 async def answer(options: RunBatchOptions, counts: Counts) -> None:
     import httpx
 
-    from paceline.cli.batch_file import BatchRun, Results, count_lines, entries
     from paceline.engine.streaming import StreamingEngine
     from paceline.hub.loading_status import LoadingStatus
     from paceline.server.app import create_app
+    from paceline.server.batches.batch_file import BatchRun, Results, count_lines, entries
     from paceline.server.settings import ServerSettings
     from paceline.wiring.assembly import build
     from paceline.wiring.settings import for_batches

@@ -7,7 +7,7 @@ import typer
 
 from paceline.cli.config_file import ConfigOption
 from paceline.cli.options import ModelArgument, ModelFlag, model_of
-from paceline.cli.setting_flags import ServingSettings
+from paceline.cli.setting_flags import ServingSettings, VllmFlags
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class ServeOptions:
         ),
     ] = ""
     settings: ServingSettings = field(default_factory=ServingSettings)
+    vllm: VllmFlags = field(default_factory=VllmFlags)
 
 
 def run(options: ServeOptions) -> int:
@@ -50,6 +51,7 @@ def run(options: ServeOptions) -> int:
             port=options.port,
             uds=options.uds,
             progress=bar,
+            **options.vllm,
             **options.settings,
         )
     return 0

@@ -18,14 +18,15 @@ from paceline.cli.setting_help import (
     TITLES,
     unit_of,
 )
-from paceline.core.adapter import AdapterConfig
-from paceline.core.config import COMPONENTS, LoadConfig, RecordConfig
+from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
-from paceline.engine.settings import CoreSettings, EngineSettings
+from paceline.engine.settings import ENGINE_COMPONENTS, CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
 from paceline.wiring.settings import SCHEDULER_ONLY
+from paceline.wiring.vllm_table import VLLM, plain
 
 HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
+OF_COMMAND = ("host", "port", "uds")  # options of `serve`, and no settings
 OF_EACH_ENGINE = ("trace_name",)  # a server with several engines sets it
 
 # Metavars of units that a number alone would not show.
@@ -89,12 +90,8 @@ class Setting:
 class Settings(dict[str, Any]):
     """The engine settings that were given, by name; all others keep their defaults."""
 
-    components: ClassVar[dict[str, type[Any]]] = {
-        "load": LoadConfig,
-        "adapters": AdapterConfig,
-        **COMPONENTS,
-        "record": RecordConfig,
-    }
+    apart: ClassVar = ("seed",)  # the commands with prompts have a flag for that of a request
+    components: ClassVar[dict[str, type[Any]]] = ENGINE_COMPONENTS
 
     @classmethod
     def all(cls) -> Iterator[Setting]:
@@ -102,6 +99,7 @@ class Settings(dict[str, Any]):
             hints = get_type_hints(component)
             for one in fields(component):
                 hidden = component is not LoadConfig and one.name in (*HIDDEN, *OF_EACH_ENGINE)
+                hidden |= one.name in cls.apart
                 default = one.default
                 if one.default_factory is not MISSING:
                     default = dict(one.default_factory())  # the only kind in use
@@ -117,12 +115,52 @@ class Settings(dict[str, Any]):
 class ServingSettings(Settings):
     """The settings of an engine, of its process and of the server."""
 
+    apart: ClassVar = ()
     components: ClassVar[dict[str, type[Any]]] = {
         "server": ServerSettings,
         "loop": EngineSettings,
         "core": CoreSettings,
         **Settings.components,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFlag:
+    """A flag of `vllm serve` that has another name here, or no meaning. Help does not list it."""
+
+    name: str
+    is_switch: bool
+
+    @property
+    def flag(self) -> Parameter:
+        plain = self.name.replace("_", "-")
+        names = f"--{plain}/--no-{plain}" if self.is_switch else f"--{plain}"
+        annotation = Annotated[
+            bool | None if self.is_switch else str | None, typer.Option(names, hidden=True)
+        ]
+        return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def read(self, given: Any) -> Any:
+        return plain(given) if isinstance(given, str) else given
+
+
+class VllmFlags(dict[str, Any]):
+    """The flags of `vllm serve` that were given and are no flags of ours."""
+
+    @classmethod
+    def all(cls) -> Iterator[VllmFlag]:
+        settings = list(ServingSettings.all())
+        ours = {*OF_COMMAND, *(one.name for one in settings)}
+        ours |= {NAMES[name] for name in ours & NAMES.keys()}
+        for name, one in VLLM.items():
+            if name not in ours:
+                yield VllmFlag(name, isinstance(one.default, bool))
+        yield VllmFlag("revision", is_switch=False)
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> "VllmFlags":
+        read = {one.name: one.read(given[one.name]) for one in cls.all()}
+        return cls({name: value for name, value in read.items() if value is not None})
 
 
 def weights_in(pairs: list[str]) -> dict[str, float]:

@@ -43,8 +43,10 @@ ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
 
 # Defaults of an engine that depend on the device, the model or the command.
 OF_ENGINES = {
-    "max_num_seqs": "64; on a GPU 256",
+    "max_num_seqs": "72; on a GPU 256",
+    "slots_for_others": "8; on a GPU 32",
     "max_num_batched_tokens": "512; on a GPU 8192",
+    "max_step_s": "0.25 on a CPU; 0.0 on a GPU, for batches, or if max_num_batched_tokens is given",
     "watermark": "0.0; on a GPU 0.01",
     "fill_positions": "0; on a GPU 256 for weights of 3 GiB or more",
     "policy": "fcfs; for batches longest",
@@ -75,12 +77,15 @@ UNITS = {
     "swap_space": "GiB",
     "num_gpu_blocks_override": "blocks",
     "depth": "steps",
+    "seed": "seed",
     "threads": "threads",
     "max_logprobs": "tokens",
     "max_stored_responses": "responses",
+    "batch_concurrency": "requests",
     "max_image_pixels": "pixels",
     "block_size": "tokens",
     "max_num_seqs": "sequences",
+    "slots_for_others": "sequences",
     "max_num_batched_tokens": "tokens",
     "max_model_len": "tokens",
     "long_prefill_token_threshold": "tokens",
@@ -117,7 +122,8 @@ SENTENCES = {
     "PACELINE_API_KEY sets it too, or several, separated by spaces.",
     "allowed_origins": "Origin of a web page that may call the server, or * for all; may be "
     "repeated.",
-    "aliases": "Another name of the model; may be repeated.",
+    "aliases": "Another name of the model; may be repeated. The first one is in answers, "
+    "lists and metrics.",
     "body_bytes": "Maximum size of a request body.",
     "allowed_media_domains": "Host that images are fetched from, or * for every public one; may be "
     "repeated. Without it, images must be sent as data URLs.",
@@ -152,6 +158,8 @@ SENTENCES = {
     "template; none: refuse tools.",
     "reasoning_parser": "Format of the model's reasoning: deepseek_r1, mistral, qwen3, or a dotted "
     "path to a class; auto: by the chat template; none: leave it in the text.",
+    "trust_request_chat_template": "Let clients bring a chat template with a request. It is a "
+    "program, which runs in a sandbox.",
     "enable_auto_tool_choice": "Let the model choose whether it calls a tool. Otherwise only "
     "requests that require a call may have tools.",
     "enable_request_id_headers": "Send X-Request-Id with every response, also with those of "
@@ -165,9 +173,15 @@ SENTENCES = {
     "response_role": "Role of the new messages of chats, as responses name it.",
     "enable_responses_store": "Keep the responses of /v1/responses in memory, for "
     "previous_response_id and for clients that read them later.",
-    "max_stored_responses": "Maximum number of stored responses; the oldest are forgotten first.",
-    "stored_response_bytes": "Maximum size of all stored responses together.",
+    "max_stored_responses": "Maximum number of stored responses and conversations; the oldest are "
+    "forgotten first.",
+    "stored_response_bytes": "Maximum size of all stored responses and conversations together.",
     "stored_response_s": "Time for which a response is stored.",
+    "files_dir": "Folder of /v1/files and /v1/batches, which are refused without one; batches of "
+    "an earlier run continue.",
+    "file_bytes": "Largest file that is uploaded.",
+    "files_bytes": "Maximum size of all files together.",
+    "batch_concurrency": "Maximum number of open requests of a batch.",
     "dashboard": "Serve the live page at /dashboard: slots, blocks, the queue and step times.",
     "dashboard_show_prompts": "Let the live page show the beginning of prompts, not only lengths.",
     "root_path": "Path under which a proxy shows the server, such as /llm.",
@@ -185,6 +199,7 @@ SENTENCES = {
     "core_restarts": "The server exits after more than this many restarts within "
     "core_restart_span_s.",
     "core_restart_span_s": "Time within which restarts are counted.",
+    "core_restart_wait_s": "Requests wait so long for an engine that is restarted; then they end.",
     "data_parallel_size": "Engines with a process, a copy of the model and KV each, on GPUs or CPU "
     "cores of their own. A request goes to the engine that knows most of its prompt, unless that "
     "one is busy.",
@@ -194,11 +209,13 @@ SENTENCES = {
     "with a config.json or a shape such as qwen3-0.6b.",
     "chat_template": "Chat template: a file, its text, or chatml; empty: the model's own. A model "
     "without one refuses requests with messages.",
-    "dtype": "Data type of the weights on a GPU; auto: bfloat16.",
+    "dtype": "Data type of the weights on a GPU; auto: bfloat16. A CPU computes in "
+    "float32, whatever it says.",
     "kv_cache_dtype": "Data type of the KV cache on a GPU; auto: as the weights.",
     "gpu_memory_utilization": "Fraction of GPU memory for weights, activations and KV cache.",
-    "kv_cache_gib": "Memory of the KV cache; 0: on a CPU a quarter of the free memory, but no more "
-    "than 2 GiB or two sequences of max_model_len; on a GPU what gpu_memory_utilization leaves.",
+    "kv_cache_gib": "Memory of the KV cache; 0: on a CPU a quarter of the free memory, at most 2 "
+    "GiB, or more if two sequences of max_model_len need more; on a GPU what "
+    "gpu_memory_utilization leaves.",
     "swap_space": "Host memory for preempted sequences and cached prefixes.",
     "num_gpu_blocks_override": "Number of KV cache blocks; 0: as many as the memory holds.",
     "tensor_parallel_size": "Number of processes that hold a part of every layer each: on GPUs one "
@@ -208,7 +225,9 @@ SENTENCES = {
     "weights": "Precision of matrix products on a CPU: float32 or int8; auto: int8 if the file is "
     "quantized, otherwise float32.",
     "generation_config": "Sampling defaults of requests: auto, those that the model recommends in "
-    "generation_config.json or in its GGUF file, or none.",
+    "generation_config.json or in its GGUF file, or none, which vllm names too.",
+    "seed": "Seed of the samples of requests that set none, together with their ids; 0: their ids "
+    "alone. LLM numbers its requests, so a script repeats its samples.",
     "pooling": "Hidden states that embeddings are made of: last, mean or cls; auto: as the files "
     "of the model say, or else last.",
     "max_logprobs": "Maximum number of alternatives that logprobs and prompt_logprobs may request "
@@ -221,7 +240,9 @@ SENTENCES = {
     "limit_mm_per_prompt": "Maximum number of images of a prompt. LLM also takes a dict.",
     "max_image_pixels": "Maximum size of an image, width by height, before it is resized.",
     "structured_outputs_backend": "Library that compiles grammars for structured output; guidance "
-    "is llguidance; auto: xgrammar, and llguidance for what xgrammar refuses.",
+    "is llguidance; auto: xgrammar if it is installed, and llguidance for what xgrammar refuses.",
+    "grammar_compile_limit_s": "Seconds of processor time that a grammar of a client may take to "
+    "compile, with all libraries; a request with one that takes longer gets a 400.",
     "kv_events_config": "Publish stored and removed blocks for routers, with vLLM's names: "
     "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic "
     "and publisher; also encoding, array or map. LLM also takes a dict.",
@@ -246,6 +267,12 @@ SENTENCES = {
     "max_model_len": "Maximum length of a sequence, prompt and output together.",
     "enable_chunked_prefill": "Compute long prompts in chunks, together with decodes.",
     "long_prefill_token_threshold": "Maximum number of tokens of one prompt in a step; 0: no "
+    "limit.",
+    "slots_for_others": "Slots that the prompts of one body, or the sequences of one request, "
+    "leave free for others; 0: none. If max_num_seqs is given, an eighth of it at most by default; "
+    "for batches 0.",
+    "max_step_s": "CPU: time that a step with prompts should take, by the speed that is measured "
+    "at start. Prompts are cut to it and share it, so that a long one holds up no others; 0: no "
     "limit.",
     "reserve_full_prompt": "Admit a request only when there are free blocks for its whole prompt.",
     "watermark": "Fraction of blocks that admission leaves free for running sequences.",

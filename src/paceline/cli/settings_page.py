@@ -1,11 +1,22 @@
-"""Prints the page of all settings: `python -m paceline.cli.settings_page > docs/settings.md`."""
+"""Prints the page of all settings: `python -m paceline.cli.settings_page > docs/settings.md`.
 
+With `types` it prints their types for checkers:
+`python -m paceline.cli.settings_page types > src/paceline/wiring/setting_fields.py`.
+"""
+
+import sys
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import fields
+from json import dumps
+from textwrap import wrap
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.cli.setting_flags import ServingSettings, Setting
 from paceline.cli.setting_help import OF_ENGINES, SENTENCES, TITLES, unit_of
 from paceline.core.config import Config
+from paceline.engine.settings import ENGINE_COMPONENTS
+from paceline.wiring.settings import ENGINE_SETTINGS
+from paceline.wiring.vllm_table import VLLM
 
 HEAD = """\
 # Settings
@@ -18,6 +29,7 @@ from [KV cache](#kv-cache) on are arguments of `Scheduler.create` too.
 `python -m paceline.cli.settings_page` prints this page.
 """
 COLUMNS = "| flag | argument | default | unit | meaning |\n|---|---|---|---|---|"
+CONFIGS = ("speculative", "kv_transfer", "kv_events")
 SCHEDULER_HEAD = """\
 ## Scheduler alone
 
@@ -26,6 +38,37 @@ their values itself. The second table has the settings whose defaults in a sched
 
 | argument | default | meaning |
 |---|---|---|"""
+MAPPINGS = ("limit_mm_per_prompt", *(f"{one}_config" for one in CONFIGS))  # a dict, or JSON
+TYPES_HEAD = '''\
+"""The settings of `LLM` and `AsyncLLM` for type checkers; written by `cli/settings_page.py`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from paceline.hub.progress import Progress
+
+# None stands for the default.
+OwnSettings = TypedDict(  # noqa: UP013
+    "OwnSettings",
+    {'''
+TYPES_MIDDLE = """\
+    },
+    total=False,
+)
+
+# Each passes, is mapped, or is refused with the reason: see `vllm_table.py`.
+# fmt: off
+VllmSettings = TypedDict("VllmSettings", {  # noqa: UP013"""
+TYPES_TAIL = '''\
+}, total=False)
+# fmt: on
+
+
+class LLMSettings(OwnSettings, VllmSettings, total=False):
+    """Everything that `LLM` takes by name beside the model."""
+
+    progress: Progress  # shows what the start waits for
+'''
 SCHEDULER_SENTENCES = {
     "num_blocks": "Number of KV cache blocks.",
     "recompute_tokens_per_s": "preemption_mode auto: tokens recomputed per second.",
@@ -85,5 +128,31 @@ def plain_default(value: Any) -> str:
     return f"`{text}`" if text else ""
 
 
+def types() -> str:
+    """A module that gives type checkers the settings of `LLM` and `AsyncLLM`."""
+    hints: dict[str, Any] = {}
+    for kind in reversed(ENGINE_COMPONENTS.values()):  # the first of two of the same name counts
+        found = get_type_hints(kind)
+        hints |= {one.name: found[one.name] for one in fields(kind)}
+    ours = [
+        f'        "{name}": {written(name, hints[name])} | None,'
+        for name in sorted({*ENGINE_SETTINGS})
+    ]
+    theirs = " ".join(f'"{name}":Any,' for name in sorted({"revision", *VLLM} - {*ENGINE_SETTINGS}))
+    lines = [f"    {line.replace(':Any', ': Any')}" for line in wrap(theirs, 76)]
+    return "\n".join([TYPES_HEAD, *ours, TYPES_MIDDLE, *lines, TYPES_TAIL])
+
+
+def written(name: str, kind: Any) -> str:
+    """The type of an argument as source."""
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(map(dumps, get_args(kind)))}]"
+    if name in MAPPINGS:
+        return "str | Mapping[str, Any]"
+    if get_origin(kind) is tuple:
+        return "Sequence[str]"
+    return kind.__name__ if isinstance(kind, type) else "Mapping[str, float]"
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    print(types() if sys.argv[1:] == ["types"] else page(), end="")
