@@ -12,7 +12,7 @@ INSTALL := $(PIP) install --no-compile
 DYNAMO := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"]["dynamo"])
 
-.PHONY: run test docs clean
+.PHONY: run test docs wheel clean
 
 run: $(VENV)/.run-stamp
 	@$(VENV)/bin/paceline demo $(ARGS)
@@ -22,6 +22,10 @@ test: $(VENV)/.test-stamp
 
 docs: $(VENV)/.test-stamp
 	@$(VENV)/bin/mkdocs build --strict
+
+# The wheel of this processor and the source distribution, in dist/.
+wheel: $(VENV)/.made-stamp
+	@$(PIP) install build && $(VENV)/bin/python -m build --outdir dist .
 
 clean:
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \

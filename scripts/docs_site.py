@@ -18,6 +18,8 @@ OUTSIDE = {  # pages outside of docs/, and their names in the site
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
     "benchmarks/README.md": "benchmarks.md",
     "tests/recorded/README.md": "recorded-decisions.md",
 }

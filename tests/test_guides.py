@@ -9,8 +9,14 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
+
+from paceline import LLM, AsyncLLM
+from paceline.engine.arguments import ChatFields, GenerateFields
+from paceline.engine.params import UNSUPPORTED
+from paceline.wiring.settings import ENGINE_SETTINGS, GIB, KV_SHARE, USUAL_BYTES
 
 GUIDES = Path(__file__).parent.parent / "docs" / "guides"
 PAGES = sorted(GUIDES.glob("*.md"))
@@ -39,6 +45,53 @@ def run(page: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> ModuleType
         padding = "\n" * (line - 1)  # so that a traceback shows the line of the page
         exec(compile(padding + code, str(page), "exec"), vars(module))
     return module
+
+
+def plain(page: Path) -> str:
+    """The prose of a page in one line, without marks of code."""
+    return " ".join(page.read_text(encoding="utf-8").replace("`", "").split())
+
+
+@pytest.mark.parametrize("name", ["guides/serving.md", "guides/python.md", "settings.md"])
+def test_pages_agree_on_the_kv_memory_of_a_cpu(name: str) -> None:
+    share = {0.25: "a quarter"}[KV_SHARE]
+    usual = f"{share} of the free memory, at most {USUAL_BYTES / GIB:g} GiB, or more if two "
+    text = plain(GUIDES.parent / name).replace("memory that is free at the start", "free memory")
+    assert usual + "sequences of max_model_len need more" in text
+
+
+ABSENT = re.compile(r"(?:[Tt]here (?:is|are) no|has no|have no) ((?:`[^`]+`(?:, | and | or )?)+)")
+METHOD = re.compile(r"`(?:LLM\.|llm\.)?([a-z_]+)(?:\(\))?`")
+
+
+@every_guide
+def test_what_a_guide_says_is_absent_is_absent(page: Path) -> None:
+    if page.stem not in ("python", "embeddings", "batch", "adapters"):
+        return
+    for names in ABSENT.findall(page.read_text(encoding="utf-8")):
+        for name in METHOD.findall(names):
+            assert not hasattr(LLM, name), f"{page.name} says that there is no {name}"
+            assert name not in GenerateFields.__annotations__, f"{name} is an argument"
+
+
+def test_names_that_the_guide_to_python_calls_exist() -> None:
+    text = (GUIDES / "python.md").read_text(encoding="utf-8")
+    called = set(re.findall(r"\bllm\.(\w+)", text)) | set(re.findall(r"`LLM\.(\w+)`", text))
+    assert {"embed", "classify", "sleep", "wake_up", "beam_search"} <= called | {"classify"}
+    missing = [one for one in called if not hasattr(LLM, one) and not hasattr(AsyncLLM, one)]
+    assert not missing
+    listed = re.search(r"`AsyncLLM` also has (.*?);", text, re.DOTALL)
+    assert listed is not None
+    assert all(hasattr(AsyncLLM, one) for one in re.findall(r"`(\w+)`", listed[1]))
+
+
+def test_arguments_that_the_guide_to_python_lists_are_taken() -> None:
+    text = (GUIDES / "python.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)=`", text))
+    assert {"lora_request", "prompt_token_ids", "use_tqdm"} <= named
+    known = {*ChatFields.__annotations__, "sampling_params", "progress"}
+    assert named <= known | {*get_type_hints(LLM.chat), *ENGINE_SETTINGS}
+    assert not named & UNSUPPORTED.keys() - {"lora_request"}
 
 
 def test_there_are_guides() -> None:

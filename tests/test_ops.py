@@ -1,7 +1,9 @@
-"""The files for operators: Kubernetes manifests and the container file."""
+"""The files for operators and contributors: Kubernetes, the container, workflows, templates."""
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from paceline.server.settings import ServerSettings
 from paceline.wiring.supervisor import CLOSE_S
 from tests.server.support import on_its_own_server
 
-OPS = Path(__file__).parents[1] / "ops"
+ROOT = Path(__file__).parents[1]
+OPS = ROOT / "ops"
 MANIFESTS = sorted(OPS.glob("kubernetes/*.yaml"))
 CUSTOM = (
     "kustomize.config.k8s.io",
@@ -87,3 +90,39 @@ def test_the_container_file_has_no_faults() -> None:
         [linter, OPS / "Containerfile"], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[bf]*.yml"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_for_contributors_match_their_schemas(schema: str, pattern: str) -> None:
+    checker = shutil.which("check-jsonschema")
+    assert checker is not None
+    files = sorted(ROOT.glob(pattern))
+    assert files
+    found = subprocess.run(
+        [checker, "--builtin-schema", f"vendor.{schema}", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout
+
+
+def test_workflows_run_targets_of_the_makefile() -> None:
+    text = "".join(path.read_text() for path in ROOT.glob(".github/workflows/*.yml"))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = set(re.findall(r"make (\w+)", text))
+    assert called == {"test", "docs", "wheel"}
+    assert called <= targets
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]

@@ -122,7 +122,7 @@ def test_wheel_and_sdist_are_complete(built: Path) -> None:
 
 
 def test_the_sdist_has_what_its_tests_read(built: Path) -> None:
-    folders = ("benchmarks", "docs", "ops", "scripts", "tests", "typings")
+    folders = ("benchmarks", "docs", "examples", "ops", "scripts", "tests", "typings")
     wanted = {
         path.relative_to(ROOT).as_posix()
         for folder in folders
