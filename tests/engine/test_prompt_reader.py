@@ -245,6 +245,14 @@ IDS = tokenizer().encode(LONG)
         ({"truncate_prompt_tokens": 5}, IDS[-5:]),
         ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, IDS[:5]),
         ({"truncate_prompt_tokens": len(IDS)}, IDS),
+        (
+            {
+                "truncate_prompt_tokens": 5,
+                "truncation_side": "right",
+                "params": SamplingParams(truncate_prompt_tokens=3),
+            },
+            IDS[:5],
+        ),
         ({"truncate_prompt_tokens": -1, "params": SamplingParams(max_tokens=4)}, IDS[-16:]),
         ({"truncate_prompt_tokens": -1, "params": SamplingParams(max_tokens=None)}, IDS[-19:]),
         ({"truncate_prompt_tokens": 10**6}, "maximum context length is 20 tokens"),

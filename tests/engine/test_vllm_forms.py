@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, EngineFailed, RequestError, SamplingParams
+from paceline.engine.text_delta import Alternative, TokenLogprob
 from paceline.inputs import TextPrompt, TokensPrompt
 from paceline.sampling_params import (
     BeamSearchParams,
@@ -69,6 +70,13 @@ def test_log_probabilities_are_read_as_a_dict(llm: LLM) -> None:
     (entry,) = output.outputs[0].logprobs or ()
     assert {5, 6} <= set(entry)
     assert entry[5].rank is None
+
+
+def test_the_dict_of_many_alternatives_is_made_once() -> None:
+    top = tuple(Alternative(token, -float(token), "t") for token in range(20_000))
+    entry = TokenLogprob(top[0], top)
+    assert [one.rank for one in entry.values()] == list(range(1, 20_001))
+    assert dict(entry.items())[7].logprob == -7.0
 
 
 def test_an_output_has_metrics(llm: LLM) -> None:
@@ -136,6 +144,11 @@ def test_logits_processors_see_drafts_that_were_right(tmp_path: Path) -> None:
         (found,) = ids_of(drafting, "hello", params)
         assert found == [100, 101, 102] * 8
         assert drafting.get_metrics().counters["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_beams_keep_their_stop_strings_if_that_is_asked_for() -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=4, include_stop_str_in_output=True)
+    assert params.sampling().include_stop_str_in_output
 
 
 def test_beams_have_their_prompts(llm: LLM) -> None:

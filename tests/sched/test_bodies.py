@@ -84,6 +84,22 @@ def test_what_was_held_runs_when_the_others_are_aborted_or_parked() -> None:
     assert set(order(scheduler)) == {"x1", "x2", "x3"}
 
 
+def test_one_that_is_held_may_wait_for_something_else_as_well() -> None:
+    """It joins when it has both: what it needs, and a share of the slots."""
+    scheduler = sharing(spared=1, max_num_seqs=2)
+    scheduler.submit(ask("x0", 3, origin="x"), 0.0)
+    scheduler.submit(ask("x1", 3, origin="x"), 0.0, "grammar")
+    assert scheduler.wake("x1", 0.0)
+    assert scheduler.view.parked_for("x1") == HELD
+    assert scheduler.park("x1", "adapter", 0.0)
+    assert not scheduler.park("x1", "another", 0.0)
+    scheduler.abort("x0", 0.0)
+    scheduler.check()
+    assert running(scheduler) == []
+    assert scheduler.wake("x1", 0.0)
+    assert running(scheduler) == ["x1"]
+
+
 def test_a_pause_does_not_strand_a_body() -> None:
     scheduler = sharing()
     submit(scheduler, 4, tokens=9)

@@ -43,12 +43,6 @@ class Constraint:
     banned: tuple[tuple[int, ...], ...] = ()  # token sequences that the output never has
     reasoning_tokens: int | None = None  # most tokens before `reasoning_end` begins
 
-    def __post_init__(self) -> None:
-        given: Any = self.banned
-        if isinstance(given, list):  # it comes from another process
-            lists = cast("list[list[int]]", given)
-            object.__setattr__(self, "banned", tuple(tuple(one) for one in lists))
-
     @classmethod
     def any_text(cls) -> "Constraint":
         """Any output."""

@@ -135,11 +135,7 @@ class GenerationRequest:
             raise RequestError("images of a conversation are parts of its messages; remove images")
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(f"timeout is {self.timeout}; it must be positive")
-        if self.truncate_prompt_tokens is None:
-            own = self.params.truncate_prompt_tokens
-            object.__setattr__(self, "truncate_prompt_tokens", own)
-        most = self.truncate_prompt_tokens
-        if most is not None and most != -1 and most < 1:
+        if (most := self.most_prompt_tokens) is not None and most != -1 and most < 1:
             raise RequestError(f"truncate_prompt_tokens is {most}; it must be -1 or positive")
         if self.truncation_side not in ("left", "right"):
             raise RequestError(f"truncation_side is {self.truncation_side!r}; use left or right")
@@ -157,6 +153,12 @@ class GenerationRequest:
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
     @property
+    def most_prompt_tokens(self) -> int | None:
+        """`truncate_prompt_tokens` of the request, or else of its params; None: all are kept."""
+        own = self.truncate_prompt_tokens
+        return self.params.truncate_prompt_tokens if own is None else own
+
+    @property
     def framed(self) -> bool:
         """Whether the tokenizer adds special tokens to the text."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
@@ -164,8 +166,7 @@ class GenerationRequest:
     def ready(
         self, prompt: TokenizedPrompt, request_id: str, timeout: float | None, origin: str = ""
     ) -> "GenerationRequest":
-        """The same request with token ids, an id, the body it is from, and a timeout where it has
-        none."""
+        """The same request with token ids, an id, its body, and a timeout where it has none."""
         return replace(
             self,
             prompt=None,
@@ -182,6 +183,7 @@ class GenerationRequest:
             origin=self.origin or origin,
             timeout=self.timeout or timeout,
             truncate_prompt_tokens=None,
+            params=self.params.without_truncation(),
             images=(),
             items=prompt.items,
         )
@@ -192,7 +194,7 @@ class GenerationRequest:
 
     def truncated(self, ids: Sequence[int], max_model_len: int) -> Sequence[int]:
         """The token ids of the prompt that are kept; RequestError if more are wanted than fit."""
-        if (most := self.truncate_prompt_tokens) is None:
+        if (most := self.most_prompt_tokens) is None:
             return ids
         if most > max_model_len > 0:
             raise RequestError(

@@ -19,6 +19,8 @@ from paceline.text.tokenizer import Tokenizer
 Result = TypeVar("Result")
 ONE_PASS = SamplingParams(max_tokens=0, temperature=0.0)  # the prompt and nothing else
 
+NO_CLASSES = "this model has no classes: use /v1/embeddings, or LLM.embed"
+
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
@@ -161,10 +163,10 @@ def embeddings(
     )
 
 
-def require_classes(defaults: EmbeddingDefaults) -> None:
+def require_classes(defaults: EmbeddingDefaults, advice: str = NO_CLASSES) -> None:
     """RequestError if the model has no classes."""
     if not defaults.classifies:
-        raise RequestError("this model has no classes: use /v1/embeddings, or LLM.embed")
+        raise RequestError(advice)
 
 
 def classification(
@@ -303,13 +305,7 @@ def classified(
     outputs: Iterable[RequestOutput], has_activation: bool = True
 ) -> list[PoolingOutput[Score]]:
     """Scores that a classifier gave to pairs of texts."""
-    found: list[PoolingOutput[Score]] = []
-    for one in outputs:
-        made = None
-        if not one.error:
-            logits = vector_of(one)
-            made = Score(probability(logits) if has_activation else float(logits[-1]))
-        found.append(
-            PoolingOutput(one.request_id, made, one.prompt_token_ids, one.usage, one.error)
-        )
-    return found
+    return results(
+        outputs,
+        lambda logits: Score(probability(logits) if has_activation else float(logits[-1])),
+    )

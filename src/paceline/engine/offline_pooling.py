@@ -112,7 +112,5 @@ class PoolingEngine(OfflineEngine):
         return pooling.probabilities(logits, self._frontend.rules.embedding.independent)
 
     def _require_classes(self, method: str) -> None:
-        if not self._frontend.rules.embedding.classifies:
-            raise RequestError(
-                f"{method} needs a model with classes, and {self.model} has none; use embed"
-            )
+        advice = f"{method} needs a model with classes, and {self.model} has none; use embed"
+        pooling.require_classes(self._frontend.rules.embedding, advice)

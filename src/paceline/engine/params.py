@@ -354,11 +354,14 @@ class SamplingParams(Validated):
         """What the output must follow."""
         return cast("Constraint | None", self.structured_outputs)
 
-    def with_banned_tokens(self, encode: Callable[[str], Sequence[int]]) -> "SamplingParams":
-        """The same with the tokens of `bad_words`, at the start of a word and within one.
+    def without_truncation(self) -> "SamplingParams":
+        """The same for a prompt that is truncated already."""
+        given = self.truncate_prompt_tokens is not None
+        return replace(self, truncate_prompt_tokens=None) if given else self
 
-        A single token is in `bad_token_ids`, which costs a step nothing.
-        """
+    def with_banned_tokens(self, encode: Callable[[str], Sequence[int]]) -> "SamplingParams":
+        """The same with the tokens of `bad_words`, at the start of a word and within one. A single
+        token is in `bad_token_ids`, which costs a step nothing."""
         if not self.bad_words:
             return self
         spelled = [

@@ -30,7 +30,7 @@ class PromptText:
 
     @classmethod
     def of(cls, generation: GenerationRequest, text: str) -> "PromptText":
-        is_whole = generation.truncate_prompt_tokens is None
+        is_whole = generation.most_prompt_tokens is None
         return cls(text, framed=generation.framed, is_whole=is_whole)
 
 

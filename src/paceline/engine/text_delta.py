@@ -1,7 +1,7 @@
 """What outputs are made of: text, tokens, log-probabilities, and their numbers; and the prompt
 as tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +59,14 @@ class TokenLogprob(Mapping[int, DictLogprob]):
 
     def __len__(self) -> int:
         return len(self._ranked())
+
+    # Those of `Mapping` would look each token up by itself.
+
+    def items(self) -> ItemsView[int, DictLogprob]:
+        return self._ranked().items()
+
+    def values(self) -> ValuesView[DictLogprob]:
+        return self._ranked().values()
 
 
 class NamedLogprob(TokenLogprob):

@@ -71,6 +71,7 @@ class BeamSearchParams:
             ignore_eos=self.ignore_eos,
             temperature=self.temperature,
             length_penalty=self.length_penalty,
+            include_stop_str_in_output=self.include_stop_str_in_output,
         )
 
 

@@ -33,11 +33,20 @@ class Arrivals:
         else:
             self._hold(sequence)
 
-    def park(self, sequence: Sequence, reason: str) -> None:
-        """Set a waiting sequence aside. One whose KV is loaded keeps the share of its body."""
+    def park(self, sequence: Sequence, reason: str) -> bool:
+        """Set aside a sequence that waits, or that others of its body hold up; False if it does
+        neither. One whose KV is loaded keeps the share of its body."""
+        if sequence not in self._state.queue or sequence.parked not in ("", HELD):
+            return False
+        if sequence.parked:  # a load is for one that waits
+            if reason == REMOTE_KV:
+                return False
+            self._repark(sequence, reason)
+            return True
         self._park(sequence, reason)
         if reason != REMOTE_KV:
             self._state.bodies.left(sequence.request)
+        return True
 
     def _hold(self, sequence: Sequence) -> None:
         """Park one of a body, so that others need not wait for it."""
@@ -51,16 +60,25 @@ class Arrivals:
         state.policy.parked(sequence)
         state.queue.park(sequence, reason)
 
-    def wake(self, sequence: Sequence) -> None:
+    def _repark(self, sequence: Sequence, reason: str) -> None:
+        """One that is parked stays so, for another reason."""
+        note(sequence, Happened.PARKED, self._state.now, self._state.step, cause=reason)
+        sequence.parked = reason
+
+    def wake(self, sequence: Sequence) -> bool:
+        """Let a sequence wait again, or hold it for others of its body. False if it was not set
+        aside."""
         state = self._state
+        if sequence.parked in ("", HELD):
+            return False
         note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
         if not (state.bodies.counts(sequence.request) or state.bodies.takes(sequence.request)):
-            note(sequence, Happened.PARKED, state.now, state.step, cause=HELD)
-            sequence.parked = HELD
+            self._repark(sequence, HELD)
             state.bodies.hold(sequence.request)
-            return
+            return True
         state.policy.woken(sequence)
         state.queue.wake(sequence)
+        return True
 
     def admit(
         self, sequence: Sequence, hit: Hit, tokens: int, loaded: int | None = None

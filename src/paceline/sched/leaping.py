@@ -201,7 +201,7 @@ class LeapingScheduler(Scheduler):
 
     def _may_leap(self) -> bool:
         state, changes = self.state, self.state.changes
-        if not self._is_plain or self._planner.paused or self._unreported or state.bodies.may_join:
+        if not self._is_plain or self._planner.paused or self._unreported or state.bodies.parked:
             return False
         if state.link.connector is not None or next(iter(state.cache.fences), None) is not None:
             return False

@@ -49,7 +49,7 @@ class Planner:
         if steady is None or self.paused == "all":
             return None
         waiting = state.waiting
-        if self._bodies.parked and self._bodies.may_join and not self.paused:
+        if self._bodies.may_join and not self.paused:
             return None
         if waiting and not self._gate_stays_shut():
             return None

@@ -16,7 +16,6 @@ from paceline.core.step_times import StepCost, StepTimes
 from paceline.kv.connector import Connector
 from paceline.sched import timeouts
 from paceline.sched.accounting import Accounting
-from paceline.sched.bodies import HELD
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain import sentences, snapshot
 from paceline.sched.explain.journal import Gate
@@ -115,20 +114,16 @@ class Scheduler:
     def park(self, request_id: str, reason: str, now: float) -> bool:
         """Set a waiting request aside until `wake`. False if it is not waiting."""
         self._tick(now)
-        sequence, queue = self.state.live.get(request_id), self.state.queue
-        if sequence is None or sequence not in queue or sequence.parked or not reason:
+        sequence = self.state.live.get(request_id)
+        if sequence is None or not reason:
             return False
-        self.components.arrivals.park(sequence, reason)
-        return True
+        return self.components.arrivals.park(sequence, reason)
 
     def wake(self, request_id: str, now: float) -> bool:
         """Let a parked request wait again, in its old place. False if it is not parked."""
         self._tick(now)
         sequence = self.state.live.get(request_id)
-        if sequence is None or sequence.parked in ("", HELD):
-            return False
-        self.components.arrivals.wake(sequence)
-        return True
+        return sequence is not None and self.components.arrivals.wake(sequence)
 
     # -- steps --------------------------------------------------------------
 

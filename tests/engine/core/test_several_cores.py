@@ -201,6 +201,22 @@ def test_a_request_that_finds_a_full_queue_goes_to_another_engine_once() -> None
     on(use, max_num_queued_reqs=4)
 
 
+def test_a_lone_engine_refuses_what_its_full_queue_cannot_take() -> None:
+    async def use(several: Several) -> None:
+        await several.engine.pause("all")
+        streams = [several.engine.generate(ask("the same prompt", **SHORT)) for _ in range(5)]
+        while len(several.core._placements.open) == 5:
+            await asyncio.sleep(0.002)
+        await several.engine.resume()
+        found = await asyncio.gather(*(one.whole() for one in streams), return_exceptions=True)
+        refused = [one for one in found if isinstance(one, BaseException)]
+        assert len(refused) == 2
+        assert all(isinstance(one, QueueFull) for one in refused)
+        assert not several.core._placements.open
+
+    on(use, engines=1, max_num_queued_reqs=3)
+
+
 async def begun(several: Several, *asked: GenerationRequest) -> list[DeltaStream]:
     """Streams in one engine, of which some tokens were delivered and which wait for more."""
     await several.engine.pause("all")  # so that all begin in one step
@@ -336,6 +352,23 @@ def test_one_engine_continues_its_requests_after_its_restart() -> None:
         assert "engine 0" not in await engine.explain(greedy.request_id)
         assert not several.core._placements.open
         assert several.core._placements.router.loads == pytest.approx([0])
+
+    on(use, engines=1)
+
+
+def test_a_choice_that_is_aborted_while_its_request_is_held_is_not_computed_again() -> None:
+    async def use(several: Several) -> None:
+        (samples,) = await begun(several, ask("begun", n=2, seed=7, **(LONG | {"max_tokens": 100})))
+        several.door.clear()
+        await several.lose(0)
+        await several.until_held(1)
+        several.core.abort(samples.request_id, 0)
+        held = several.core._placements.held[samples.request_id].request
+        assert [one is None for one in held.generated] == [True, False]
+        several.door.set()
+        await several.until_healthy(0)
+        await several.engine.resume()
+        assert (await samples.whole()).outputs[1].finish_reason == "length"
 
     on(use, engines=1)
 

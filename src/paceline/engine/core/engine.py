@@ -92,7 +92,6 @@ class Engine:
         self._counts = StepCounts()
         self._report = TurnReport()
         self._has_news = False  # were commands applied since the latest turn?
-        self._inbox.most = ARRIVALS
 
     def serve_adapters(self, adapters: AdapterRequests) -> None:
         """Let requests name adapters. Call it before the first turn."""
@@ -168,7 +167,9 @@ class Engine:
 
         None, all of them, while none runs.
         """
-        return None if self.resting else self._inbox.most
+        if self.resting:
+            return None
+        return max(ARRIVALS, int(ARRIVALS * self._counts.turn_s / SHORT_TURN_S))
 
     @property
     def capacity(self) -> Capacity:
@@ -192,7 +193,7 @@ class Engine:
         if outputs.finished:
             self._forget(*(end.request_id for end in outputs.finished if end.child < 0))
         now = self.clock()
-        self._inbox.most = max(ARRIVALS, int(ARRIVALS * (now - begin) / SHORT_TURN_S))
+        self._counts.turn_s = now - begin
         return self._report.delivery(outputs, result, now, self.scheduler, self.broken)
 
     def rest(self) -> None:

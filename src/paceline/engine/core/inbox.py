@@ -22,7 +22,6 @@ class Inbox(Generic[T]):
         self._changed = Condition()
         self._messages: deque[T] = deque()
         self.requests = 0  # of the messages
-        self.most = limit  # requests that a turn takes while others run
         self.alarm: Callable[[], None] = silent  # called with each message, on any thread
 
     def put(self, message: T) -> None:

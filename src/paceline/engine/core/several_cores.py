@@ -152,6 +152,8 @@ class SeveralCores:
                 self._cores[one.engine].abort(request_id, child)
             elif one.aborted or one.all_ended:
                 self._placements.forget(one)
+            else:  # the engine that gets it next does not compute this choice
+                one.request = self._placements.continuation(one)
         if held and (one.aborted or one.all_ended):
             self._report([self._end_of(one, "")])
 
@@ -217,8 +219,9 @@ class SeveralCores:
 
     def _finds_room(self, one: Placement, error: PacelineError) -> bool:
         """Submit a request to another engine, once, if the queue of its own is full. One whose
-        client chose the engine stays there."""
-        is_bound = one.aborted or one.request.data_parallel_rank is not None
+        client chose the engine stays there, and so does every one if there is no other."""
+        alone = len(self._cores) == 1
+        is_bound = alone or one.aborted or one.request.data_parallel_rank is not None
         if is_bound or not one.route.turns(error):
             return False
         full = one.engine
@@ -295,7 +298,8 @@ class SeveralCores:
         refused = [
             Refused(one.request.id, EngineUnavailable(why)) for one in late if not one.tokens
         ]
-        self._report(ended, refused)
+        if late:
+            self._report(ended, refused)
 
     def _end_of(self, one: Placement, reason: str) -> Ended:
         """The end of a request that no engine can continue."""

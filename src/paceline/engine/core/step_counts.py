@@ -12,9 +12,10 @@ TOKENS_PER_STEP = (1.0, 8.0, *(float(2**power) for power in range(4, 15)))
 
 
 class StepCounts:
-    """Counters that only grow."""
+    """Counters that only grow, and how long the latest turn took."""
 
     def __init__(self) -> None:
+        self.turn_s = 0.0
         self.tokens = Histogram(TOKENS_PER_STEP)
         self._undrafted: Rows | None = None  # the latest rows, if each computed one position
         self.drafts = 0  # rows that had drafts to verify

@@ -113,7 +113,7 @@ class Frontend:
         text, images = self.text_of(generation), generation.all_images()
         if text is None:
             return self.whole(generation, generation.text, generation.prompt_token_ids, images)
-        is_whole = generation.truncate_prompt_tokens is None
+        is_whole = generation.most_prompt_tokens is None
         ids = self.ids_of(text, generation.framed, is_whole)
         return self.whole(generation, text, ids, images)
 
@@ -181,7 +181,12 @@ class Frontend:
             # A step that computes a prompt samples a token, so one is sampled here too.
             # `OpenChoice` drops it, and the finish reason is "length" whatever the token is.
             params = replace(
-                params, max_tokens=1, ignore_eos=True, stop_token_ids=(), structured_outputs=None
+                params,
+                max_tokens=1,
+                ignore_eos=True,
+                stop_token_ids=(),
+                structured_outputs=None,
+                bad_words=(),
             )
         params = params.with_banned_tokens(lambda word: self.tokenizer.encode(word, special=False))
         sampling = params.sampling

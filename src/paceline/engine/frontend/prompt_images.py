@@ -18,7 +18,7 @@ def read_images(
     """A prompt with its images in their places. RequestError if it cannot have any."""
     if reader is None:
         raise RequestError("this model reads no images; send text only")
-    if generation.truncate_prompt_tokens is not None:
+    if generation.most_prompt_tokens is not None:
         raise RequestError(
             "a prompt with images cannot be truncated; remove truncate_prompt_tokens"
         )

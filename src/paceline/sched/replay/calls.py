@@ -63,11 +63,17 @@ class Submission:
         kept["items"] = tuple(Item(*item) for item in kept.get("items", ()))
         kept["sampling"] = sampling_of(kept.get("sampling", {}))
         if "constraint" in kept:
-            kept["constraint"] = Constraint(*kept["constraint"])
+            kept["constraint"] = constraint_of(*kept["constraint"])
         generated = kept.get("generated", ())
         kept["generated"] = tuple(None if one is None else tuple(one) for one in generated)
         prompt = np.frombuffer(tail_of(payload), TOKEN)
         return Submission(Request(prompt=prompt, **kept), now, parked)
+
+
+def constraint_of(*kept: Any) -> Constraint:
+    """From its fields in order; files of earlier versions lack the last ones."""
+    found = Constraint(*kept)
+    return replace(found, banned=tuple(map(tuple, found.banned)))
 
 
 def sampling_of(kept: dict[str, Any]) -> Sampling:
