@@ -132,3 +132,9 @@ def test_the_older_form_of_a_structural_tag_is_checked() -> None:
         Constraint.structural_tag({"structures": [structure]})
     with pytest.raises(RequestError, match="structure 0 of the structural tag needs `begin`"):
         Constraint.structural_tag({"structures": ["<f>"], "triggers": ["<f"]})
+
+
+def test_a_banned_sequence_has_a_limit() -> None:
+    assert Constraint.any_text().without(((1,) * 64,)).banned
+    with pytest.raises(RequestError, match="a word of 65 tokens; at most 64"):
+        Constraint.any_text().without(((1, 2), (1,) * 65))

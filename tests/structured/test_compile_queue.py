@@ -56,3 +56,5 @@ def test_repetitions_cost() -> None:
     plain = likely_cost(Constraint.json({"type": "array", "items": {"type": "boolean"}}))
     assert nested > listed > plain > likely_cost(Constraint.regex("[0-9]+"))
     assert likely_cost(Constraint.regex("a" + "{9999999999999999999}" * 60)) <= 1e18
+    digits = "{" + "1" * 400_000  # each digit is looked at a few times, not as often as there are
+    assert likely_cost(Constraint("regex", digits)) == len(digits)

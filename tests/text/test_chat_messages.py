@@ -194,3 +194,13 @@ def test_reasoning_has_the_name_that_templates_know() -> None:
     both = {**said, "reasoning": "Hm.", "reasoning_content": "Older."}
     assert plain(both, MessageForm())["reasoning_content"] == "Older."
     assert "reasoning_content" not in plain({**said, "reasoning": None}, MessageForm())
+
+
+def test_ids_of_calls_are_strings() -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    for message in (
+        {"role": "tool", "content": "two", "tool_call_id": []},
+        {"role": "assistant", "tool_calls": [{**call, "id": {}}]},
+    ):
+        with pytest.raises(RequestError, match="of a tool call must be a string"):
+            plain(message, MessageForm())

@@ -13,6 +13,7 @@ Kind = Literal["json", "regex", "choice", "grammar", "structural_tag", "text"]
 MAX_BYTES = 512 * 1024  # of a schema, a pattern, a grammar or all choices
 CONTROL = re.compile(r"[\x7f-\x9f]")  # control characters that JSON does not escape
 BRACKET = re.compile(r"[()\[\]{}]")
+MOST_BANNED = 64  # tokens of one banned sequence
 MAX_DEPTH = 64  # of nested arrays and objects in a schema, and of groups in a pattern or a grammar
 
 
@@ -117,6 +118,10 @@ class Constraint:
 
     def without(self, banned: tuple[tuple[int, ...], ...]) -> "Constraint":
         """The same for an output that never has these token sequences."""
+        if (longest := max(map(len, banned), default=0)) > MOST_BANNED:
+            raise RequestError(
+                f"bad_words has a word of {longest} tokens; at most {MOST_BANNED} are supported"
+            )
         return replace(self, banned=banned)
 
     @property

@@ -63,20 +63,23 @@ async def conversation(
 
 
 async def appended(context: ServerContext, name: str, items: Sequence[Item]) -> list[Item]:
-    """Add items at the end of a conversation; returns them with their ids. 413 if they do not fit.
-
-    An id that another item has is replaced.
-    """
-    known = {*(await conversation(context, name)).items}
-    fresh: list[Item] = []
-    for item in items:
-        id = f"item-{uuid4().hex}" if item["id"] in known else item["id"]
-        known.add(id)
-        fresh.append({**item, "id": id})
+    """Add items at the end of a conversation; returns them with their ids. 413 if they do not
+    fit."""
+    fresh = with_own_ids(items, {*(await conversation(context, name)).items})
     after = await conversation(context, name, "append", json.encode(fresh).decode())
     if not after.items.keys() >= {one["id"] for one in fresh}:
         raise too_large(context, "items")
     return fresh
+
+
+def with_own_ids(items: Sequence[Item], known: set[str]) -> list[Item]:
+    """The items, with another id for each whose id is known, or that of an item before it."""
+    found: list[Item] = []
+    for item in items:
+        id = f"item-{uuid4().hex}" if item["id"] in known else item["id"]
+        known.add(id)
+        found.append({**item, "id": id})
+    return found
 
 
 def too_large(context: ServerContext, param: str) -> ApiError:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
+from msgspec import json
+
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.sampling import LARGEST_ID, alternatives, listed
@@ -57,6 +59,15 @@ NO_SUMMARY = ("summary", "auto")  # as much as the model makes of its reasoning,
 
 def unsupported(param: str, problem: str) -> ApiError:
     return ApiError(BAD_REQUEST, f"{param}: {problem}", param=param)
+
+
+def check_text(param: str, given: object) -> None:
+    """400 for texts that cannot be stored and sent."""
+    try:
+        json.encode(given)
+    except UnicodeEncodeError:
+        problem = f"{param} has an unpaired surrogate, which no encoding of Unicode has"
+        raise ApiError(BAD_REQUEST, problem, param=param) from None
 
 
 def sampling(

@@ -10,7 +10,7 @@ from paceline.core.constraint import Constraint
 OLDEST_EACH = 4  # of so many turns of a client one goes to its oldest constraint
 MOST_COST = 1e18
 # Bounds of repetitions: `{3}`, `{,3}` and `{1,3}` in patterns and grammars; keywords of schemas.
-REPEATED = re.compile(r"\{\d*,?(\d+)\}")
+REPEATED = re.compile(r"\{(?:\d*,)?(\d+)\}")
 COUNTED = re.compile(r'"(?:max|min)(?:Length|Items|Properties)":(\d+)')
 
 Item = TypeVar("Item")

@@ -2,21 +2,20 @@
 reasoning."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.backend import Grammar, Matcher, MatcherGroup
+from paceline.structured.backend import Grammar, Matcher
 from paceline.structured.reasoning_markers import ReasoningMarkers
 from paceline.structured.reasoning_matcher import ReasoningPhase
 from paceline.structured.token_table import TokenTable
-from paceline.structured.tracked_matcher import OneByOne
+from paceline.structured.tracked_matcher import EVERY, SteppingMatcher
 
-EVERY = -1  # a word of a mask that allows all of its tokens
-TABLE_BYTES = 4096  # of a guard, about
+TABLE_BYTES, TOKEN_BYTES = 4096, 64  # of a guard and of its banned tokens, about
 
 
 class TextMatcher:
@@ -143,7 +142,7 @@ class BudgetPlace:
         return copy
 
 
-class GuardedMatcher:
+class GuardedMatcher(SteppingMatcher):
     """What the matcher inside it allows, without what its guards forbid. `_tokens` are accepted.
     See `backend.Matcher`."""
 
@@ -166,15 +165,6 @@ class GuardedMatcher:
     def _forced(self) -> int | None:
         """The budget comes before what is banned: the reasoning has to end."""
         return self._budget and self._budget.forced(self._tokens)
-
-    def try_tokens(self, tokens: Sequence[int]) -> int:
-        count = 0
-        for token in tokens:
-            if not self.accept(token):
-                break
-            count += 1
-        self.rollback(count)
-        return count
 
     def rollback(self, tokens: int) -> None:
         if not tokens:
@@ -201,18 +191,6 @@ class GuardedMatcher:
                 "change the constraint"
             )
 
-    def fill_rows(self, mask: I32, drafts: Sequence[int]) -> int:
-        self.fill(mask[0])
-        count = 0
-        for token in drafts:
-            if not self.accept(token):
-                break
-            count += 1
-            self.fill(mask[count])
-        self.rollback(count)
-        mask[count + 1 : len(drafts) + 1] = EVERY
-        return count
-
     def fork(self) -> "GuardedMatcher":
         budget = self._budget and self._budget.fork()
         copy = GuardedMatcher(self._inner.fork(), self._banned, budget)
@@ -226,10 +204,6 @@ class GuardedMatcher:
     @property
     def terminated(self) -> bool:
         return self._inner.terminated
-
-    @classmethod
-    def group(cls, matchers: Sequence[Any]) -> MatcherGroup:
-        return OneByOne(matchers)
 
 
 class GuardedGrammar:
@@ -247,7 +221,8 @@ class GuardedGrammar:
         self._table, self._inner = table, inner
         self._banned = BannedSequences(constraint.banned)
         self._budget = ReasoningBudget(markers, most) if markers and most is not None else None
-        self.size_bytes = TABLE_BYTES + (inner.size_bytes if inner else 0)
+        own = TABLE_BYTES + TOKEN_BYTES * sum(map(len, constraint.banned))
+        self.size_bytes = own + (inner.size_bytes if inner else 0)
 
     def matcher(self) -> Matcher:
         inner = self._inner.matcher() if self._inner else TextMatcher(self._table)

@@ -11,8 +11,49 @@ from paceline.core.errors import RequestError
 from paceline.structured.backend import MatcherGroup
 from paceline.structured.token_table import TokenTable
 
+EVERY = -1  # a word of a mask that allows all of its tokens
 
-class TrackedMatcher(ABC):
+
+class SteppingMatcher(ABC):
+    """What every matcher can do that accepts, takes back and fills one token at a time. See
+    `backend.Matcher`."""
+
+    @abstractmethod
+    def accept(self, token: int) -> bool: ...
+
+    @abstractmethod
+    def rollback(self, tokens: int) -> None: ...
+
+    @abstractmethod
+    def fill(self, row: I32) -> None: ...
+
+    def try_tokens(self, tokens: Sequence[int]) -> int:
+        count = 0
+        for token in tokens:
+            if not self.accept(token):
+                break
+            count += 1
+        self.rollback(count)
+        return count
+
+    def fill_rows(self, mask: I32, drafts: Sequence[int]) -> int:
+        self.fill(mask[0])
+        count = 0
+        for token in drafts:
+            if not self.accept(token):
+                break
+            count += 1
+            self.fill(mask[count])
+        self.rollback(count)
+        mask[count + 1 : len(drafts) + 1] = EVERY
+        return count
+
+    @classmethod
+    def group(cls, matchers: Sequence[Any]) -> MatcherGroup:
+        return OneByOne(matchers)
+
+
+class TrackedMatcher(SteppingMatcher):
     """See `backend.Matcher`. It handles the end tokens itself: the library sees text only."""
 
     def __init__(self, table: TokenTable) -> None:
@@ -51,15 +92,6 @@ class TrackedMatcher(ABC):
             return self._ended
         return bool(table.spelled[token]) and self._advance(token)
 
-    def try_tokens(self, tokens: Sequence[int]) -> int:
-        count = 0
-        for token in tokens:
-            if not self.accept(token):
-                break
-            count += 1
-        self.rollback(count)
-        return count
-
     def rollback(self, tokens: int) -> None:
         if not tokens:
             return
@@ -70,18 +102,6 @@ class TrackedMatcher(ABC):
 
     def fill(self, row: I32) -> None:
         self._fill(row[None], 0)
-
-    def fill_rows(self, mask: I32, drafts: Sequence[int]) -> int:
-        self._fill(mask, 0)
-        count = 0
-        for token in drafts:
-            if not self.accept(token):
-                break
-            count += 1
-            self._fill(mask, count)
-        self.rollback(count)
-        mask[count + 1 : len(drafts) + 1] = -1
-        return count
 
     def _fill(self, mask: I32, at: int) -> None:
         table, row = self._table, mask[at]
@@ -99,10 +119,6 @@ class TrackedMatcher(ABC):
         copy._ended = self._ended
         return copy
 
-    @classmethod
-    def group(cls, matchers: Sequence[Any]) -> MatcherGroup:
-        return OneByOne(matchers)
-
     @property
     def finished(self) -> bool:
         return self._ended or self._complete()
@@ -115,7 +131,7 @@ class TrackedMatcher(ABC):
 class OneByOne:
     """A group of matchers that have no calls for several. See `backend.MatcherGroup`."""
 
-    def __init__(self, matchers: Sequence[TrackedMatcher]) -> None:
+    def __init__(self, matchers: Sequence[SteppingMatcher]) -> None:
         self._matchers = matchers
 
     def accept(self, tokens: Sequence[int]) -> dict[int, str]:

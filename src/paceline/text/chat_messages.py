@@ -97,7 +97,13 @@ def plain(message: Message, form: MessageForm) -> dict[str, Any]:
             changed["tool_calls"] = [plain_call(call, form) for call in cast(list[object], calls)]
             if form.none_content and content is None:
                 changed["content"] = None
+    check_id(changed, "tool_call_id")
     return with_short_id(changed, "tool_call_id") if form.short_ids else changed
+
+
+def check_id(given: Message, name: str) -> None:
+    if not isinstance(given.get(name), str | None):
+        raise RequestError(f"{name} of a tool call must be a string, not {given[name]!r:.80}")
 
 
 def shown_content(content: object, form: MessageForm) -> str | list[Mapping[str, str]]:
@@ -154,6 +160,7 @@ def plain_call(call: object, form: MessageForm) -> dict[str, Any]:
     fields = cast(Message, function)
     arguments = arguments_of(name, fields.get("arguments"))
     changed = {**cast(Message, call), "function": {**fields, "arguments": arguments}}
+    check_id(changed, "id")
     return with_short_id(changed, "id") if form.short_ids else changed
 
 

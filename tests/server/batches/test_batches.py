@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import BadRequestError, NotFoundError
+from openai import APIStatusError, BadRequestError, NotFoundError, RateLimitError
 
+from paceline.server.batches import batch_store
 from paceline.server.batches.batch_file import (
     BatchRun,
     BatchStopped,
@@ -195,6 +196,87 @@ def test_files_are_bounded_and_removed(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("files/*"))
 
     on_its_own_server(scenario, settings(tmp_path, file_bytes=2000, files_bytes=2500))
+
+
+def test_a_line_has_the_limits_of_a_body(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        many = line("many", prompt=[0] * 500)
+        batch = await ended(site, await started(site, line("long", prompt="a" * 3000), many))
+        assert batch.errors is not None
+        first, second = batch.errors.data or ()
+        assert "body_bytes" in (first.message or "")
+        assert "body_values" in (second.message or "")
+
+    on_its_own_server(scenario, settings(tmp_path, body_bytes=2500, body_values=400))
+
+
+def test_what_cannot_be_stored_or_has_no_effect_is_refused(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        made = {"input_file_id": await uploaded(site, line("a")), "endpoint": COMPLETIONS}
+        for fields in (
+            {"metadata": {"a": "\ud800"}},
+            {"metadata": {"a": "b" * 513}},
+            {"output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+        ):
+            body, kind = json.dumps(made | fields), {"Content-Type": "application/json"}
+            answer = await site.http.post("/v1/batches", content=body, headers=kind)
+            assert (answer.status_code, next(iter(fields)) in answer.text) == (400, True)
+        for fields in ({"purpose": "user_data"}, {"purpose": "batch", "expires_after": "9"}):
+            answer = await site.http.post("/v1/files", files={"file": b"x"}, data=fields)
+            assert (answer.status_code, [*fields][-1] in answer.text) == (400, True)
+        upload = (
+            b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            b'--x\r\nContent-Disposition: form-data; name="file"; filename="a\\ud800b"\r\n\r\n'
+            b"{}\r\n--x--\r\n"
+        )
+        kind = {"Content-Type": "multipart/form-data; boundary=x; charset=unicode_escape"}
+        answer = await site.http.post("/v1/files", content=upload, headers=kind)
+        assert answer.status_code == 200, answer.text
+        assert len([one async for one in site.openai.files.list()]) == 2
+        assert [one async for one in site.openai.batches.list()] == []
+
+    on_its_own_server(scenario, settings(tmp_path))
+
+
+def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_store, "MOST_OPEN", 2)
+
+    async def scenario() -> None:
+        async with served(breaks=paced, settings=settings(tmp_path, files_bytes=500)) as site:
+            first = await started(site, line("a", max_tokens=200))
+            await started(site, line("b"))
+            with pytest.raises(RateLimitError, match="2 batches are open"):
+                await started(site, line("c"))
+            await ended(site, first)
+            await site.http.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+            with pytest.raises(APIStatusError, match="files_bytes"):
+                await started(site, line("d"))
+
+    asyncio.run(scenario())
+
+
+def test_what_is_open_is_answered_when_the_engine_takes_no_more(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("\n".join(line(f"r{number}") for number in range(3)))
+    slow, came = asyncio.Event(), list[bytes]()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        came.append(await request.aread())
+        if len(came) == 1:
+            await slow.wait()
+            return httpx.Response(200, json={})
+        slow.set()
+        return httpx.Response(503, json={})
+
+    async def run() -> None:
+        http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://batch")
+        with Results(tmp_path / "out") as results:
+            await BatchRun(http, results, 2).run(entries(tmp_path / "in"))
+
+    with pytest.raises(BatchStopped, match="takes no requests"):
+        asyncio.run(run())
+    assert len(came) == 2
+    (found,) = (tmp_path / "out").read_text().splitlines()
+    assert json.loads(found)["custom_id"] == "r0"
 
 
 def test_a_server_without_a_folder_says_how_to_have_one() -> None:

@@ -11,6 +11,7 @@ import httpx
 
 from paceline.core.errors import PacelineError
 from paceline.server.batches.counts import Counts
+from paceline.server.errors import ApiError
 
 METHODS = ("POST",)
 URLS = (
@@ -19,7 +20,6 @@ URLS = (
 )
 REFUSED, TOO_MANY, CLOSED = 400, 429, 503
 DEFAULT_WAIT_S = 1.0
-SKIPPED_AT_ONCE = 256  # lines, before other tasks get a turn
 HEADERS = {"Content-Type": "application/json"}
 BEGINNING = b'{"id": "batch_req_'  # of every line that is written
 
@@ -30,12 +30,13 @@ class BatchStopped(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line of the input; `complaint` says what is wrong with it, if something is."""
+    """One line of the input; `complaint` says what is wrong with it, if something is. `body` is
+    JSON: httpx refuses unpaired surrogates, which the route should judge."""
 
     number: int  # of the line, from 1
     custom_id: str | None
     url: str = ""
-    body: Any = None
+    body: str = ""
     complaint: str = ""
 
     @property
@@ -47,14 +48,19 @@ class BatchLine:
 # -- input ------------------------------------------------------------------
 
 
-def entries(path: Path) -> Iterator[BatchLine]:
-    """The lines of a file, one at a time, without empty ones."""
+def unchecked(_line: bytes) -> None:
+    """A line may have any size."""
+
+
+def entries(path: Path, check: Callable[[bytes], None] = unchecked) -> Iterator[BatchLine]:
+    """The lines of a file, one at a time, without empty ones. `check` raises an ApiError for one
+    that is too large to be parsed."""
     seen: set[str] = set()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            entry = parsed(number, line)
+            entry = parsed(number, line, check)
             if entry.custom_id in seen:
                 # Named by its number, since its custom_id belongs to the other line.
                 complaint = f"custom_id {entry.custom_id!r} was used on an earlier line"
@@ -71,9 +77,12 @@ def count_lines(path: Path) -> int:
         return sum(bool(line.strip()) for line in lines)
 
 
-def parsed(number: int, line: bytes) -> BatchLine:
+def parsed(number: int, line: bytes, check: Callable[[bytes], None]) -> BatchLine:
     try:
+        check(line)
         found: Any = json.loads(line)
+    except ApiError as error:
+        return complaining(number, None, error.detail)
     except (ValueError, RecursionError) as error:
         return complaining(number, None, f"not JSON: {error}")
     if not isinstance(found, dict):
@@ -92,7 +101,7 @@ def parsed(number: int, line: bytes) -> BatchLine:
         return complaining(number, name, "body is missing or not a JSON object")
     if cast("dict[str, Any]", body).get("stream"):
         return complaining(number, name, "stream is set; a batch cannot stream")
-    return BatchLine(number, name, url, body)
+    return BatchLine(number, name, url, json.dumps(body))
 
 
 def complaining(number: int, custom_id: str | None, complaint: str) -> BatchLine:
@@ -164,8 +173,9 @@ class Results:
 class BatchRun:
     """At most `width` requests are open at once, and no more lines are in memory.
 
-    `report` is called after each line has been counted. With `stopped`, others use the queue too: a
-    full one is waited for, until `stopped` says that the batch has ended.
+    Lines are read and parsed on a thread. `report` is called after each line has been counted. With
+    `stopped`, others use the queue too: a full one is waited for, until `stopped` says that the
+    batch has ended.
     """
 
     def __init__(
@@ -180,62 +190,78 @@ class BatchRun:
         self._http, self._results, self._width = http, results, width
         self._report, self._stopped = report, stopped
         self._open = 0
+        self._reading = asyncio.Lock()
+        self._halted: BatchStopped | None = None
         self.counts = counts or Counts()
 
     async def run(self, lines: Iterator[BatchLine]) -> Counts:
-        """Each worker takes the next line when it is free."""
+        """Each worker takes the next line when it is free. When the engine takes no more, none
+        takes another one, and what is open is answered: BatchStopped."""
+        self._halted = None
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._width):
                     workers.create_task(self._work(lines))
         except BaseExceptionGroup as group:
-            known, others = group.split((BatchStopped, OSError))
+            known, others = group.split(OSError)
             if known is None or others is not None:
                 raise
             raise known.exceptions[0] from None
+        if self._halted is not None:
+            raise self._halted
         return self.counts
 
     async def _work(self, lines: Iterator[BatchLine]) -> None:
-        for entry in lines:
-            if entry in self._results:
-                self.counts.skipped += 1
-                if self.counts.skipped % SKIPPED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-            elif entry.complaint:
+        while self._halted is None:
+            async with self._reading:
+                entry = await asyncio.to_thread(self._next, lines)
+            if entry is not None and entry.complaint:
                 self._results.write(entry, None)
                 self.counts.bad += 1
-            else:
-                response = await self._answer(entry)
+            elif entry is not None and (response := await self._answer(entry)) is not None:
                 self._results.write(entry, response)
                 fine = response["status_code"] < REFUSED
                 self.counts.answered += fine
                 self.counts.refused += not fine
             self._report()
+            if entry is None:
+                return
 
-    async def _answer(self, entry: BatchLine) -> dict[str, Any]:
+    def _next(self, lines: Iterator[BatchLine]) -> BatchLine | None:
+        """The next line that has no answer yet."""
+        for entry in lines:
+            if entry not in self._results:
+                return entry
+            self.counts.skipped += 1
+        return None
+
+    async def _answer(self, entry: BatchLine) -> dict[str, Any] | None:
+        """The answer to a line; None if the run ends without it."""
         while True:
             self._open += 1
             try:
-                # The encoder of httpx refuses unpaired surrogates, which the route should judge.
-                content = json.dumps(entry.body)
-                answer = await self._http.post(entry.url, content=content, headers=HEADERS)
+                answer = await self._http.post(entry.url, content=entry.body, headers=HEADERS)
             finally:
                 self._open -= 1
             # A queue that is full while requests of ours are open will have room later.
             if answer.status_code != TOO_MANY or not (self._open or self._stopped):
                 break
-            if self._stopped and self._stopped():
-                raise BatchStopped("the batch has ended")
+            if self._halted is not None or (self._stopped and self._stopped()):
+                return self._halt("the batch has ended")
             await asyncio.sleep(float(answer.headers.get("retry-after", DEFAULT_WAIT_S)))
         if answer.status_code == CLOSED:
-            raise BatchStopped(f"the engine takes no requests: {answer.text}")
+            return self._halt(f"the engine takes no requests: {answer.text}")
         if is_aborted(body := answer.json()):
-            raise BatchStopped("the request was aborted, for example by a shutdown")
+            return self._halt("the request was aborted, for example by a shutdown")
         return {
             "status_code": answer.status_code,
             "request_id": answer.headers.get("x-request-id", ""),
             "body": body,
         }
+
+    def _halt(self, why: str) -> None:
+        """Let no worker take a further line."""
+        self._halted = self._halted or BatchStopped(why)
 
 
 def is_aborted(body: Any) -> bool:

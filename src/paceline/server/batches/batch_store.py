@@ -5,7 +5,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -24,10 +23,11 @@ from paceline.server.batches.batch_file import (
     BatchStopped,
     Results,
     entries,
+    unchecked,
 )
 from paceline.server.batches.counts import Counts
 from paceline.server.batches.file_store import Description, FileStore, read_json, write_json
-from paceline.server.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from paceline.server.errors import BAD_REQUEST, NOT_FOUND, TOO_MANY, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,11 @@ BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 WINDOW_S = {"24h": 24 * 3600}
 MOST_ERRORS = 100  # lines that a failed batch reports
 MOST_RUNNING = 4  # batches of a process; others wait for one of them to end
+MOST_OPEN = 256  # batches that wait or run
 RETRY_S = 2.0  # after the engine refused a line, for example while it restarts
 REPORTED_S = 1.0  # between two writes of the counts
 OPEN = ("validating", "in_progress", "finalizing")
+UNFINISHED = (*OPEN, "cancelling")
 TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at"),
     *("expired_at", "cancelling_at", "cancelled_at"),
@@ -77,17 +79,23 @@ class BatchStore:
     """
 
     def __init__(
-        self, folder: Path, files: FileStore, width: int, availability: Availability
+        self,
+        folder: Path,
+        files: FileStore,
+        width: int,
+        availability: Availability,
+        check: Callable[[bytes], None] = unchecked,
     ) -> None:
-        """`width` bounds the open requests of a batch."""
+        """`width` bounds the open requests of a batch; `check` refuses lines that are too large."""
         self._folder, self._files, self._width = folder, files, width
-        self._availability = availability
+        self._availability, self._check = availability, check
         self._running = asyncio.Semaphore(MOST_RUNNING)
         self._tasks = BackgroundTasks()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def create(self, asked: BatchRequest, connect: Connect) -> Batch:
-        """Start a batch. 400 or 404 if what it names is not there."""
+        """Start a batch. 400 or 404 if what it names is not there, 429 if too many are open, and
+        413 if there is no room for its output."""
         if asked.endpoint not in URLS:
             raise wrong("endpoint", asked.endpoint, URLS)
         if asked.completion_window not in WINDOW_S:
@@ -95,6 +103,9 @@ class BatchStore:
         if self._files.get(asked.input_file_id)["purpose"] != "batch":
             problem = f"the file {asked.input_file_id!r} was not uploaded with purpose 'batch'"
             raise ApiError(BAD_REQUEST, problem, param="input_file_id")
+        self._files.check_room()
+        if sum(one["status"] in UNFINISHED for one in self.all()) >= MOST_OPEN:
+            raise ApiError(TOO_MANY, f"{MOST_OPEN} batches are open; wait until some have ended")
         now = int(time())
         batch: Batch = {
             "id": f"batch_{uuid4().hex}",
@@ -130,7 +141,7 @@ class BatchStore:
     def cancel(self, batch_id: str) -> Batch:
         """Send no further lines of a batch; open ones are answered. 400 if it has ended."""
         found = self.get(batch_id)
-        if found["status"] not in (*OPEN, "cancelling"):
+        if found["status"] not in UNFINISHED:
             problem = f"the batch has ended with the status {found['status']!r}"
             raise ApiError(BAD_REQUEST, problem, param="batch_id")
         self._at(batch_id, "cancel").touch()
@@ -139,7 +150,7 @@ class BatchStore:
     def resume(self, connect: Connect) -> None:
         """Take over batches whose process has died."""
         for batch in self.all():
-            if batch["status"] in (*OPEN, "cancelling"):
+            if batch["status"] in UNFINISHED:
                 self._start(batch, connect)
 
     async def ended(self, batch_id: str) -> None:
@@ -168,24 +179,25 @@ class BatchStore:
 
     async def _run(self, batch_id: str, connect: Connect) -> None:
         """Run a batch, unless another process does."""
-        with ExitStack() as closing:
-            lock = closing.enter_context(self._at(batch_id, "lock").open("ab"))
-            try:
-                flock(lock, LOCK_EX | LOCK_NB)
-            except BlockingIOError:
-                return
-            batch = read_json(self._at(batch_id))
-            if batch is None or batch["status"] not in OPEN:
-                return  # it has ended meanwhile
-            try:
-                async with self._running:
-                    while not await self._answered(batch, connect):
-                        await self._reopened()
-                        if self._availability.draining:
-                            return  # the next process goes on
-            except (OSError, ApiError) as error:  # such as a full disk, or a folder that is full
-                log.error("%s failed: %s", batch_id, error)
-                self._end(batch, "failed", [{"code": "server_error", "message": str(error)}])
+        async with self._running:
+            with self._at(batch_id, "lock").open("ab") as lock:
+                try:
+                    flock(lock, LOCK_EX | LOCK_NB)
+                except BlockingIOError:
+                    return
+                batch = read_json(self._at(batch_id))
+                if batch is not None and batch["status"] in OPEN:  # it has not ended meanwhile
+                    await self._run_to_its_end(batch, connect)
+
+    async def _run_to_its_end(self, batch: Batch, connect: Connect) -> None:
+        try:
+            while not await self._answered(batch, connect):
+                await self._reopened()
+                if self._availability.draining:
+                    return  # the next process goes on
+        except (OSError, ApiError) as error:  # such as a full disk, or a folder that is full
+            log.error("%s failed: %s", batch["id"], error)
+            self._end(batch, "failed", [{"code": "server_error", "message": str(error)}])
 
     async def _reopened(self) -> None:
         """Wait until the server takes requests again, or until it shuts down."""
@@ -205,7 +217,9 @@ class BatchStore:
 
     async def _answer(self, batch: Batch, connect: Connect) -> None:
         path = self._files.path(batch["input_file_id"])
-        lines, problems = await asyncio.to_thread(checked, path, batch["endpoint"])
+        lines, problems = await asyncio.to_thread(
+            checked, entries(path, self._check), batch["endpoint"]
+        )
         batch["request_counts"]["total"] = lines
         if problems:
             self._end(batch, "failed", problems)
@@ -234,7 +248,7 @@ class BatchStore:
 
     def _wanted(self, batch: Batch, path: Path) -> Iterator[BatchLine]:
         """The lines, until the batch is cancelled or its time is over."""
-        for line in entries(path):
+        for line in entries(path, self._check):
             if self._is_over(batch):
                 return
             yield line
@@ -279,10 +293,10 @@ class BatchStore:
             self._at(batch["id"], suffix).unlink(missing_ok=True)
 
 
-def checked(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
+def checked(given: Iterator[BatchLine], endpoint: str) -> tuple[int, list[dict[str, Any]]]:
     """The number of lines of a file, and what is wrong with some of them."""
     lines, problems = 0, list[dict[str, Any]]()
-    for entry in entries(path):
+    for entry in given:
         lines += 1
         problem = entry.complaint
         if not problem and entry.url != endpoint:

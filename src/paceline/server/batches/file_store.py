@@ -4,7 +4,9 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
+from threading import Lock
 from time import time
 from typing import Any, cast
 from uuid import uuid4
@@ -26,23 +28,39 @@ class FileStore:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         """`most_bytes` bounds all files together. The folder is made if it is missing."""
         self._folder, self._most_bytes = folder, most_bytes
+        self._adding = Lock()  # two files at once would each have the room of both
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def add(
         self, name: str, purpose: str, chunks: Iterable[bytes], bounded: bool = True
     ) -> Description:
         """Store a file. 413 if it is `bounded` and the folder would have more than its bytes."""
+        with self._adding:
+            return self._add(name, purpose, chunks, self._room if bounded else inf)
+
+    @property
+    def _room(self) -> int:
+        return self._most_bytes - sum(one["bytes"] for one in self.all())
+
+    def check_room(self) -> None:
+        """413 if the folder has all its bytes."""
+        if self._room <= 0:
+            raise self._full()
+
+    def _full(self) -> ApiError:
+        problem = f"the files would have more than {self._most_bytes} bytes"
+        advice = "delete some, or start the server with a larger --files-bytes"
+        return ApiError(TOO_LARGE, f"{problem} (files_bytes); {advice}")
+
+    def _add(self, name: str, purpose: str, chunks: Iterable[bytes], room: float) -> Description:
         file_id, size = f"file-{uuid4().hex}", 0
-        room = self._most_bytes - sum(one["bytes"] for one in self.all())
         path = self.path(file_id)
         try:
             with path.open("xb") as out:
                 for chunk in chunks:
                     size += len(chunk)
-                    if bounded and size > room:
-                        problem = f"the files would have more than {self._most_bytes} bytes"
-                        advice = "delete some, or start the server with a larger --files-bytes"
-                        raise ApiError(TOO_LARGE, f"{problem} (files_bytes); {advice}")
+                    if size > room:
+                        raise self._full()
                     out.write(chunk)
         except BaseException:
             path.unlink(missing_ok=True)

@@ -10,17 +10,22 @@ from typing import Annotated, Any, BinaryIO, Literal
 import httpx
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse
-from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 
 from paceline.server.batches.batch_store import BatchRequest, BatchStore
 from paceline.server.batches.file_store import FileStore
+from paceline.server.body import check_values
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.errors import BAD_REQUEST, TOO_LARGE, ApiError, readable
+from paceline.server.parse import check_text, unsupported
 from paceline.server.routes.stored_responses import page
+from paceline.server.schemas.constraints import REFUSED, RequestBody, Words, refused
 from paceline.server.schemas.openapi import ERRORS
+from paceline.server.settings import ServerSettings
 
-PURPOSES = ("batch", "user_data")
+PURPOSES = ("batch",)
+FIELDS = ("purpose", "file")
+KEPT = "files are kept until they are deleted"
 CHUNK = 1 << 20
 WITHOUT_FOLDER = (
     "this server keeps no files; start it with --files-dir FOLDER, "
@@ -30,13 +35,14 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 Order = Literal["asc", "desc"]
 
 
-class BatchBody(BaseModel):
+class BatchBody(RequestBody):
     """A batch to start."""
 
     input_file_id: str
     endpoint: str
     completion_window: str = "24h"
-    metadata: dict[str, str] | None = None
+    metadata: Words | None = None
+    output_expires_after: Annotated[None, refused(KEPT), REFUSED] = None
 
 
 def batch_routes(context: ServerContext) -> APIRouter:
@@ -45,7 +51,8 @@ def batch_routes(context: ServerContext) -> APIRouter:
         return refusing_routes()
     files = FileStore(Path(folder) / "files", context.settings.files_bytes)
     width = context.settings.batch_concurrency
-    batches = BatchStore(Path(folder) / "batches", files, width, context)
+    check = partial(check_line, context.settings)
+    batches = BatchStore(Path(folder) / "batches", files, width, context, check)
 
     @asynccontextmanager
     async def taking_over(app: FastAPI) -> AsyncGenerator[None]:
@@ -83,12 +90,15 @@ def add_file_routes(router: APIRouter, files: FileStore) -> None:
         """Store a file, sent as multipart/form-data with its purpose."""
         async with request.form(max_files=1, max_fields=8) as form:
             purpose, upload = form.get("purpose"), form.get("file")
+            for name in form:
+                if name not in FIELDS:
+                    raise unsupported(name, f"it is not supported: {KEPT}")
             if purpose not in PURPOSES:
                 problem = f"purpose is {purpose!r}; use one of {', '.join(PURPOSES)}"
                 raise ApiError(BAD_REQUEST, problem, param="purpose")
             if not isinstance(upload, UploadFile):
                 raise ApiError(BAD_REQUEST, "the form has no file", param="file")
-            name = upload.filename or "file.jsonl"
+            name = readable(upload.filename or "file.jsonl")
             return await asyncio.to_thread(files.add, name, str(purpose), chunks(upload.file))
 
     @router.get("/v1/files")
@@ -122,6 +132,7 @@ def add_batch_routes(router: APIRouter, context: ServerContext, batches: BatchSt
     async def create_batch(body: BatchBody, request: Request) -> dict[str, Any]:
         """Answer a file of requests in the background."""
         context.check_open()
+        check_text("metadata", body.metadata)
         asked = BatchRequest(
             body.input_file_id, body.endpoint, body.completion_window, body.metadata or {}
         )
@@ -139,6 +150,13 @@ def add_batch_routes(router: APIRouter, context: ServerContext, batches: BatchSt
     async def cancel_batch(batch_id: str) -> dict[str, Any]:
         """Send no further lines; those that are open are answered."""
         return batches.cancel(batch_id)
+
+
+def check_line(settings: ServerSettings, line: bytes) -> None:
+    """Refuse a line of a batch that no route would take as a body, before it is parsed."""
+    if len(line) > settings.body_bytes:
+        raise ApiError(TOO_LARGE, f"more than {settings.body_bytes} bytes (body_bytes)")
+    check_values(line, settings.body_values)
 
 
 def client_of(context: ServerContext, app: FastAPI) -> httpx.AsyncClient:

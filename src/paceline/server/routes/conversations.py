@@ -10,20 +10,15 @@ from pydantic import Field
 
 from paceline.server.body import parsed
 from paceline.server.context import ServerContext
-from paceline.server.conversations import appended, conversation, too_large
+from paceline.server.conversations import appended, conversation, too_large, with_own_ids
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from paceline.server.parse import check_text
 from paceline.server.response_input import input_items, messages
 from paceline.server.response_store import Item, StoredConversation
 from paceline.server.routes.stored_responses import MOST_ITEMS, NOT_KEPT, page
-from paceline.server.schemas.constraints import RequestBody
+from paceline.server.schemas.constraints import RequestBody, Words
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import Messages
-
-Name = Annotated[str, Field(max_length=64)]
-Words = Annotated[
-    dict[Name, Annotated[str, Field(max_length=512)]],
-    Field(max_length=16, description="at most 16 texts of the client's own, by name"),
-]
 
 
 class ConversationRequest(RequestBody):
@@ -56,7 +51,7 @@ def conversation_routes(context: ServerContext) -> APIRouter:
         check_text("metadata", body.metadata)
         items = await parsed(request, checked_items, body.items or [])
         made = StoredConversation(f"conv_{uuid4().hex}", int(time()), body.metadata or {}, {})
-        made = made.followed_by(items)
+        made = made.followed_by(with_own_ids(items, set()))
         if not context.responses.put(made.id, made):
             raise too_large(context, "items")
         return shown(made)
@@ -136,22 +131,11 @@ def checked_items(given: list[dict[str, Any]]) -> list[Item]:
     except ApiError as error:
         problem = error.detail.replace("input", "items", 1)
         raise ApiError(error.status_code, problem, param="items") from None
-    items = [{"status": "completed", **item} for item in input_items(given, uuid4().hex)]
-    check_text("items", items)
-    names = [item["id"] for item in items]
-    return [
-        {**item, "id": f"item-{uuid4().hex}"} if item["id"] in names[:at] else item
-        for at, item in enumerate(items)
+    items: list[Item] = [
+        {"status": "completed", **item} for item in input_items(given, uuid4().hex)
     ]
-
-
-def check_text(param: str, given: object) -> None:
-    """400 for texts that cannot be stored."""
-    try:
-        json.encode(given)
-    except UnicodeEncodeError:
-        problem = f"{param} has an unpaired surrogate, which no encoding of Unicode has"
-        raise ApiError(BAD_REQUEST, problem, param=param) from None
+    check_text("items", items)
+    return items
 
 
 def check_item(found: StoredConversation, item_id: str) -> None:

@@ -7,7 +7,7 @@ from time import time
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from paceline.core.arrays import F32
 from paceline.core.errors import RequestError
@@ -35,15 +35,13 @@ from paceline.server.schemas.completions import encode
 from paceline.server.schemas.embeddings import (
     ClassifyRequest,
     ClassItem,
-    ClassList,
     ComparingBody,
     EmbeddingItem,
-    EmbeddingList,
     EmbeddingRequest,
     EncodedBody,
+    PooledList,
     PoolingBody,
     PoolingItem,
-    PoolingList,
     PoolingRequest,
     PoolingUsage,
     RankedDocument,
@@ -51,7 +49,6 @@ from paceline.server.schemas.embeddings import (
     RerankList,
     RerankRequest,
     ScoreItem,
-    ScoreList,
     ScoreRequest,
     Text,
     TextsBody,
@@ -243,7 +240,10 @@ class PoolingJob:
             EmbeddingItem(place, encoded(vector, body.encoding_format))
             for place, vector in enumerate(self._embeddings(outputs, body))
         ]
-        return encode(EmbeddingList(self._name, int(time()), self._model, items, usage(outputs)))
+        return self._listed(items, outputs)
+
+    def _listed(self, items: Sequence[Struct], outputs: Sequence[RequestOutput]) -> bytes:
+        return encode(PooledList(self._name, int(time()), self._model, items, usage(outputs)))
 
     def _embeddings(self, outputs: Sequence[RequestOutput], body: EncodedBody) -> list[F32]:
         scaled = self._defaults.normalize if body.scales is None else body.scales
@@ -258,14 +258,14 @@ class PoolingJob:
             PoolingItem(place, encoded(vector, body.encoding_format))
             for place, vector in enumerate(vectors)
         ]
-        return encode(PoolingList(self._name, int(time()), self._model, items, usage(outputs)))
+        return self._listed(items, outputs)
 
     def class_list(self, outputs: Sequence[RequestOutput]) -> bytes:
         items = [
             ClassItem(place, one.label, one.probs, len(one.probs))
             for place, one in enumerate(self._classes(outputs))
         ]
-        return encode(ClassList(self._name, int(time()), self._model, items, usage(outputs)))
+        return self._listed(items, outputs)
 
     def _classes(self, outputs: Sequence[RequestOutput]) -> list[Classification]:
         has_activation = self._body.use_activation is not False
@@ -275,7 +275,7 @@ class PoolingJob:
         items = [
             ScoreItem(place, score) for place, score in enumerate(values(pairs.scores(outputs)))
         ]
-        return encode(ScoreList(self._name, int(time()), self._model, items, usage(outputs)))
+        return self._listed(items, outputs)
 
     def rerank_list(
         self,

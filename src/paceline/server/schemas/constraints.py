@@ -84,6 +84,13 @@ Detokenized = Annotated[None, fixed("the text is always returned", True), REFUSE
 Verbosity = Annotated[None, fixed("the verbosity cannot be set", "medium"), REFUSED]
 
 
+Name = Annotated[str, Field(max_length=64)]
+Words = Annotated[
+    dict[Name, Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, description="at most 16 texts of the client's own, by name"),
+]
+
+
 class RequestBody(BaseModel):
     """A JSON object. Values are not converted to other types."""
 

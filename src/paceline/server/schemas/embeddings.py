@@ -1,6 +1,7 @@
 """Bodies of /v1/embeddings, /v1/score, /v1/rerank, /classify and /pooling."""
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -156,34 +157,12 @@ class EmbeddingItem(Struct, frozen=True):
     object: str = "embedding"
 
 
-class EmbeddingList(Struct, frozen=True):
-    """The response of /v1/embeddings."""
-
-    id: str
-    created: int
-    model: str
-    data: list[EmbeddingItem]
-    usage: PoolingUsage
-    object: str = "list"
-
-
 class PoolingItem(Struct, frozen=True):
     """One embedding, or the probabilities of classes: numbers, or their bytes in base64."""
 
     index: int
     data: list[float] | str
     object: str = "pooling"
-
-
-class PoolingList(Struct, frozen=True):
-    """The response of /pooling."""
-
-    id: str
-    created: int
-    model: str
-    data: list[PoolingItem]
-    usage: PoolingUsage
-    object: str = "list"
 
 
 class ClassItem(Struct, frozen=True):
@@ -195,17 +174,6 @@ class ClassItem(Struct, frozen=True):
     num_classes: int
 
 
-class ClassList(Struct, frozen=True):
-    """The response of /classify."""
-
-    id: str
-    created: int
-    model: str
-    data: list[ClassItem]
-    usage: PoolingUsage
-    object: str = "list"
-
-
 class ScoreItem(Struct, frozen=True):
     """The score of one pair."""
 
@@ -214,13 +182,13 @@ class ScoreItem(Struct, frozen=True):
     object: str = "score"
 
 
-class ScoreList(Struct, frozen=True):
-    """The response of /v1/score."""
+class PooledList(Struct, frozen=True):
+    """The response of /v1/embeddings, /pooling, /classify and /v1/score."""
 
     id: str
     created: int
     model: str
-    data: list[ScoreItem]
+    data: Sequence[Struct]
     usage: PoolingUsage
     object: str = "list"
 
