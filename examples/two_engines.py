@@ -34,6 +34,8 @@ def server(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Clien
                 except httpx.TransportError:
                     pass
                 time.sleep(0.1)
+            else:
+                raise SystemExit("the server is not ready")
             yield process, http
         finally:
             process.terminate()
@@ -59,7 +61,8 @@ def engines_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def main() -> None:
-    with server("--data-parallel-size", "2") as (process, http), ThreadPoolExecutor() as threads:
+    options = ("--data-parallel-size", "2", "--api-server-count", "1")
+    with server(*options) as (process, http), ThreadPoolExecutor() as threads:
         calm = list(threads.map(lambda number: text_of(http, number), range(STREAMS)))
         started = [threads.submit(text_of, http, number) for number in range(STREAMS)]
         time.sleep(0.3)
@@ -67,6 +70,8 @@ def main() -> None:
         os.kill(victim, signal.SIGKILL)
         disturbed = [future.result() for future in started]
         print(f"killed engine process {victim}; all texts are the same: {disturbed == calm}")
+        if disturbed != calm:
+            raise SystemExit("a text differs")
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
 sys.meta_path.insert(0, Refuse())
-from paceline.cli.main import accept_any_encoding, main, warn_of
+from paceline.cli.main import main
 for line in sys.argv[1:]:
     try:
         print(line, "ends with", main(line.split()))
@@ -334,7 +334,7 @@ def test_without_typer_the_way_out_is_told() -> None:
 COMPLETING = """
 import os, sys
 os.environ["_PACELINE_COMPLETE"] = "complete_bash"
-from paceline.cli.main import accept_any_encoding, main, warn_of
+from paceline.cli.main import main
 for line in sys.argv[1:]:
     os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     assert main() == 0
@@ -476,7 +476,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupt())
-from paceline.cli.main import accept_any_encoding, main, warn_of
+from paceline.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -116,10 +116,14 @@ def test_flags_of_vllm_pass_or_are_refused_by_name(
     )
     flags = ["--trust-remote-code", "--pipeline-parallel-size", "1", "--hf-overrides", "{}"]
     flags += ["--no-enable-log-requests", "--task", "generate", "--seed", "3", "--dtype", "half"]
+    flags += ["--disable-hybrid-kv-cache-manager", "--enable-flashinfer-autotune"]
+    flags += ["--kv-cache-dtype", "fp8_e4m3", "--load-format", "hf", "--revision", "1"]
     assert main(["serve", "smollm2", *flags, "--served-model-name", "a"]) == 0
     (settings,) = given
     asked = {"trust_remote_code": True, "pipeline_parallel_size": 1, "hf_overrides": {}}
     asked |= {"enable_log_requests": False, "task": "generate", "seed": 3, "dtype": "half"}
+    asked |= {"disable_hybrid_kv_cache_manager": True, "enable_flashinfer_autotune": True}
+    asked |= {"kv_cache_dtype": "fp8_e4m3", "load_format": "hf", "revision": "1"}
     assert asked.items() <= settings.items()
     assert settings["aliases"] == ("a",)
     monkeypatch.undo()

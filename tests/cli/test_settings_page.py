@@ -5,7 +5,7 @@ from pathlib import Path
 from paceline.cli.setting_flags import HIDDEN, ServingSettings
 from paceline.cli.settings_page import SCHEDULER_SENTENCES, page, types
 from paceline.wiring import setting_fields
-from paceline.wiring.llm import OF_ENGINES
+from paceline.wiring.llm import LLM_ARGUMENTS
 from paceline.wiring.settings import ENGINE_SETTINGS
 from paceline.wiring.vllm_table import VLLM
 
@@ -33,4 +33,4 @@ def test_type_checkers_know_every_setting() -> None:
     assert own.keys() == {*ENGINE_SETTINGS}
     assert own["max_model_len"] == int | None
     known = setting_fields.VllmSettings.__annotations__.keys()
-    assert known | own.keys() == {*OF_ENGINES, *VLLM, "revision"} - {"progress"}
+    assert known | own.keys() == {*LLM_ARGUMENTS, *VLLM, "revision"} - {"progress"}

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.core.adapter import AdapterConfig
 from paceline.core.config import LoadConfig, RecordConfig
-from paceline.wiring.llm import OF_ENGINES
+from paceline.wiring.llm import LLM_ARGUMENTS
+from paceline.wiring.serving import SERVER_ARGUMENTS
 from paceline.wiring.settings import pop_settings, sort_settings
 from paceline.wiring.vllm_settings import translated
 from paceline.wiring.vllm_table import VLLM
@@ -75,7 +77,7 @@ KEYWORDS: dict[str, Any] = {
 
 
 def in_ours(settings: dict[str, Any], model: str = "m") -> dict[str, Any]:
-    return translated(model, settings, OF_ENGINES)[1]
+    return translated(model, settings, LLM_ARGUMENTS)[1]
 
 
 def test_there_are_keywords() -> None:
@@ -89,7 +91,7 @@ def test_every_field_of_vllm_is_known_and_its_default_passes(
 ) -> None:
     if name in ("model", "revision"):
         return
-    assert name in OF_ENGINES or name in VLLM
+    assert name in LLM_ARGUMENTS or name in VLLM
     rest = in_ours({name: ENGINE_ARGS[name]})
     for kind in (AdapterConfig, RecordConfig):
         pop_settings(kind, rest)
@@ -101,7 +103,7 @@ def test_every_field_of_vllm_is_known_and_its_default_passes(
 def test_every_value_of_the_table_passes_is_mapped_or_is_refused_by_name(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if VLLM[name].read is not None or name in OF_ENGINES:
+    if VLLM[name].read is not None or name in LLM_ARGUMENTS:
         return
     if VLLM[name].ignored:
         assert not in_ours({name: "strange"})
@@ -123,6 +125,8 @@ def test_every_value_of_the_table_passes_is_mapped_or_is_refused_by_name(
         ("logits_processors", [print]),
         ("data_parallel_size", 2),
         ("pooler_config", {"softmax": True}),
+        ("pooler_config", SimpleNamespace(pooling_type="MEAN", softmax=True)),
+        ("api_key", "secret"),
         ("structured_outputs_config", "{"),
         ("otlp_traces_endpoint", "http://a"),
     ],
@@ -150,10 +154,39 @@ def test_what_needs_something_that_is_lacking_is_refused(name: str, value: Any) 
         ({"chat_template": Path("a.jinja")}, {"chat_template": "a.jinja"}),
         ({"tokenizer": "m", "scheduler_reserve_full_isl": False}, {"reserve_full_prompt": False}),
         ({"nonsense": 3}, {"nonsense": 3}),
+        ({"attention_config": {"backend": "FLASHINFER", "other": 3}}, {"attention": "flashinfer"}),
+        ({"pooler_config": SimpleNamespace(pooling_type="MEAN")}, {"pooling": "mean"}),
     ],
 )  # fmt: skip
 def test_what_has_a_meaning_here_is_mapped(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     assert in_ours(theirs) == ours
+
+
+def test_a_server_takes_its_key_and_its_names() -> None:
+    given = {"api_key": "secret", "served_model_name": ["a", "b"]}
+    assert translated("m", given, SERVER_ARGUMENTS)[1] == {
+        "api_keys": ("secret",),
+        "aliases": ("a", "b"),
+    }
+    assert in_ours({"served_model_name": "a"}) == {}
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_every_setting_of_the_table_has_a_reason(name: str) -> None:
+    assert VLLM[name].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("kv_cache_memory_bytes", "4G", "it must be a number of bytes"),
+        ("structured_outputs_config", "3", "it must be an object with fields"),
+        ("structured_outputs_config", 3, "it must be an object with fields"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is .*{complaint}"):
+        in_ours({name: value})
 
 
 def test_words_of_vllm_for_values() -> None:
@@ -165,13 +198,15 @@ def test_words_of_vllm_for_values() -> None:
 def test_a_revision_belongs_to_the_name_of_a_repository(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    assert translated("a/b", {"revision": "v1"}, OF_ENGINES) == ("a/b@v1", {})
-    assert translated("a/b@v1", {"revision": "v1"}, OF_ENGINES) == ("a/b@v1", {})
-    assert translated("a/b:Q4", {"revision": "v1"}, OF_ENGINES) == ("a/b@v1:Q4", {})
+    assert translated("a/b", {"revision": "v1"}, LLM_ARGUMENTS) == ("a/b@v1", {})
+    assert translated("a/b@v1", {"revision": "v1"}, LLM_ARGUMENTS) == ("a/b@v1", {})
+    both = {"tokenizer": "a/b", "revision": "v1", "tokenizer_revision": "v1"}
+    assert translated("a/b", both, LLM_ARGUMENTS) == ("a/b@v1", {})
+    assert translated("a/b:Q4", {"revision": "v1"}, LLM_ARGUMENTS) == ("a/b@v1:Q4", {})
     assert not caplog.messages
     with pytest.raises(ConfigError, match="revision is 'v2', but the model is a/b@v1"):
-        translated("a/b@v1", {"revision": "v2"}, OF_ENGINES)
-    assert translated(str(tmp_path), {"revision": "v1"}, OF_ENGINES) == (str(tmp_path), {})
+        translated("a/b@v1", {"revision": "v2"}, LLM_ARGUMENTS)
+    assert translated(str(tmp_path), {"revision": "v1"}, LLM_ARGUMENTS) == (str(tmp_path), {})
     assert "only a repository" in caplog.text
 
 

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from inspect import Parameter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
@@ -23,6 +33,7 @@ from paceline.core.errors import ConfigError
 from paceline.engine.settings import ENGINE_COMPONENTS, CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
 from paceline.wiring.settings import SCHEDULER_ONLY
+from paceline.wiring.vllm_settings import VALUES
 from paceline.wiring.vllm_table import VLLM, plain
 
 HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
@@ -31,6 +42,9 @@ OF_EACH_ENGINE = ("trace_name",)  # a server with several engines sets it
 
 # Metavars of units that a number alone would not show.
 MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "FRACTION"}
+
+SWITCHES = ("enable_", "disable_")  # how flags of vLLM begin that take no value
+NAMES_OF_FILES = ("revision", "code_revision", "tokenizer", "tokenizer_revision")
 
 S = TypeVar("S", bound="Settings")
 
@@ -77,7 +91,8 @@ class Setting:
     def _taken(self) -> Any:
         """The type that the command line parses: a choice, a list, or a plain type."""
         if get_origin(self.kind) is Literal:
-            return self.kind
+            theirs = [word for word in VALUES.get(self.name, ()) if isinstance(word, str)]
+            return Literal[(*get_args(self.kind), *theirs)]
         return list[str] if isinstance(self.default, tuple | Mapping) else self.kind
 
     def read(self, given: Any) -> Any:
@@ -141,7 +156,8 @@ class VllmFlag:
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def read(self, given: Any) -> Any:
-        return plain(given) if isinstance(given, str) else given
+        is_json = isinstance(given, str) and self.name not in NAMES_OF_FILES
+        return plain(given) if is_json else given
 
 
 class VllmFlags(dict[str, Any]):
@@ -154,7 +170,8 @@ class VllmFlags(dict[str, Any]):
         ours |= {NAMES[name] for name in ours & NAMES.keys()}
         for name, one in VLLM.items():
             if name not in ours:
-                yield VllmFlag(name, isinstance(one.default, bool))
+                is_switch = isinstance(one.default, bool) or name.startswith(SWITCHES)
+                yield VllmFlag(name, is_switch)
         yield VllmFlag("revision", is_switch=False)
 
     @classmethod

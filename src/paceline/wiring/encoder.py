@@ -17,7 +17,7 @@ from paceline.runner.weights.safetensors import files_in
 from paceline.sched.scheduler import Scheduler
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.download import download
-from paceline.wiring.settings import SLOTS_OF_OTHERS
+from paceline.wiring.settings import slots_within
 
 BLOCK = 16  # positions; blocks are only counted, there is no KV memory behind them
 DEFAULTS: dict[str, Any] = {
@@ -64,10 +64,8 @@ def completed(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any
 
     A sequence has one more place than its text, for the token that ends it.
     """
-    settings = {**DEFAULTS, **{name: one for name, one in given.items() if one is not None}}
-    if given.get("slots_for_others") is None:
-        share = settings["max_num_seqs"] // SLOTS_OF_OTHERS
-        settings["slots_for_others"] = min(settings["slots_for_others"], share)
+    chosen = {name: one for name, one in given.items() if one is not None}
+    settings = {**DEFAULTS, **chosen}
     length = settings.get("max_model_len") or config.max_tokens
     if length > config.max_tokens:
         raise ConfigError(f"max_model_len is {length}; the model has {config.max_tokens} positions")
@@ -75,9 +73,10 @@ def completed(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any
         if settings.get(name):
             raise ConfigError(f"{name} is not possible: an encoder reads a text as a whole")
     blocks = -(-(length + 1) // BLOCK)
+    settings["max_num_batched_tokens"] = max(settings["max_num_batched_tokens"], length + 1)
+    settings |= slots_within(settings, chosen)
     return settings | {
         "max_model_len": length + 1,
-        "max_num_batched_tokens": max(settings["max_num_batched_tokens"], length + 1),
         "enable_chunked_prefill": False,
         "enable_prefix_caching": False,
         "block_size": BLOCK,

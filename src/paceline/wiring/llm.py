@@ -30,7 +30,7 @@ from paceline.wiring.vllm_settings import translated
 
 # By name: importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.wiring.assembly:build"
-OF_ENGINES = {*ENGINE_SETTINGS, "progress"}
+LLM_ARGUMENTS = {*ENGINE_SETTINGS, "progress"}
 
 
 @contextmanager
@@ -68,7 +68,7 @@ class LLM(PoolingEngine):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
-        model, given = translated(model, settings, OF_ENGINES)
+        model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
         with status(model, for_batches(given)) as chosen:
             super().__init__(model, factory_named(FACTORY), **chosen)
@@ -89,7 +89,7 @@ class AsyncLLM(streaming.StreamingEngine):
     """
 
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
-        model, given = translated(model, settings, OF_ENGINES)
+        model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
         with status(model, given) as chosen:
             components = factory_named(FACTORY)(model, **chosen)

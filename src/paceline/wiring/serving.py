@@ -57,7 +57,7 @@ from paceline.wiring.supervisor import IdleProcesses, Supervisor
 from paceline.wiring.tokenizer import load_tokenizer, log_rules, log_template, sampling_rules
 from paceline.wiring.vllm_settings import translated
 
-OF_SERVERS = {
+SERVER_ARGUMENTS = {
     *ENGINE_SETTINGS,
     *(one.name for kind in (ServerSettings, CoreSettings, EngineSettings) for one in fields(kind)),
 }
@@ -84,7 +84,7 @@ def serve(
     engine itself. Raises EngineFailed if the engine has died and is not restarted.
     """
     http.log_to_stderr(as_json=settings.get("log_format") == "json")
-    model, settings = translated(model, settings, OF_SERVERS)
+    model, settings = translated(model, settings, SERVER_ARGUMENTS)
     settings = with_page(as_json(settings), host, uds)
     chosen: ServerSettings = pop_settings(ServerSettings, settings)
     if uds:

@@ -114,7 +114,7 @@ def suggested(
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
-    with_slots(chosen, settings)
+    chosen |= slots_within(chosen, settings)
     if "max_step_s" not in settings and not may_be_paced(chosen, settings):
         chosen.pop("max_step_s", None)
     if "fill_positions" not in settings and part_of(StepConfig, chosen).unfillable:
@@ -122,15 +122,17 @@ def suggested(
     return chosen
 
 
-def with_slots(chosen: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Fit default numbers of slots to the numbers that were given."""
+def slots_within(chosen: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Default numbers of slots that fit the numbers that were given."""
     slots, budget = chosen.get("max_num_seqs"), chosen.get("max_num_batched_tokens")
     if not (isinstance(slots, int) and isinstance(budget, int)):
-        return
+        return {}
+    found: dict[str, Any] = {}
     if "max_num_seqs" not in settings and slots > budget > 0:
-        chosen["max_num_seqs"] = slots = budget
+        found["max_num_seqs"] = slots = budget
     if "slots_for_others" in chosen and "slots_for_others" not in settings:
-        chosen["slots_for_others"] = min(chosen["slots_for_others"], slots // SLOTS_OF_OTHERS)
+        found["slots_for_others"] = min(chosen["slots_for_others"], slots // SLOTS_OF_OTHERS)
+    return found
 
 
 def may_be_paced(chosen: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.hub.repository_name import RepositoryName
-from paceline.wiring.vllm_table import SPEAKS_HTTP, VLLM, Reader
+from paceline.wiring.vllm_table import VLLM
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,11 @@ def translated(
     given = dict(settings)
     found: dict[str, Any] = {}
     silent: dict[str, str] = {}
-    model = with_revision(model, given.pop("revision", None), silent)
-    for name in ("tokenizer", "tokenizer_revision"):
-        if given.get(name) in (model, settings.get("model"), settings.get("revision")):
+    revision = given.pop("revision", None)
+    for name, same in (("tokenizer", model), ("tokenizer_revision", revision)):
+        if given.get(name) == same:
             given.pop(name, None)
+    model = with_revision(model, revision, silent)
     for name, value in given.items():
         if name in own or name not in VLLM:
             if (plain := in_our_words(name, value)) is not None or name not in own:
@@ -45,8 +46,9 @@ def translated(
         theirs = VLLM[name]
         if theirs.asks_for_nothing(value):
             continue
-        if theirs.read is not None:
-            found |= read(name, value, theirs.read, own)
+        ours = {} if theirs.read is None else theirs.read(value)
+        if ours.keys() <= {*own} and theirs.read is not None:
+            found |= ours
         elif theirs.ignored:
             silent[name] = theirs.reason
         else:
@@ -56,14 +58,6 @@ def translated(
         listed = "; ".join(f"{name} ({reason})" for name, reason in silent.items())
         log.warning("settings of vLLM without effect here: %s", listed)
     return model, found
-
-
-def read(name: str, value: Any, reader: Reader, own: Collection[str]) -> dict[str, Any]:
-    """Our settings that one of vLLM's becomes. ConfigError if the caller does not take them."""
-    found = reader(value)
-    if any(key not in own for key in found):
-        raise ConfigError(f"{name} is {value!r:.80}, which is not supported: {SPEAKS_HTTP}")
-    return found
 
 
 def in_our_words(name: str, value: Any) -> Any:

@@ -1,18 +1,20 @@
 """The table of vLLM's settings that paceline does not have, or has under another name."""
 
 import json
-import logging
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from paceline.core.errors import ConfigError
+from paceline.wiring.vllm_values import (
+    Reader,
+    attention,
+    attention_config,
+    from_config,
+    kv_bytes,
+    pooler,
+    several,
+)
 
-log = logging.getLogger(__name__)
-
-GIB = 1 << 30
 NOTHING: tuple[Any, ...] = (None, False, "", {}, [], (), set())  # ask for nothing, anywhere
-Reader = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,52 +68,9 @@ def renamed(**names: str) -> dict[str, Theirs]:
     def reader(name: str) -> Reader:
         return lambda value: {name: value}
 
-    return {theirs: Theirs(read=reader(ours)) for theirs, ours in names.items()}
-
-
-def from_config(name: str, keys: Mapping[str, str]) -> Reader:
-    """A reader of one of vLLM's config objects, or of a dict or JSON with its fields. `keys` are
-    those that have a setting here."""
-
-    def read(value: Any) -> dict[str, Any]:
-        try:
-            given: Any = json.loads(value) if isinstance(value, str) else value
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r:.80}, which is not JSON: {error}") from None
-        if not isinstance(given, Mapping):
-            given = {key: found for key in keys if (found := getattr(given, key, None)) is not None}
-        asked = {
-            key: one
-            for key, one in cast("Mapping[str, Any]", given).items()
-            if one not in (None, False, "", {}, [])
-        }
-        for key in asked.keys() - keys.keys():
-            raise ConfigError(
-                f"{name} has {key!r}, which is not supported; it may have {', '.join(keys)}"
-            )
-        return {keys[key]: one for key, one in asked.items()}
-
-    return read
-
-
-def pooler(value: Any) -> dict[str, Any]:
-    """vLLM's `pooler_config`: how hidden states become a vector."""
-    keys = {"pooling_type": "pooling", "seq_pooling_type": "pooling"}
-    return {key: str(one).lower() for key, one in from_config("pooler_config", keys)(value).items()}
-
-
-def attention(value: Any) -> dict[str, Any]:
-    """vLLM's name of an attention backend. Where a module here has that name, it is taken."""
-    name = str(getattr(value, "name", value)).upper()
-    known = {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "TORCH_SDPA": "sdpa"}
-    if name not in known:
-        log.warning("attention_backend %s is not known here; it is chosen by device", name)
-        return {}
-    return {"attention": known[name]}
-
-
-def kv_bytes(value: Any) -> dict[str, Any]:
-    return {"kv_cache_gib": float(value) / GIB}
+    return {
+        theirs: Theirs(reason=f"see {ours}", read=reader(ours)) for theirs, ours in names.items()
+    }
 
 
 SPEAKS_HTTP = "it is for a server; see paceline serve"
@@ -135,19 +94,24 @@ VLLM: dict[str, Theirs] = {
         spec_tokens="num_speculative_tokens",
         guided_decoding_backend="structured_outputs_backend",
         otlp_traces_endpoint="otlp_endpoint",
-        api_key="api_keys",
+    ),
+    "api_key": Theirs(reason=SPEAKS_HTTP, read=several("api_keys")),
+    "served_model_name": Theirs(
+        reason="only a server names the model in its answers", ignored=True, read=several("aliases")
     ),
     "scheduler_reserve_full_isl": Theirs(
-        default=True, read=lambda value: {"reserve_full_prompt": value}
+        True, reason="see reserve_full_prompt", read=lambda value: {"reserve_full_prompt": value}
     ),
-    "kv_cache_memory_bytes": Theirs(read=kv_bytes),
-    "kv_cache_memory": Theirs(read=kv_bytes),
+    "kv_cache_memory_bytes": Theirs(reason="see kv_cache_gib", read=kv_bytes),
+    "kv_cache_memory": Theirs(reason="see kv_cache_gib", read=kv_bytes),
     "structured_outputs_config": Theirs(
-        read=from_config("structured_outputs_config", {"backend": "structured_outputs_backend"})
+        reason="see structured_outputs_backend",
+        read=from_config("structured_outputs_config", {"backend": "structured_outputs_backend"}),
     ),
-    "pooler_config": Theirs(read=pooler),
-    "override_pooler_config": Theirs(read=pooler),
-    "attention_backend": Theirs(read=attention),
+    "pooler_config": Theirs(reason="see pooling", read=pooler),
+    "override_pooler_config": Theirs(reason="see pooling", read=pooler),
+    "attention_backend": Theirs(reason="see attention", read=attention),
+    "attention_config": Theirs(reason="see attention", read=attention_config),
     # -- what vLLM's users may leave as it is -------------------------------
     "runner": Theirs("auto", ("generate", "pooling"), "a model generates and embeds as it can"),
     "task": Theirs(
@@ -188,22 +152,37 @@ VLLM: dict[str, Theirs] = {
         BY_DEVICE,
         """
         compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level
-        attention_config kernel_config ir_op_priority enable_flashinfer_autotune
+        kernel_config ir_op_priority enable_flashinfer_autotune
         monokernel=false disable_cascade_attn use_fp64_gumbel=false mamba_config
         disable_custom_all_reduce=false gdn_prefill_backend kda_prefill_backend
         kda_decode_backend max_seq_len_to_capture use_v2_block_manager=false nccl_config
         disable_async_output_proc=false enable_shm_tensor_arena=false disable_nccl_for_dp=false
-        disable_nccl_for_dp_synchronization kv_sharing_fast_prefill=false additional_config
-        ray_workers_use_nsight=false numa_bind=false numa_bind_nodes numa_bind_cpus
-        disable_hybrid_kv_cache_manager enable_batch_sharded_sampling num_lookahead_slots
+        disable_nccl_for_dp_synchronization ray_workers_use_nsight=false
+        disable_hybrid_kv_cache_manager enable_batch_sharded_sampling
         enable_cumem_allocator=false enable_nccl_comm_suspend=false
         enable_flash_late_interaction=true moe_backend=auto linear_backend=auto
         sparse_indexer_topk_backend=auto all2all_backend=allgather_reducescatter
-        performance_mode=balanced swa_bounded_replay=true prefill_schedule_interval=1
-        long_prefill_token_threshold_adaptive=false num_scheduler_steps=1 stream_interval=1
+        performance_mode=balanced swa_bounded_replay=true
+        """,
+    ),
+    **ignored(
+        "the scheduler has settings of its own for that; see docs/settings.md",
+        """
+        prefill_schedule_interval=1 long_prefill_token_threshold_adaptive=false
+        num_scheduler_steps=1 num_lookahead_slots kv_sharing_fast_prefill=false
+        """,
+    ),
+    **ignored(
+        "tokens are sent as they are generated, several together under load", "stream_interval=1"
+    ),
+    **ignored(
+        "processes keep to the cores that they are given, and wait for each other without a limit",
+        """
+        numa_bind=false numa_bind_nodes numa_bind_cpus
         distributed_timeout_seconds cpu_distributed_timeout_seconds
         """,
     ),
+    **ignored("it is for platforms of vLLM", "additional_config"),
     **ignored(
         READ_AS_NEEDED,
         """
@@ -219,7 +198,6 @@ VLLM: dict[str, Theirs] = {
         sleep_preserve_parameter_names sleep_mode_backend=cumem
         """,
     ),
-    **ignored("only a server names the model in its answers", "served_model_name"),
     **ignored(
         "images are read as they come",
         """

@@ -119,7 +119,10 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
     ("changes", "message"),
     [
         ({"architectures": None}, "architecture '' is not supported; supported are gemma"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; .* llama, "),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel' is not supported; supported models that generate text .* llama, ",
+        ),
         (
             {"architectures": ["MambaForCausalLM"]},
             "'MambaForCausalLM' is not supported; supported models .* llama, ",

@@ -57,7 +57,7 @@ class LayerNames:
     last_norm: str
 
     def described(self, layer: int, heads: int, width: int, eps: float, act: str) -> EncoderLayer:
-        def product(*names: str) -> EncoderLinear:
+        def linear(*names: str) -> EncoderLinear:
             return EncoderLinear(tuple(f"{self.layer}.{layer}.{name}" for name in names))
 
         def around(name: str) -> Around:
@@ -67,14 +67,14 @@ class LayerNames:
         return EncoderLayer(
             EncoderAttention(
                 around=around(self.norm),
-                qkv=product(*self.qkv),
-                output=product(self.output),
+                qkv=linear(*self.qkv),
+                output=linear(self.output),
                 heads=heads,
                 kv_heads=heads,
                 head_dim=size,
                 scale=size**-0.5,
             ),
-            EncoderMLP(around(self.last_norm), product(self.up), product(self.down), act),
+            EncoderMLP(around(self.last_norm), linear(self.up), linear(self.down), act),
         )
 
 
@@ -116,12 +116,16 @@ PRE_CLASSIFIER = EncoderHead(
 )
 
 
-def bert(read: ConfigEntries) -> EncoderSpec:
+def _check_positions(read: ConfigEntries) -> None:
     if read.get("position_embedding_type", "absolute") != "absolute":
         raise ConfigError(
             f"{read.where}: position_embedding_type is "
             f"{read.get('position_embedding_type')!r}; only 'absolute' is supported"
         )
+
+
+def bert(read: ConfigEntries) -> EncoderSpec:
+    _check_positions(read)
     eps = float(read.get("layer_norm_eps", 1e-12))
     return EncoderSpec(
         prefix="bert.",
@@ -135,6 +139,7 @@ def bert(read: ConfigEntries) -> EncoderSpec:
 
 
 def roberta(read: ConfigEntries) -> EncoderSpec:
+    _check_positions(read)
     eps = float(read.get("layer_norm_eps", 1e-12))
     return EncoderSpec(
         prefix="roberta.",
@@ -276,24 +281,24 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
     return EncoderSpec(
         prefix="model.",
         words=_bare(spec.embedding.name),
-        layers=tuple(_turned(layer) for layer in spec.layers),
+        layers=tuple(_layer_of(layer) for layer in spec.layers),
         scale=spec.embedding_scale,
         last_norm=_rms(spec.norm),
     )
 
 
-def _turned(layer: LayerSpec) -> EncoderLayer:
+def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
     assert not isinstance(mlp, MixtureSpec)  # it is no feature of OF_DECODERS
-    return EncoderLayer(_turned_attention(attention), _turned_mlp(mlp))
+    return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 
-def _turned_attention(one: AttentionSpec) -> EncoderAttention:
+def _attention_of(one: AttentionSpec) -> EncoderAttention:
     norms = one.head_norms
     return EncoderAttention(
         around=Around(_rms(one.norm), _optional_rms(one.output_norm)),
-        qkv=_product(one.qkv),
-        output=_product(one.output),
+        qkv=_linear_of(one.qkv),
+        output=_linear_of(one.output),
         heads=one.heads,
         kv_heads=one.kv_heads,
         head_dim=one.head_dim,
@@ -305,17 +310,17 @@ def _turned_attention(one: AttentionSpec) -> EncoderAttention:
     )
 
 
-def _turned_mlp(one: MLPSpec) -> EncoderMLP:
+def _mlp_of(one: MLPSpec) -> EncoderMLP:
     return EncoderMLP(
         Around(_rms(one.norm), _optional_rms(one.output_norm)),
-        _product(one.gate_up),
-        _product(one.down),
+        _linear_of(one.gate_up),
+        _linear_of(one.down),
         one.activation,
         is_gated=True,
     )
 
 
-def _product(product: ProductSpec) -> EncoderLinear:
+def _linear_of(product: ProductSpec) -> EncoderLinear:
     names = tuple(_bare(one.name).removesuffix(".weight") for one in product.weights)
     return EncoderLinear(names, bool(product.biases))
 

@@ -63,7 +63,7 @@ class TextNorm:
 
 
 class TextLinear:
-    """One product with all its outputs."""
+    """A linear layer; its outputs may be those of several tensors."""
 
     def __init__(self, weights: Weights, spec: EncoderLinear) -> None:
         self._weight = torch.cat([weights(f"{name}.weight") for name in spec.names])
@@ -99,7 +99,7 @@ class TextAttention:
         self._output = TextLinear(weights, spec.output)
         self._query_norm, self._key_norm = map(weights.norm, (spec.query_norm, spec.key_norm))
 
-    def __call__(self, hidden: Tensor, mask: Tensor, turns: "Turns | None") -> Tensor:
+    def __call__(self, hidden: Tensor, mask: Tensor, rotary: "Rotary | None") -> Tensor:
         """`hidden` is [texts, positions, width]; `mask` says what positions may be read, or is
         added to the scores."""
         spec, split = (
@@ -110,8 +110,8 @@ class TextAttention:
         q, k, v = (one.transpose(1, 2) for one in split.split(sizes, 2))
         if self._query_norm is not None and self._key_norm is not None:
             q, k = self._query_norm(q), self._key_norm(k)
-        if turns is not None:
-            q, k = turns(q), turns(k)
+        if rotary is not None:
+            q, k = rotary(q), rotary(k)
         is_grouped = spec.heads != spec.kv_heads
         seen = F.scaled_dot_product_attention(
             q, k, v, mask, scale=spec.scale, enable_gqa=is_grouped
@@ -148,8 +148,8 @@ class TextHead:
         return self._out(inner if self._norm is None else self._norm(inner))
 
 
-class Turns:
-    """Cosines and sines by which pairs of dimensions of a head turn, for the first positions."""
+class Rotary:
+    """Rotary embedding: cosines and sines of the first positions."""
 
     def __init__(self, rope: Rope, positions: int, device: str) -> None:
         speed = torch.tensor(rope.frequencies, device=device)
@@ -203,10 +203,10 @@ class TextEncoder:
         tokens = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(self.device)
         lengths = torch.tensor([len(one) for one in ids], device=self.device)
         hidden = self._embedded(tokens, separator)
-        masks, turns = self._masks(lengths, tokens.shape[1]), self._turns(tokens.shape[1])
+        masks, rotary = self._masks(lengths, tokens.shape[1]), self._rotary(tokens.shape[1])
         for attention, mlp in self._layers:
             spec = attention.spec
-            hidden = mlp(attention(hidden, masks[spec.reach], turns.get(spec.rope)))
+            hidden = mlp(attention(hidden, masks[spec.reach], rotary.get(spec.rope)))
         if self._last_norm is not None:
             hidden = self._last_norm(hidden)
         return [hidden[text, : len(one)] for text, one in enumerate(ids)]
@@ -246,9 +246,9 @@ class TextEncoder:
             found[None] = by_distance.masked_fill(~known, -torch.inf)
         return found
 
-    def _turns(self, longest: int) -> dict[Rope | None, Turns]:
+    def _rotary(self, longest: int) -> dict[Rope | None, Rotary]:
         ropes = {attention.spec.rope for attention, _ in self._layers}
-        return {rope: Turns(rope, longest, self.device) for rope in ropes if rope is not None}
+        return {rope: Rotary(rope, longest, self.device) for rope in ropes if rope is not None}
 
     @torch.inference_mode()
     def classified(self, hidden: Sequence[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ class EncoderNorm:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLinear:
-    """One product. Its outputs are those of several tensors, side by side."""
+    """A linear layer. Its outputs are those of several tensors, side by side."""
 
     names: tuple[str, ...]
     has_bias: bool = True

@@ -68,7 +68,7 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
     decoders, encoders = architectures(), [f"{family}Model" for family in ENCODERS]
     with_images = [one for one in decoders if find(one).vision is not None]
     texts = [one for one in decoders if one not in with_images]
-    if ending == TEXT:
+    if ending == TEXT or name.endswith("LMHeadModel"):
         known, what = texts, "models that generate text"
     elif ending == WITH_IMAGES:
         known, what = with_images, "models with images"
@@ -79,7 +79,7 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
     near = get_close_matches(stem, stems, 1, NEAR)
     nearest = f"; the nearest is {stems[near[0]]}" if near else ""
     listed = ", ".join(known)
-    if ending not in (TEXT, WITH_IMAGES):
+    if known[0] in encoders:
         listed = f"{', '.join(encoders)}, and their {CLASSIFIER}; and Model and {CLASSIFIER} of "
         listed += ", ".join(texts)
     return ConfigError(
