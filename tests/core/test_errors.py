@@ -3,7 +3,14 @@
 import pytest
 
 import paceline
-from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError, StepError
+from paceline.core.errors import (
+    ConfigError,
+    PacelineError,
+    QueueFull,
+    RequestError,
+    StepError,
+    some,
+)
 
 
 @pytest.mark.parametrize("error", [ConfigError, RequestError, QueueFull, StepError])
@@ -26,3 +33,8 @@ def test_a_full_queue_is_a_refusal_that_can_be_told_apart() -> None:
 def test_the_faults_of_operator_client_and_device_are_never_confused() -> None:
     kinds = (ConfigError, RequestError, StepError)
     assert not any(issubclass(a, b) for a in kinds for b in kinds if a is not b)
+
+
+def test_a_few_names_stand_for_many() -> None:
+    assert some("abc") == "a, b, c"
+    assert some(map(str, range(1500)), 2) == "0, 1 and 1,498 more"

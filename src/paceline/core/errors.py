@@ -1,5 +1,7 @@
 """Errors, with one class for each cause."""
 
+from collections.abc import Iterable
+
 
 class PacelineError(Exception):
     """The base class of all errors of paceline."""
@@ -40,3 +42,10 @@ class StepError(PacelineError):
 
 class DeviceLost(StepError):
     """The device can compute nothing more for this process."""
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """A few names for a sentence, and how many more there are."""
+    listed = list(names)
+    more = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {more:,} more" if more > 0 else "")

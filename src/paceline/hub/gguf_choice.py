@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from paceline.core.errors import some
 from paceline.hub.errors import FetchError
 from paceline.hub.repository_name import RepositoryName
 
@@ -47,6 +48,4 @@ def matches(wanted: str, files: Sequence[str]) -> list[str]:
 
 
 def listed(files: Sequence[str]) -> str:
-    more = len(files) - MOST_NAMED
-    names = ", ".join(files[:MOST_NAMED])
-    return f"choose one of: {names}" + (f" and {more} more" if more > 0 else "")
+    return f"choose one of: {some(files, MOST_NAMED)}"

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, some
 from paceline.runner.adapters.peft_config import ALL_LINEAR, NAME, PeftConfig
 from paceline.runner.adapters.targets import AdapterTargets, ModuleTarget, Site
 
@@ -19,7 +19,6 @@ FILE = "adapter_model.safetensors"
 OTHER_FILE = "adapter_model.bin"
 TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight")
 VERSION_BYTES = 8
-NAMED = 3  # modules listed in an error message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,13 +149,6 @@ class AdapterReader:
                 f"{NAME} need {list(shape)}"
             )
         return tensor.to(torch.float32)
-
-
-def some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
-    listed = list(names)
-    more = len(listed) - NAMED
-    return ", ".join(listed[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def ends(modules: Iterable[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, some
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.manifest import manifest
 from paceline.runner.models.tensor_spec import Cut, Shape
@@ -77,11 +77,6 @@ def compare(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
             if name in found and tuple(found[name]) != shape
         ],
     }
-    reasons = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+    reasons = [f"{kind}: {some(names, NAMED)}" for kind, names in problems.items() if names]
     if reasons:
         raise ConfigError(f"the checkpoint does not match its configuration; {'; '.join(reasons)}")
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from paceline.core.config import JournalConfig
+from paceline.core.errors import some
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Finish, Sequence
 from paceline.sched.explain.journal import Passage, Spell
@@ -217,12 +218,6 @@ def is_passed_over(spell: Spell, sequence: Sequence) -> bool:
 def overlap(spell: Spell, since: float, until: float) -> float:
     """Seconds of a spell between two moments."""
     return max(min(spell.until, until) - max(spell.since, since), 0.0)
-
-
-def some(names: list[str]) -> str:
-    """A few names, and how many more there are."""
-    shown, rest = names[:3], len(names) - 3
-    return ", ".join(shown) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 REASONS = {
