@@ -1,7 +1,9 @@
 """`paceline demo`: an answer without log lines, and an end without an error."""
 
+import re
 import signal
 
+import httpx
 import pytest
 
 from paceline.cli.main import main
@@ -9,11 +11,18 @@ from tests.cli.test_main import Terminal, posix_only
 
 
 @posix_only
-def test_the_answer_stands_alone_and_ctrl_c_is_the_usual_end(model: str) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_the_answer_stands_alone_and_ctrl_c_is_the_usual_end(
+    model: str, end: signal.Signals
+) -> None:
     terminal = Terminal("demo", "--model", model, "--question", "the fox", CI="")
     terminal.read_until("Press Ctrl-C to stop it.", limit_s=180)
-    terminal.process.send_signal(signal.SIGINT)
+    terminal.process.send_signal(end)
     assert terminal.end() == 0
+    url = re.search(r"Serving on (\S+);", terminal.seen)
+    assert url is not None
+    with pytest.raises(httpx.ConnectError):  # its server has ended too
+        httpx.get(url[1])
     _, _, answer = terminal.seen.partition("> the fox\r\n")
     assert answer.partition("\r\n")[0]
     assert "vllm:generation_tokens_total" in answer

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def run(options: DemoOptions) -> int:
         ask(server, options.question)
         if os.environ.get("CI"):
             return 0
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the server as well
         try:
             print("Press Ctrl-C to stop it.", flush=True)
             server.process.wait()
