@@ -210,3 +210,4 @@ def log_to_stderr(level: int = logging.INFO, as_json: bool = False) -> None:
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=level, handlers=[lines])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # each line of a batch is logged by us
