@@ -4,7 +4,7 @@
     python benchmarks/simulator.py TRACE --requests 100000 --speed 15
 
 The trace is repeated until there are so many requests; no two prompts share anything. Prints one
-JSON line. `--single-steps` makes every turn on its own, which gives the same results.
+JSON line.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def measured(args: argparse.Namespace) -> dict[str, object]:
     trace = TraceLoad(args.trace, None, args.speed).workload().requests
     load = repeated(list(trace), args.requests)
     loaded, empty = process_time(), megabytes()
-    model = ServerModel(Profile.load(args.profile), leaping=not args.single_steps)
+    model = ServerModel(Profile.load(args.profile))
     run = SimulatedServer(model, load).run()
     simulated = process_time()
     total = SimulationReport.of(run, {}).total
@@ -80,7 +80,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--speed", type=float, default=1.0, help="of the trace")
     parser.add_argument("--profile", default="h200-qwen3-0.6b")
-    parser.add_argument("--single-steps", action="store_true")
     git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     where = {"commit": commit or None, "machine": machine()}

@@ -14,7 +14,7 @@ from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sim.loop import Loop
 from paceline.sim.oracle import OracleRunner
 from paceline.sim.runner import SimulatedDevice
-from paceline.simulate.server import Replica, SimulatedServer
+from paceline.simulate.server import SimulatedServer
 from tests.simulate.support import SMALL, VALUES
 
 WRONG = 2
@@ -146,20 +146,8 @@ def test_drafts_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["drafting"] == {"acceptance": 0.7, "draft_s": 0.0001, "seed": 0}
     assert 1.5 < found["tokens_per_step"] < 2.5
     assert 0.4 < found["acceptance"] < 0.7
-    assert called(folder, "simulate", trace, *drafts, *own, "--no-leaps") == 0
+    assert called(folder, "simulate", trace, *drafts, *own) == 0
     assert re.search(r"drafts +\d+ of \d+ accepted \(", capsys.readouterr().out)
-
-
-def test_leaps_can_be_switched_off(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = str(folder / "trace.jsonl")
-    assert called(folder, "simulate", trace, "--json") == 0
-    leapt = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr(Replica, "_look_ahead", None)
-    assert called(folder, "simulate", trace, "--json", "--no-leaps") == 0
-    stepped = json.loads(capsys.readouterr().out)
-    assert stepped | {"wall_s": 0} == leapt | {"wall_s": 0}
 
 
 def test_long_names_of_variants_are_numbered(

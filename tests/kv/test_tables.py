@@ -186,35 +186,3 @@ def test_what_two_hold_alone_is_free_only_when_both_are_gone() -> None:
 
 
 # -- many steps at once -----------------------------------------------------
-
-
-def test_many_steps_take_the_blocks_that_single_steps_take() -> None:
-    slots = np.array([2, 0, 1])
-    start = np.array([3, 12, 6], np.int32)
-    (_, at_once), (_, one_by_one) = tables(3, 2, 1), tables(3, 2, 1)
-    steps = np.array([7, 2, 5], np.int32)
-    edges = at_once.edges(slots, start, start + steps)
-    assert edges is not None
-    for first, end in ((0, edges.before(3)), (edges.before(3), len(edges.steps))):
-        at_once.grow_along(edges, first, end)
-    for step in range(7):
-        going_on = steps > step
-        assert one_by_one.grow_at(slots[going_on], (start + step)[going_on]) is not None
-    assert [at_once.blocks(slot) for slot in range(3)] == [
-        one_by_one.blocks(slot) for slot in range(3)
-    ]
-    assert at_once.held.tolist() == one_by_one.held.tolist()
-
-
-def test_the_steps_in_which_blocks_are_taken() -> None:
-    slots, start = np.array([2, 0, 1]), np.array([3, 12, 6], np.int32)
-    edges = tables(3, 2, 1)[1].edges(slots, start, start + 7)
-    assert edges is not None
-    assert edges.steps == [0, 1, 2, 4, 5, 6]
-    assert [edges.before(step) for step in (0, 1, 3, 9)] == [0, 1, 3, 6]
-
-
-def test_steps_that_end_inside_a_block_take_none() -> None:
-    _, made = tables(3, 2)
-    start = np.array([5, 8], np.int32)
-    assert made.edges(np.array([1, 0]), start, start + 3) is None

@@ -48,19 +48,15 @@ def test_one_replica_is_a_server(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_leaps_of_replicas_change_nothing(seed: int) -> None:
+def test_each_request_ends_in_one_replica(seed: int) -> None:
     random = Random(seed)
     settings, load = drawn_settings(random), drawn_load(random, 30)
     model = ServerModel(UNEVEN, settings, 1 + seed % 3)
     fleet = FleetModel(2 + seed % 3, sorted(DEALERS)[seed % 4])
-    leapt = SimulatedFleet(model, fleet, load).run()
-    stepped = SimulatedFleet(replace(model, leaping=False), fleet, load).run()
-    same(stepped, leapt)
-    for own, others in zip(stepped.parts, leapt.parts, strict=True):
-        np.testing.assert_array_equal(own, others)
-    log = leapt.log
+    run = SimulatedFleet(model, fleet, load).run()
+    log = run.log
     assert all(log.outcome), "each request ends"
-    assert sorted(np.concatenate(leapt.parts).tolist()) == list(range(30)), "in one replica each"
+    assert sorted(np.concatenate(run.parts).tolist()) == list(range(30)), "in one replica each"
     for number, one in enumerate(load):
         if one.follows >= 0:
             assert log.arrival[number] == log.ended[one.follows] + one.at_s
@@ -112,8 +108,7 @@ def test_what_is_no_fleet(replicas: int, router: str) -> None:
         FleetModel(replicas, router)
 
 
-@pytest.mark.parametrize("leaping", [True, False])
-def test_the_router_knows_what_clients_know(leaping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_router_knows_what_clients_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a request is dealt, those are open that were sent before and have not ended."""
     known: dict[int, list[int]] = {}
     deal = RoutedDealer.deal
@@ -127,7 +122,7 @@ def test_the_router_knows_what_clients_know(leaping: bool, monkeypatch: pytest.M
         replace(one, output_len=10 + 13 * number % 80, at_s=one.at_s / 2)
         for number, one in enumerate(SHARED.requests)
     ]
-    log = SimulatedFleet(replace(model(), leaping=leaping), FleetModel(3), load).run().log
+    log = SimulatedFleet(model(), FleetModel(3), load).run().log
     for number, open_ in known.items():
         time = log.arrival[number]
         assert open_ == np.flatnonzero((log.arrival < time) & (log.ended > time)).tolist()

@@ -18,14 +18,5 @@ def test_percentiles_are_exact_to_a_class() -> None:
     assert found.most_s == gaps.max()
 
 
-def test_a_weight_counts_each_gap_so_often() -> None:
-    found = GapHistogram()
-    found.add(np.array([0.1]), np.array([99]))
-    found.add(np.array([5.0]))
-    assert int(found.counts.sum()) == 100
-    assert found.percentile_s(98) == pytest.approx(0.1, rel=0.002)
-    assert found.percentile_s(100) == 5.0
-
-
 def test_without_gaps() -> None:
     assert GapHistogram().percentile_s(99) == 0.0

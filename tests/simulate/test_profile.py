@@ -34,12 +34,6 @@ def test_a_calibration_agrees_with_published_figures(
     assert 1e3 * profile.device_s(batch) == pytest.approx(published_ms, rel=0.05)
 
 
-def test_repetitions_take_what_single_steps_take(profile: Profile) -> None:
-    first = BatchSummary.decode(37, 1001)
-    single = [profile.device_s(BatchSummary.decode(37, 1001 + step)) for step in range(1, 50)]
-    assert profile.repeats_s(first, 49).tolist() == single
-
-
 def test_prompts_moves_and_the_host_add_up() -> None:
     profile = Profile.of(
         {

@@ -12,9 +12,7 @@ def request(name: str, at_s: float, follows: int = -1) -> SimulatedRequest:
 def test_a_turn_of_a_conversation_waits_for_the_one_before() -> None:
     senders = Senders([request("a", 0.0), request("b", 3.0, follows=0)])
     assert list(senders.first()) == [(0.0, 0)]
-    assert senders.is_followed(0)
     assert list(senders.followers(0, 10.0)) == [(13.0, 1)]
-    assert not senders.has_followers
 
 
 def test_a_request_that_is_sent_again_arrived_the_first_time() -> None:

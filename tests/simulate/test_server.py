@@ -1,4 +1,4 @@
-"""The simulated server, with and without leaps."""
+"""The simulated server."""
 
 from dataclasses import replace
 from math import inf
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from paceline.simulate.drafting import Drafting
-from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import Profile
 from paceline.simulate.requests import OUTPUT, SimulatedRequest
 from paceline.simulate.row_rates import RowRates
@@ -112,7 +111,7 @@ def columns(run: SimulatedRun) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("seed", "drafts"), [*((seed, 0) for seed in range(12)), (1, 2), (7, 4), (15, 4), (26, 3)]
 )
-def test_leaps_change_nothing(seed: int, drafts: int) -> None:
+def test_random_loads_end_and_repeat(seed: int, drafts: int) -> None:
     random = Random(seed)
     settings, load = drawn_settings(random), drawn_load(random, 25)
     settings |= {"num_speculative_tokens": drafts}
@@ -123,21 +122,27 @@ def test_leaps_change_nothing(seed: int, drafts: int) -> None:
     told = {one.id: np.arange(one.output_len, dtype=np.int32) for one in load[: seed % 4]}
     runs: list[SimulatedRun] = []
     reused: list[list[int]] = []
-    for leaping in (False, True):
-        model = ServerModel(profile, settings, depth, leaping=leaping, drafting=drafting)
+    for _ in range(2):
+        model = ServerModel(profile, settings, depth, drafting=drafting)
         server = SimulatedServer(model, load, told, ["r3", "r7"])
         runs.append(server.run())
         server.scheduler.check()
         pool = server.scheduler.state.cache.pool
         reused.append(pool.take(pool.free))
-    stepped, leapt = runs
+    first, again = runs
     assert reused[0] == reused[1], "blocks are reused in the same order"
-    assert leapt.log.outcome == stepped.log.outcome
-    assert all(leapt.log.outcome), "each request ends"
-    assert leapt.log.message == stepped.log.message
-    assert leapt.explained == stepped.explained
-    for (name, one), other in zip(columns(stepped).items(), columns(leapt).values(), strict=True):
+    assert first.log.outcome == again.log.outcome
+    assert all(first.log.outcome), "each request ends"
+    assert first.log.message == again.log.message
+    assert first.explained == again.explained
+    for (name, one), other in zip(columns(first).items(), columns(again).values(), strict=True):
         np.testing.assert_array_equal(one, other, name)
+    log = first.log
+    done = np.array(log.outcome) == "length"
+    wanted = np.array([one.output_len for one in load])
+    np.testing.assert_array_equal(log.tokens[done], wanted[done])
+    began = ~np.isnan(log.first)
+    assert (log.arrival[began] <= log.first[began]).all()
 
 
 def test_a_request_alone() -> None:
@@ -179,10 +184,9 @@ def test_outputs_that_are_known_are_sampled() -> None:
     first = SimulatedRequest("a", 0.0, np.arange(20, dtype=np.int32), 21)
     said = np.concatenate([np.arange(20, dtype=np.int32), told, [7, 7]]).astype(np.int32)
     second = SimulatedRequest("b", 2.5, said, 3, follows=0)
-    for leaping in (True, False):
-        model = ServerModel(PROFILE, TINY | {"num_blocks": 40}, leaping=leaping)
-        run = SimulatedServer(model, [first, second], {"a": told}).run()
-        assert run.log.cached[1] == 40
+    model = ServerModel(PROFILE, TINY | {"num_blocks": 40})
+    run = SimulatedServer(model, [first, second], {"a": told}).run()
+    assert run.log.cached[1] == 40
 
 
 def test_requests_that_cannot_run_and_clients_that_leave() -> None:
@@ -207,43 +211,3 @@ def test_more_ends_in_a_turn_than_are_remembered() -> None:
     assert told.log.outcome[6:] == ["timeout"] * 6
     assert "raise journal_requests" in told.explained["7"]
     assert "finished: timed out" in told.explained["11"]
-
-
-def test_a_steady_batch_takes_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[bool] = []
-    turn = LeapingEngine.turn
-    monkeypatch.setattr(
-        LeapingEngine, "turn", lambda self, **given: turns.append(True) or turn(self, **given)
-    )
-    load = [SimulatedRequest(f"{n}", 0.0, (Segment(f"{n}", 4),), 200) for n in range(4)]
-    settings = TINY | {"num_blocks": 400, "policy": "fair"}
-    run = SimulatedServer(ServerModel(PROFILE, settings, depth=2), load).run()
-    assert run.stats.steps > 200
-    assert len(turns) < 20
-
-
-def test_requests_that_nothing_holds_up_take_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They join a leap, and it goes on when they end."""
-    monkeypatch.setattr(LeapingEngine, "turn", None)
-    load = [
-        SimulatedRequest(f"{n}", 0.1 * n, (Segment(f"{n}", 4 + n),), 1 + 7 * n % 31)
-        for n in range(20)
-    ]
-    settings = TINY | {"num_blocks": 400, "max_num_batched_tokens": 200, "max_num_seqs": 20}
-    for depth in (1, 2):
-        run = SimulatedServer(ServerModel(PROFILE, settings, depth), load).run()
-        assert run.log.outcome == ["length"] * 20
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_leaps_over_joining_requests_tell_prompts_from_contexts(depth: int) -> None:
-    load = [
-        SimulatedRequest(f"{n}", 0.3 * n, (Segment(f"{n}", 10 + 7 * n),), 60 + 9 * (n % 5))
-        for n in range(20)
-    ]
-    settings = TINY | {"num_blocks": 400, "max_num_batched_tokens": 200, "max_num_seqs": 20}
-    model = ServerModel(UNEVEN, settings, depth)
-    leapt = SimulatedServer(model, load).run().log
-    stepped = SimulatedServer(replace(model, leaping=False), load).run().log
-    np.testing.assert_array_equal(leapt.first, stepped.first)
-    np.testing.assert_array_equal(leapt.ended, stepped.ended)

@@ -1,6 +1,5 @@
 """Seconds by amount, with knees."""
 
-import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
@@ -14,14 +13,6 @@ def test_lines_between_points_and_beyond_the_last() -> None:
 
 def test_one_point_is_a_fixed_cost() -> None:
     assert [TimeCurve([[1, 0.5]])(x) for x in (0, 1, 9)] == [0, 0.5, 0.5]
-
-
-def test_an_array_gives_the_same_bits() -> None:
-    random = np.random.default_rng(0)
-    points = np.cumsum(random.random((9, 2)), axis=0)
-    curve = TimeCurve(points.tolist())
-    amounts = np.concatenate([[0.0], 12 * random.random(500)])
-    assert curve(amounts).tolist() == [curve(x) for x in amounts.tolist()]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Points over time, in spans that grow."""
 
-import numpy as np
-
-from paceline.sched.leaping import Occupancy
-from paceline.simulate.timeline import FIRST_WIDTH_S, POINTS, Timeline
+from paceline.simulate.timeline import FIRST_WIDTH_S, POINTS, Occupancy, Timeline
 
 
 def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
@@ -11,7 +8,8 @@ def test_a_span_has_its_largest_numbers_and_its_tokens() -> None:
     line.add(0.01, Occupancy(1, 5, 10))
     line.add(0.02, Occupancy(2, 3, 9))
     line.add_tokens_at(0.02, 4)
-    line.add_tokens(np.array([0.03, 0.27]), np.array([2, 2]))
+    line.add_tokens_at(0.03, 2)
+    line.add_tokens_at(0.27, 2)
     line.add(0.27, Occupancy(1, 0, 0))
     assert line.to_dict() == {
         "time_s": [0.0, FIRST_WIDTH_S],
@@ -31,8 +29,6 @@ def test_a_long_run_has_no_more_points() -> None:
     assert len(found["time_s"]) <= POINTS
     assert max(found["running"]) == 1499
     assert sum(found["tokens_per_s"]) * line.width_s == 1500
-    assert line.last_of_spans(np.array([3.2, 3.4, 4.1, 4.2, 6.0])) == [1, 3]
-    assert line.last_of_spans(np.array([3.2, 3.4])) == []
 
 
 def test_several_timelines_add_up() -> None:

@@ -95,7 +95,8 @@ def run(options: CapacityOptions) -> int:
     model = options.server.model(source, options.load.clients.seed)
     check_drafts(model)
     experiment = Experiment(source, model)
-    rate = highest_rate(experiment, limits)
+    jobs = options.jobs or usable_cores()
+    rate = highest_rate(experiment, limits, jobs)
     record: dict[str, Any] = {
         "kind": "capacity",
         **model.profile.label,
@@ -105,7 +106,6 @@ def run(options: CapacityOptions) -> int:
     record |= {"rate": asdict(rate), "replicas": None, "router": None}
     replicas = None
     if options.replicas and not rate.fails_alone:
-        jobs = options.jobs or usable_cores()
         replicas = replicas_needed(experiment, limits, jobs, fleet.router)
         record |= {"replicas": asdict(replicas), "router": fleet.router}
     if options.output is not None:

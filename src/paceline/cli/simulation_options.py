@@ -302,13 +302,6 @@ class ServerModelOptions:
             rich_help_panel=SERVER,
         ),
     ] = 0.0
-    leaps: Annotated[
-        bool,
-        typer.Option(
-            help="Make many equal steps at once. The results are the same.",
-            rich_help_panel=SERVER,
-        ),
-    ] = True
 
     def model(
         self, source: LoadSource, seed: int, more: Mapping[str, Any] | None = None
@@ -323,7 +316,6 @@ class ServerModelOptions:
             settings,
             self.depth,
             self.timeout,
-            leaping=self.leaps,
             drafting=self._drafting(seed),
         )
         SimulatedServer(model, [])  # wrong settings are reported before anything runs

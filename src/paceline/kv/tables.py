@@ -1,10 +1,8 @@
 """Block tables: which blocks each slot reads and writes, in order."""
 
 import struct
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,18 +10,6 @@ from paceline.core.arrays import I32, Bool, Index, sparse_zeros
 from paceline.core.plan import NOTHING_GROWN, Blocks, Grown, Pairs
 from paceline.kv.hit import Hit
 from paceline.kv.pool import BlockPool
-
-
-class Edges(NamedTuple):
-    """Blocks that steps to come will append: in which step, to which slot, at which index."""
-
-    steps: list[int]  # ascending; 0: the next one
-    slots: list[int]
-    indices: list[int]
-
-    def before(self, step: int) -> int:
-        """How many are appended before this step."""
-        return bisect_left(self.steps, step)
 
 
 class BlockTables:
@@ -168,30 +154,6 @@ class BlockTables:
         pool has too few."""
         edge = np.flatnonzero(self.room(slot) == start)
         return self.grow_by_one(slot[edge]) if len(edge) <= self._pool.free else None
-
-    def edges(self, slot: Index, start: I32, end: I32) -> Edges | None:
-        """The blocks that slots need which go on from `start[i]` to before `end[i]`, one position
-        in each step, in the order in which single steps take them; None: they need none."""
-        if not (self.room(slot) < end).any():
-            return None
-        size, held = self.block_size, self.held[slot].tolist()
-        found: list[tuple[int, int, int]] = []
-        for row, (first, have, last) in enumerate(
-            zip(start.tolist(), held, end.tolist(), strict=True)
-        ):
-            for index in range(have, -(-last // size)):
-                found.append((index * size - first, row, index))
-        found.sort()
-        slots: list[int] = slot.tolist()
-        owners = [slots[row] for _, row, _ in found]
-        return Edges([step for step, _, _ in found], owners, [index for _, _, index in found])
-
-    def grow_along(self, edges: Edges, first: int, end: int) -> None:
-        """Append the blocks of some edges, one after the other."""
-        slots, indices = edges.slots[first:end], edges.indices[first:end]
-        self.table[slots, indices] = self._pool.take(end - first)
-        for slot, index in zip(slots, indices, strict=True):
-            self.held[slot] = index + 1
 
     # -- swapping -----------------------------------------------------------
 

@@ -316,18 +316,6 @@ class SlotTable:
         self.computed[slot] = known
         self.known[slot] = known + 1
 
-    def run_ahead(self, slot: Index, planned: I32, known: I32, ids: I32 | int) -> None:
-        """What many steps do that decode: all positions before `planned[i]` are handed out, and
-        `known[i]` tokens are known. `ids` are the new ones, of one slot after the other."""
-        before = self.known[slot]
-        more = known - before
-        first: Index = slot * self._width + before
-        within = np.arange(int(more.sum())) - np.repeat(np.cumsum(more) - more, more)
-        self._flat[np.repeat(first, more) + within] = ids
-        self.planned[slot] = planned
-        self.computed[slot] = np.where(more > 0, known - 1, self.computed[slot])
-        self.known[slot] = known
-
     def check(self) -> None:
         order = self.order
         assert len(set(order.tolist())) == len(order), "a slot is listed twice"

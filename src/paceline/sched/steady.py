@@ -74,18 +74,6 @@ class Steady:
         self._steps_left -= 1
         return Plan(step, self.rows, start, grown, kind=self._kind)
 
-    @property
-    def steps_left(self) -> int:
-        """Further steps that can be planned with these rows, if there are blocks for them."""
-        return 0 if self._table.needs_host else self._steps_left
-
-    def skipped(self, steps: int) -> None:
-        """So many steps have been planned and committed with these rows."""
-        self._steps_left -= steps
-        self._steps_to_edge = self._to_edge(self._table.planned[self.rows.slot])
-        if self._commits_left is not None:
-            self._commits_left -= steps
-
     def sampled_once(self, result: StepResult) -> bool:
         """Whether every row yielded exactly one token, and no feature has to look at it."""
         ids, count = result.ids, result.count

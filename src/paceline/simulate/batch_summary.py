@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.arrays import I32
 from paceline.core.plan import Plan
 
 
@@ -53,12 +52,6 @@ class BatchSummary:
     def decode(rows: int, context: int) -> "BatchSummary":
         """Rows of one position each that all read `context` tokens."""
         return BatchSummary(rows, rows, rows, rows * context, context)
-
-    @staticmethod
-    def decode_of(contexts: I32) -> "BatchSummary":
-        """Rows of one position each that read so many tokens."""
-        rows = len(contexts)
-        return BatchSummary(rows, rows, rows, int(contexts.sum()), int(contexts.max()))
 
     @staticmethod
     def prompt(count: int, start: int = 0) -> "BatchSummary":

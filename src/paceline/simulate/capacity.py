@@ -1,9 +1,9 @@
 """The highest rate that one replica holds, and how many replicas a load needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice, takewhile
+from itertools import count, islice, pairwise, takewhile
 from math import inf
 
 from paceline.core.errors import ConfigError
@@ -92,9 +92,9 @@ class CapacityAnswer:
 
 
 def highest_rate(
-    experiment: Experiment, limits: LatencyLimits, precision: float = PRECISION
+    experiment: Experiment, limits: LatencyLimits, jobs: int = 1, precision: float = PRECISION
 ) -> CapacityAnswer:
-    """By bisection, between a rate that holds and one that does not, in requests per second.
+    """By search, between a rate that holds and one that does not, in requests per second.
 
     If the limits are kept at much higher rates when the requests come evenly, the answer has that
     rate as well.
@@ -105,10 +105,10 @@ def highest_rate(
             "all requests of the load come at the same time, so it has no rate; give a load in "
             "which they come one after the other"
         )
-    found = RateSearch(experiment, limits).best_of(load, precision)
+    found = RateSearch(experiment, limits, jobs).best_of(load, precision)
     if found.is_least:
         return found
-    evenly, search = load.evenly(), RateSearch(experiment, limits)
+    evenly, search = load.evenly(), RateSearch(experiment, limits, jobs)
     slowest = min(one.tried for one in found.trials)
     if not search.holds(evenly, SPREAD_OUT * found.best.tried if found.best else slowest):
         return found
@@ -117,49 +117,62 @@ def highest_rate(
 
 
 class RateSearch:
-    """Looks for the highest rate of a load that keeps the limits, and notes what it tried."""
+    """Looks for the highest rate of a load that keeps the limits, and notes what it tried.
 
-    def __init__(self, experiment: Experiment, limits: LatencyLimits) -> None:
-        self._experiment, self._limits = experiment, limits
-        self._trials: list[Trial] = []
+    It tries two rates at a time, so that the answer does not depend on the number of processes.
+    """
+
+    def __init__(self, experiment: Experiment, limits: LatencyLimits, jobs: int) -> None:
+        self._experiment, self._limits, self._jobs = experiment, limits, jobs
+        self._trials: dict[float, Trial] = {}
 
     def best_of(self, load: Workload, precision: float) -> CapacityAnswer:
         """The search ends at a rate that holds but does not last: higher ones say nothing."""
-        low, high = bracket(load.rate, lambda rate: self._lasts(load, rate))
-        while low and high and self._is_broken(high) and high / low > 1 + precision:
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if self._lasts(load, middle) else (low, middle)
-        kept = [one for one in self._trials if not one.broken]
+        low, high = self._bracket(load)
+        while low and high and self._trials[high].broken and high / low > 1 + precision:
+            third = (high / low) ** (1 / 3)
+            low, high = self._narrowed(load, [low, low * third, high / third, high])
+        kept = [one for one in self._trials.values() if not one.broken]
         is_least = any(not one.lasts for one in kept)
         lasting = [one for one in kept if one.lasts] or kept
         best = max(lasting, key=lambda one: one.tried, default=None)
-        return CapacityAnswer(best, tuple(self._trials), is_least)
+        return CapacityAnswer(best, tuple(self._trials.values()), is_least)
 
     def holds(self, load: Workload, rate: float) -> bool:
-        figures = self._experiment.run_on(load.at_rate(rate), PLAIN).report.total
-        self._trials.append(Trial(rate, self._limits.broken_by(figures), figures))
-        return not self._trials[-1].broken
+        self._try(load, [rate])
+        return not self._trials[rate].broken
 
-    def _lasts(self, load: Workload, rate: float) -> bool:
-        return self.holds(load, rate) and self._trials[-1].lasts
+    def _bracket(self, load: Workload) -> tuple[float, float]:
+        """A rate that holds and a higher one, which does not; 0 where there is none."""
+        rate = load.rate
+        low, high = self._narrowed(load, [0.0, rate, 2 * rate, 0.0])
+        for power in range(1, DOUBLINGS, 2):
+            if low and high:
+                break
+            if low:
+                tried = [low, rate * 2 ** (power + 1), rate * 2 ** (power + 2), 0.0]
+            else:
+                tried = [0.0, rate / 2 ** (power + 1), rate / 2**power, high]
+            low, high = self._narrowed(load, tried)
+        return low, high
 
-    def _is_broken(self, rate: float) -> bool:
-        return any(one.broken for one in self._trials if one.tried == rate)
+    def _narrowed(self, load: Workload, rates: list[float]) -> tuple[float, float]:
+        """Try the two rates in the middle. Returns the last of all that holds, and the next."""
+        self._try(load, rates[1:3])
+        for low, high in pairwise(rates):
+            if not (high and self._trials[high].lasts and not self._trials[high].broken):
+                return low, high
+        return rates[-1], 0.0
+
+    def _try(self, load: Workload, rates: list[float]) -> None:
+        new = [rate for rate in rates if rate not in self._trials]
+        run = partial(figures_at, self._experiment, load)
+        for rate, figures in zip(new, in_processes(run, new, self._jobs), strict=True):
+            self._trials[rate] = Trial(rate, self._limits.broken_by(figures), figures)
 
 
-def bracket(rate: float, holds: Callable[[float], bool]) -> tuple[float, float]:
-    """A rate that holds and twice that rate, which does not; 0 where there is none."""
-    if holds(rate):
-        for _ in range(DOUBLINGS):
-            if not holds(2 * rate):
-                return rate, 2 * rate
-            rate *= 2
-        return rate, 0.0
-    for _ in range(DOUBLINGS):
-        if holds(rate / 2):
-            return rate / 2, rate
-        rate /= 2
-    return 0.0, rate
+def figures_at(experiment: Experiment, load: Workload, rate: float) -> Figures:
+    return experiment.run_on(load.at_rate(rate), PLAIN).report.total
 
 
 def replicas_needed(

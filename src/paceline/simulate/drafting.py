@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from paceline.core.arrays import I32, Index
+from paceline.core.arrays import I32
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
@@ -72,10 +72,6 @@ class DraftedSequences:
     def proposing_s(self, batch: BatchSummary) -> float:
         """Seconds that the device takes to propose the drafts of a step."""
         return self._drafting.draft_s * batch.drafts
-
-    def skip(self, slot: Index, position: I32) -> None:
-        """Steps without drafts have brought sequences to these positions."""
-        self._stands[slot] = position
 
     def _runs_of(self, request: Request) -> I32:
         """From each place on, the drafts of a request up to the first wrong one."""

@@ -20,7 +20,6 @@ from paceline.simulate.server import Replica, ServerModel, SimulatedRun, Simulat
 from paceline.simulate.timeline import Timeline
 
 MOST_REPLICAS = 4096
-LOOKED_AHEAD = 2  # as long as a replica gets so many requests, on average
 NOBODY = -1
 
 
@@ -48,9 +47,7 @@ class SimulatedFleet:
     """Serves one load by several replicas, from its first request to its last.
 
     The router gives each request to a replica when it is sent, and knows what clients know by
-    then. What happens, happens in the order of time. A replica looks ahead at turns in which
-    nothing is decided, and makes them when their time has come: a request that it is sent
-    meanwhile cuts them short, and their ends are known to the router as if they were made.
+    then. What happens, happens in the order of time.
     """
 
     def __init__(
@@ -73,8 +70,6 @@ class SimulatedFleet:
         self._ends: list[tuple[float, int]] = []  # a heap of what the router does not know yet
         self._next_at = [inf] * fleet.replicas  # when each replica goes on
         self._place = [NOBODY] * len(requests)  # of each request: its replica
-        last_s = max((at for at, _ in self._sent), default=0.0)
-        self._ahead_s = LOOKED_AHEAD * fleet.replicas * last_s / max(len(requests), 1) or inf
 
     def run(self) -> SimulatedRun:
         with collection_paused():
@@ -102,7 +97,7 @@ class SimulatedFleet:
             return False
         number = self._next_at.index(at)
         replica = self._replicas[number]
-        replica.go_on(at + self._ahead_s)
+        replica.go_on()
         self._next_at[number] = replica.next_at
         return True
 
@@ -121,9 +116,6 @@ class SimulatedFleet:
 
     def _learn_ends(self, time: float) -> None:
         """Tell the router what has ended by then."""
-        for replica in self._replicas:
-            for number in replica.ends_until(time):
-                self._dealer.ended(number)
         while self._ends and self._ends[0][0] <= time:
             self._dealer.ended(heappop(self._ends)[1])
 

@@ -19,12 +19,9 @@ class GapHistogram:
         self.most_s = 0.0
         self._counts: I64 = np.zeros(CLASSES, np.int64)
         self._pending: list[F64] = []
-        self._weights: list[I64] = []
 
-    def add(self, gaps: F64, weights: I64 | None = None) -> None:
-        """Count each gap once, or `weights[i]` times."""
+    def add(self, gaps: F64) -> None:
         self._pending.append(gaps)
-        self._weights.append(np.ones(len(gaps), np.int64) if weights is None else weights)
         if len(self._pending) >= PENDING:
             self._count()
 
@@ -32,13 +29,11 @@ class GapHistogram:
         if not self._pending:
             return
         gaps = np.concatenate(self._pending)
-        weights = np.concatenate(self._weights)
-        self._pending, self._weights = [], []
+        self._pending = []
         if len(gaps):
             place = (np.log(np.clip(gaps, LEAST_S, MOST_S)) - log(LEAST_S)) * PER_E
-            found = np.bincount(place.astype(np.int64), weights, CLASSES)
-            self._counts += found.astype(np.int64)
-            self.most_s = max(self.most_s, float(gaps.max(initial=0.0, where=weights > 0)))
+            self._counts += np.bincount(place.astype(np.int64), minlength=CLASSES)
+            self.most_s = max(self.most_s, float(gaps.max()))
 
     @property
     def counts(self) -> I64:  # [classes]

@@ -9,9 +9,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast, get_origin, get_type_hints
 
-import numpy as np
-
-from paceline.core.arrays import F64, I64
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError
 from paceline.core.json_file import json_object
@@ -123,10 +120,6 @@ class FrontEndTerms:
         names = [one.name for one in fields(self)]
         return FrontEndTerms(*(getattr(self, name) + getattr(other, name) for name in names))
 
-    def deliver_each_s(self, rows: I64) -> F64:
-        """The same of each of many steps, to the last bit."""
-        return self.delivery_s + rows.astype(np.float64) * self.delivery_row_s
-
     def deliver_s(self, rows: int) -> float:
         """Until the clients of a step with so many rows have their tokens."""
         return self.delivery_s + rows * self.delivery_row_s
@@ -198,18 +191,6 @@ class Profile:
         moves = self.moves
         moved = moves.copies(batch.copies) + moves.swap_out(batch.swap_out)
         return self._terms(batch).seconds(batch) + moved + moves.swap_in(batch.swap_in)
-
-    def repeats_s(self, batch: BatchSummary, steps: int) -> F64:  # [steps]
-        """Seconds of each of the steps that repeat a decode step, which moves no blocks.
-
-        The contexts grow by a token per row and step. Each is what `device_s` says, to the last
-        bit.
-        """
-        terms = self._terms(batch)
-        later = np.arange(1, steps + 1, dtype=np.float64)
-        tokens, longest = batch.contexts + batch.rows * later, batch.longest + later
-        reading = terms.reading.seconds(terms.readers(batch), tokens, longest)
-        return terms.level(batch) + (terms.contexts(tokens) + reading)
 
     def plan_s(self, batch: BatchSummary) -> float:
         """Seconds that the host takes before the device can begin a step."""

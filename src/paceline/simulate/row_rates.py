@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from math import isfinite, sqrt
-from typing import overload
 
 import numpy as np
 
-from paceline.core.arrays import F64
 from paceline.core.errors import ConfigError
 
-Point = tuple[float, float, float]  # rows, seconds per token, seconds per token of the longest
+Rates = tuple[float, float, float]  # rows, seconds per token, seconds per token of the longest
 
 
 class RowRates:
@@ -24,7 +22,7 @@ class RowRates:
     __slots__ = ("_found", "points")
 
     def __init__(self, points: Sequence[Sequence[float]]) -> None:
-        self.points = tuple(checked(points))
+        self.points = tuple(checked_rates(points))
         self._found: dict[int, tuple[float, float]] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -46,39 +44,20 @@ class RowRates:
             self._found[rows] = token, longest
         return self._found[rows]
 
-    @overload
-    def seconds(self, rows: int, tokens: float, longest: float) -> float: ...
-
-    @overload
-    def seconds(self, rows: int, tokens: F64, longest: F64) -> F64: ...
-
-    def seconds(self, rows: int, tokens: float | F64, longest: float | F64) -> float | F64:
-        """Of so many rows that read so many tokens, or of each of many such steps."""
+    def seconds(self, rows: int, tokens: float, longest: float) -> float:
+        """Of so many rows that read so many tokens."""
         per_token, per_longest = self.at(rows)
         return larger(per_token * tokens, per_longest * longest)
 
 
-@overload
-def larger(one: float, other: float) -> float: ...
-
-
-@overload
-def larger(one: F64, other: F64) -> F64: ...
-
-
-@overload
-def larger(one: float | F64, other: float | F64) -> float | F64: ...
-
-
-def larger(one: float | F64, other: float | F64) -> float | F64:
+def larger(one: float, other: float) -> float:
     """The larger of two times, and a little more where they are close: the fourth root of the sum
-    of fourth powers. Square roots are exact: numbers and arrays give the same, to the last bit."""
+    of fourth powers."""
     one, other = one * one, other * other
-    total = one * one + other * other
-    return np.sqrt(np.sqrt(total)) if isinstance(total, np.ndarray) else sqrt(sqrt(total))
+    return sqrt(sqrt(one * one + other * other))
 
 
-def checked(points: Sequence[Sequence[float]]) -> list[Point]:
+def checked_rates(points: Sequence[Sequence[float]]) -> list[Rates]:
     """The points, if their rows rise and nothing is negative."""
     try:
         found = [(float(rows), float(token), float(longest)) for rows, token, longest in points]

@@ -40,15 +40,6 @@ class Senders:
         for follower in self._after.pop(number, ()):
             yield time + self.requests[follower].at_s, follower
 
-    @property
-    def has_followers(self) -> bool:
-        """Does any request that has not been sent follow another one?"""
-        return bool(self._after)
-
-    def is_followed(self, number: int) -> bool:
-        """Will the end of a request send another one?"""
-        return number in self._after
-
     def refuse(self, number: int, error: PacelineError, time: float) -> None:
         """No server takes a request, and its client knows why."""
         self.log.refuse(number, error, time)

@@ -1,36 +1,33 @@
 """A simulated server: requests arrive, the real engine runs on a virtual clock, clients leave."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from paceline.core.arrays import F64, I32, Index
+from paceline.core.arrays import I32, Index
 from paceline.core.config import Config
 from paceline.core.errors import ConfigError, PacelineError, RequestError
 from paceline.core.garbage import collection_paused
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
+from paceline.engine.core.engine import Engine
 from paceline.engine.core.messages import Delivery
-from paceline.engine.core.timings import timed
 from paceline.engine.settings import EngineSettings
-from paceline.sched.course import Course
-from paceline.sched.leaping import LeapingScheduler, Occupancy
+from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 from paceline.sched.swapping import Rates
 from paceline.sim.clock import VirtualClock
 from paceline.simulate.batch_summary import BatchSummary
 from paceline.simulate.coming import Coming
 from paceline.simulate.drafting import DraftedSequences, Drafting, step_times
-from paceline.simulate.leap import Leap
-from paceline.simulate.leaping_engine import LeapingEngine
 from paceline.simulate.profile import FrontEndTerms, Profile
 from paceline.simulate.request_log import RequestLog
 from paceline.simulate.requests import SimulatedRequest
 from paceline.simulate.senders import Senders
 from paceline.simulate.timed_runner import TimedRunner
-from paceline.simulate.timeline import Timeline
+from paceline.simulate.timeline import Occupancy, Timeline
 
 MEASURED_POSITIONS = 2048
 LEAST_S = 1e-9  # of a profile that has no time for something
@@ -45,7 +42,6 @@ class ServerModel:
     depth: int = 0  # steps in flight; 0: those of the profile
     timeout_s: float = 0.0  # after which requests end; 0: no limit
     http: bool = True  # are there clients of a server, or callers of an engine?
-    leaping: bool = True  # make many equal steps at once; the results are the same
     drafting: Drafting | None = None  # due with num_speculative_tokens
 
     @property
@@ -117,12 +113,12 @@ class Replica:
         """`outputs` has the tokens of requests, where they are known."""
         self._senders, self._outside, self._model = senders, outside, model
         self._depth = model.depth or model.profile.depth
-        self.scheduler = LeapingScheduler(model.config)
+        self.scheduler = Scheduler(model.config)
         self.scheduler.measure(model.rates)
         self._clock = VirtualClock()
         drafted = self._prepared_drafts()
         self._runner = TimedRunner(model.profile, self._clock, outputs, drafted)
-        self._engine = LeapingEngine(
+        self._engine = Engine(
             self.scheduler, self._runner, self._clock, self._depth, EngineSettings()
         )
         self.timeline = Timeline()
@@ -130,7 +126,6 @@ class Replica:
         self._numbers: dict[str, int] = {}  # of open requests, by id
         self._leaving: list[tuple[float, int]] = []  # when clients leave, and their requests
         self._rests_until = 0.0
-        self._ahead: Leap | None = None
 
     def _prepared_drafts(self) -> DraftedSequences | None:
         """None: there are no drafts. Otherwise the scheduler knows how long they take."""
@@ -145,8 +140,6 @@ class Replica:
     def next_at(self) -> float:
         """When it goes on; inf: when it is sent a request."""
         now = self._clock()
-        if self._ahead is not None:
-            return self._ahead.done_at
         if self._coming.next_at <= now:
             return now
         if self._engine.idle:
@@ -155,42 +148,26 @@ class Replica:
             return max(now, min(self._rests_until, self._next_event()))
         return now
 
-    def go_on(self, until: float = inf) -> None:
-        """Make a turn at `next_at`, or look ahead at many that begin before `until`, or make
-        these."""
-        leap, self._ahead = self._ahead, None
-        if leap is not None:
-            self._make(leap)
-            return
+    def go_on(self) -> None:
+        """Make a turn at `next_at`."""
         self._clock.advance_to(self.next_at)
-        engine, due = self._engine, self._due()
-        if self._model.leaping and self._look_ahead(due, until):
-            return
-        self.scheduler.settle()
-        while due:
+        engine = self._engine
+        while due := self._due():
             self._submit(due)
-            due = self._due()
         self._let_leave()
         if engine.idle:
             return
         delivery = engine.turn()
         if delivery is not None:
             self._deliver(delivery)
-        self.timeline.add(self._clock(), self.scheduler.occupancy)
+        self.timeline.add(self._clock(), Occupancy.of(self.scheduler.view))
         self._rests_until = self._clock() + (engine.patience_s or 0.0)
 
     # -- clients ------------------------------------------------------------
 
     def send(self, at: float, number: int) -> None:
-        """A client sends a request, now or later. Turns that are only known are made as far as it
-        does not reach the engine before them."""
+        """A client sends a request, now or later."""
         self._coming.send(at, number)
-        if self._ahead is not None and not self._ahead.cut(self._coming.next_at):
-            self._ahead = None
-
-    def ends_until(self, time: float) -> Iterable[int]:
-        """Requests of which it is known now that they have ended by then, and was not before."""
-        return () if self._ahead is None else self._ahead.ends_until(time)
 
     def _next_event(self) -> float:
         leaving = self._leaving[0][0] if self._leaving else inf
@@ -270,58 +247,6 @@ class Replica:
         except RequestError as error:  # more requests ended in this turn than a journal remembers
             return str(error)
 
-    # -- many turns at once ---------------------------------------------------
-
-    def _look_ahead(self, due: list[Request], until: float) -> bool:
-        """Find the turns in which nothing is decided, up to the next event. Returns whether there
-        are any."""
-        scheduler, runner, now = self.scheduler, self._runner, self._clock()
-        until = min(until, self._next_event())
-        if until <= now or self._engine.has_messages:
-            return False
-        if (self._engine.resting and not self._engine.idle) or any(
-            self._leaves_at(one) <= now for one in due
-        ):
-            return False
-        most = runner.turns_within(until - now)
-        course = scheduler.course(runner.in_flight, self._depth, most, due, now)
-        if course is None:
-            return False
-        for request in due:
-            self._open(request)
-        runner.follow(course)
-        stretch = runner.stretch(course, min(until, self._next_event()))
-        turns = self._turns_until_follower(course, len(stretch))
-        if turns < max(course.behind, 1):
-            assert not due, "requests have joined a step that is not made"
-            return False
-        self._ahead = Leap(course, stretch.first(turns), self._coming.terms)
-        return True
-
-    def _make(self, leap: Leap) -> None:
-        """Make all of these turns at once."""
-        scheduler, runner, turns = self.scheduler, self._runner, len(leap)
-        course, stretch = leap.course, leap.stretch
-        new = self._senders.log.repeated(course, leap.times)
-        watch = LeapWatch(self, stretch.ended, leap.times)
-        if watch.turns:
-            self.timeline.add_tokens(stretch.ended, leap.sent)
-        else:
-            self.timeline.add_tokens_at(leap.done_at, new)
-        ids = runner.ids(course, turns)
-        scheduler.leap(course, stretch.begun, stretch.ended, ids, watch)
-        plans = scheduler.latest(course, turns)
-        self._engine.leap(plans if course.behind else ())
-        runner.skip(course, stretch, plans)
-
-    def _turns_until_follower(self, course: Course, turns: int) -> int:
-        """Of so many turns, those up to the first end of a request that another one follows."""
-        if self._senders.has_followers:
-            for turn, rows in course.endings(turns):
-                if any(map(self._senders.is_followed, course.handle[rows].tolist())):
-                    return turn + 1
-        return turns
-
 
 class SimulatedServer:
     """Serves one load alone, from its first request to its last."""
@@ -341,7 +266,7 @@ class SimulatedServer:
             self._replica.send(at, number)
 
     @property
-    def scheduler(self) -> LeapingScheduler:
+    def scheduler(self) -> Scheduler:
         return self._replica.scheduler
 
     def run(self) -> SimulatedRun:
@@ -364,18 +289,3 @@ class SimulatedServer:
     def takes_back(self, number: int, error: PacelineError, time: float) -> bool:
         """There is no other server."""
         return False
-
-
-class LeapWatch:
-    """Tells a server what happens in a leap of its scheduler."""
-
-    def __init__(self, server: Replica, ended: F64, times: F64) -> None:
-        """Turns end at the times `ended`, and clients know at `times`."""
-        self._server, self._ended, self._times = server, ended, times
-        self.turns = server.timeline.last_of_spans(ended)
-
-    def ended(self, turn: int, end: Ended) -> None:
-        self._server.close(timed(self._server.scheduler, end), float(self._times[turn]))
-
-    def observe(self, turn: int, found: Occupancy) -> None:
-        self._server.timeline.add(float(self._ended[turn]), found)

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import overload
 
-import numpy as np
-
-from paceline.core.arrays import F64
 from paceline.core.errors import ConfigError
 
 Point = tuple[float, float]  # an amount and seconds
@@ -32,8 +28,6 @@ class TimeCurve:
           |        _____/ <- a knee: arithmetic takes longer than memory
           |_______/
           +------------------- positions
-
-    A number and an array of numbers give the same seconds, to the last bit.
     """
 
     __slots__ = ("_first", "_hinges", "_known", "points")
@@ -59,16 +53,8 @@ class TimeCurve:
     def __repr__(self) -> str:
         return f"TimeCurve({[list(point) for point in self.points]})"
 
-    @overload
-    def __call__(self, amount: float) -> float: ...
-
-    @overload
-    def __call__(self, amount: F64) -> F64: ...
-
-    def __call__(self, amount: float | F64) -> float | F64:
-        """The seconds of an amount, or of each of many."""
-        if isinstance(amount, np.ndarray):
-            return self._of_many(amount)
+    def __call__(self, amount: float) -> float:
+        """The seconds of an amount."""
         if amount <= 0:
             return 0.0
         if (known := self._known.get(amount)) is not None:
@@ -80,12 +66,6 @@ class TimeCurve:
         if len(self._known) < MOST_KNOWN:
             self._known[amount] = seconds
         return seconds
-
-    def _of_many(self, amounts: F64) -> F64:
-        seconds: F64 = np.full(len(amounts), self._first)
-        for hinge in self._hinges:
-            seconds += np.maximum(amounts - hinge.knee, 0.0) * hinge.slope
-        return np.where(amounts > 0, seconds, 0.0)
 
 
 def checked(points: Sequence[Sequence[float]]) -> list[Point]:

@@ -1,14 +1,28 @@
 """How the queue, the batch and the blocks develop over time, in a bounded number of points."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.arrays import F64, I64
-from paceline.sched.leaping import Occupancy
+from paceline.core.arrays import F64
+from paceline.sched.view import SchedulerView
 
 POINTS = 1024
 FIRST_WIDTH_S = 0.25
+
+
+class Occupancy(NamedTuple):
+    """How busy a scheduler is."""
+
+    running: int  # sequences
+    waiting: int  # requests
+    used_blocks: int
+
+    @staticmethod
+    def of(view: SchedulerView) -> "Occupancy":
+        pool = view.pools[0]
+        return Occupancy(len(view.table.order), view.queued, pool.size - pool.free)
 
 
 class Timeline:
@@ -41,31 +55,14 @@ class Timeline:
             total._end = max(total._end, one._end)
         return total
 
-    def last_of_spans(self, times: F64) -> list[int]:
-        """Which of these times, ascending, are the last ones of spans that others follow in."""
-        first, last = int(times[0] / self.width_s), int(times[-1] / self.width_s)
-        if first == last:
-            return []
-        spans = (times / self.width_s).astype(np.int64)
-        return np.flatnonzero(spans[1:] > spans[:-1]).tolist()
-
     def add(self, time: float, point: Occupancy) -> None:
         """Points are added in the order of time."""
-        place = self._place(time)
-        values = point.running, point.waiting, point.used_blocks
-        for most, latest, value in zip(self._most, self._latest, values, strict=True):
-            most[place] = max(most[place], value)
-            latest[place] = value
+        at = self._place(time)
+        self._most[:, at] = np.maximum(self._most[:, at], point)
+        self._latest[:, at] = point
 
     def add_tokens_at(self, time: float, count: int) -> None:
         self._tokens[self._place(time)] += count
-
-    def add_tokens(self, times: F64, counts: I64) -> None:
-        """`counts[i]` tokens were generated at each of these times, the last of which is the
-        latest."""
-        self._place(float(times[-1]))
-        places = (times / self.width_s).astype(np.int64)
-        self._tokens += np.bincount(places, counts, POINTS)
 
     def _place(self, time: float) -> int:
         while time >= POINTS * self.width_s:

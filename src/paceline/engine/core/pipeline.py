@@ -1,7 +1,6 @@
 """The steps in flight, oldest first."""
 
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 
 from paceline.core.errors import DeviceLost, StepError
@@ -50,10 +49,6 @@ class Pipeline:
             return plan, self._runner.wait()
         except Exception as error:  # a device may fail in any way
             raise self._failure(plan, error) from error
-
-    def put(self, plans: Iterable[Plan]) -> None:
-        """Let later plans take the places of those in flight."""
-        self._flight = deque(plans)
 
     def abandon(self) -> None:
         """Wait for the steps in flight, and drop their results and errors."""

@@ -11,6 +11,8 @@ from paceline.sched.view import SchedulerView
 def scored(delivery: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
     """Add the log-probabilities of the rows that are not stale."""
     logprob, found, rows = result.logprob, result.candidates, outputs.row
+    if logprob is None and found is None:
+        return delivery
     if rows is not None:
         logprob = None if logprob is None else logprob[rows]
         found = None if found is None else Candidates(found.ids[rows], found.logprob[rows])

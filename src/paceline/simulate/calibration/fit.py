@@ -129,7 +129,9 @@ def longest_rates(terms: StepTerms, uneven: Sequence[Amounts], at: Sequence[int]
         errors: list[float] = []
         for candidate in CANDIDATES:
             rates[number] = candidate
-            told = level + larger(tokens, (shares @ rates) * longest)
+            slowest = ((shares @ rates) * longest).tolist()
+            reading = [larger(*pair) for pair in zip(tokens.tolist(), slowest, strict=True)]
+            told = level + np.array(reading)
             errors.append(float(np.abs(told / seconds - 1).sum()))
         rates[number] = CANDIDATES[int(np.argmin(errors))]
     rows = sorted({int(one) for one, _, _ in terms.reading.points} | set(at))
