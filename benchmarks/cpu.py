@@ -26,7 +26,7 @@ from cpu_sides import LlamaCpp, Ours, Side, Transformers
 from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear_choice import KINDS
+from paceline.runner.layers.native_stack import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer

@@ -32,11 +32,11 @@ from benchmarks.servers import ROOT, started
 from benchmarks.tables import Figures, medians, table
 from benchmarks.worker import Worker
 from paceline import SamplingParams
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.engine.streaming import StreamingEngine
 from paceline.hub.catalogue import DEFAULT
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.download import download
+from paceline.wiring.model_files import download
 from paceline.wiring.settings import for_batches
 
 PEER = Path(__file__).parent / "peers" / "vllm_scheduler" / "outputs.py"

@@ -19,14 +19,14 @@ from paceline import Request, Scheduler, StepResult
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.adapted_products import AdapterSizes
+from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.manifest import manifest
+from paceline.runner.models.describe import manifest
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy

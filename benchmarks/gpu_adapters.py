@@ -18,8 +18,7 @@ from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.targets import AdapterTargets, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
-from paceline.runner.cuda.adapted_products import AdapterSizes
-from paceline.runner.cuda.adapters import pinned
+from paceline.runner.cuda.adapters import AdapterSizes, pinned
 
 USUAL = ["qwen3-0.6b", "64", "8", "16"]
 ROUNDS, STEPS, PROMPT = 5, 128, 1024

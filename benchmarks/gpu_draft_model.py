@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.gpu import MAX_MODEL_LEN, Bench, OneToken
 from benchmarks.gpu_speculation import DRAFTS, measured, run
-from paceline.core.speculation_config import SpeculationConfig
-from paceline.core.step_times import StepTimes
-from paceline.runner.cuda.draft_model import CudaDraftModel
+from paceline.core.capabilities import StepTimes
+from paceline.core.settings.features import SpeculationConfig
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.proposer import Drafter

@@ -16,8 +16,8 @@ from benchmarks.gpu import DEPTH, Bench, drawn
 from benchmarks.grammar_cases import CASES, CompilesAtOnce, vocabulary
 from paceline import Request
 from paceline.core.sampling import Sampling
-from paceline.engine.core.constrained_requests import ConstrainedRequests
-from paceline.engine.core.engine import Engine
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
+from paceline.engine.loop.engine import Engine
 from paceline.runner.models.config import ModelConfig
 
 ROUNDS, PROMPT, OUTPUT = 5, 64, 128

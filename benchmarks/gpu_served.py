@@ -32,7 +32,7 @@ from benchmarks.raw_client import RawRequest, Script, load
 from benchmarks.servers import ROOT, started
 from benchmarks.tables import Figures, medians, table
 from paceline.text.chat_template import CHATML
-from paceline.wiring.tokenizer import bytes_as_tokens
+from paceline.wiring.model_files import bytes_as_tokens
 
 MAX_MODEL_LEN = 2048
 LIMIT_S = 150  # of a part through LLM

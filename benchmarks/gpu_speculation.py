@@ -23,12 +23,12 @@ from torch import Tensor
 
 from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, Counting, drawn, submit
 from paceline import Scheduler, StepResult
+from paceline.core.capabilities import StepTimes
 from paceline.core.plan import Plan
-from paceline.core.speculation_config import SpeculationConfig
-from paceline.core.step_times import StepTimes
-from paceline.engine.core.turn_times import TurnTimer
+from paceline.core.settings.features import SpeculationConfig
+from paceline.engine.loop.turn_times import TurnTimer
 from paceline.runner.proposer import Proposer, load
-from paceline.wiring.step_times import MEASURED_S
+from paceline.wiring.loaded_runner import MEASURED_S
 
 CONTEXT, OUTPUT, DRAFTS = 512, 256, 4
 SHARES = (0.0, 0.5, 0.9)

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.structured.backend import Grammar, load_backend
-from paceline.structured.grammar_counts import GrammarCounts
+from paceline.structured.compile_queue import GrammarCounts
 from paceline.structured.token_table import TokenTable
 
 END = 256  # behind the bytes

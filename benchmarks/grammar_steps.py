@@ -26,8 +26,8 @@ from paceline.core.constraint import Constraint
 from paceline.core.masks import MaskRows
 from paceline.core.plan import Plan, StepResult
 from paceline.core.sampling import Sampling
-from paceline.engine.core.constrained_requests import ConstrainedRequests
-from paceline.engine.core.engine import Engine
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
+from paceline.engine.loop.engine import Engine
 from paceline.structured.backend import BACKENDS
 
 VOCAB, PROMPT, OUTPUT, DEPTH, ROUNDS = 151_936, 8, 96, 2, 5

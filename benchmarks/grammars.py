@@ -26,10 +26,10 @@ import numpy as np
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.engine.api import SamplingParams
+from paceline.llm import LLM
 from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, load_backend
 from paceline.structured.token_table import TokenTable
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.llm import LLM
 
 DRAFTS = 4
 OUTPUT = 48  # tokens of each sequence that is decoded

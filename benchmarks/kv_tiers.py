@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from paceline import LLM, Plan, Request, SamplingParams, Scheduler, StepResult
-from paceline.core.connector_config import ConnectorConfig
+from paceline.core.settings.features import ConnectorConfig
 from paceline.hub.catalogue import DEFAULT
 from paceline.kv.connector import Connector, Transfer, TransferEnd
-from paceline.sim.clock import VirtualClock
-from paceline.sim.loop import Loop
-from paceline.sim.runner import SimulatedDevice
+from paceline.testing.loop import Loop
+from paceline.testing.runner import SimulatedDevice, VirtualClock
 
 BLOCK = 16  # tokens
 ONE = SamplingParams(temperature=0.0, max_tokens=1)

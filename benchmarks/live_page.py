@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 
 from benchmarks.null_device import NullRunner
-from paceline.core.config import Config
 from paceline.core.request import Request
-from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Question
-from paceline.engine.core.observers import NOT_OBSERVED
+from paceline.core.settings.config import Config
 from paceline.engine.live.feed import FRAME_S, LiveFeed
 from paceline.engine.live.frames import FrameAnswer, FrameQuestion
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.messages import Question
+from paceline.engine.loop.ports import NOT_OBSERVED
 from paceline.sched.scheduler import Scheduler
 
 BLOCK_SIZE, PROMPT, LONGEST = 16, 64, 8192

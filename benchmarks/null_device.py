@@ -14,14 +14,14 @@ import numpy as np
 
 from paceline.core.arrays import I32
 from paceline.core.capabilities import Capabilities
-from paceline.core.config import Config
 from paceline.core.plan import Plan, StepResult
+from paceline.core.settings.config import Config
 from paceline.engine.components import EngineComponents
-from paceline.hub.progress import Progress, silent
+from paceline.hub.repository_files import Progress, silent
 from paceline.sched.scheduler import Scheduler
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.download import download
+from paceline.wiring.model_files import download
 from paceline.wiring.settings import sort_settings
 
 FACTORY = "benchmarks.null_device:build"

@@ -12,8 +12,8 @@ import numpy as np
 
 from paceline.core.arrays import F64, I32
 from paceline.engine.streaming import StreamingEngine
-from paceline.simulate.calibration.served_times import TimedClient
-from paceline.simulate.requests import SimulatedRequest
+from paceline.simulator.calibration.served_times import TimedClient
+from paceline.simulator.requests import SimulatedRequest
 from paceline.workloads.call import Segment
 
 LEAD_S = 0.05  # before the first request

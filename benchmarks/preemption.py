@@ -16,8 +16,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from paceline import Plan, Request, Scheduler, StepResult
-from paceline.sim.loop import Loop
-from paceline.sim.runner import SimulatedDevice
+from paceline.testing.loop import Loop
+from paceline.testing.runner import SimulatedDevice
 
 # isort: split
 import workloads

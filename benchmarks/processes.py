@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-CORES = (b"paceline.engine.core.process_main", b"VLLM::EngineCore")  # on their command lines
+CORES = (b"paceline.engine.transport.process_main", b"VLLM::EngineCore")  # on their command lines
 TRACKER = b"multiprocessing.resource_tracker"  # of Python's shared memory; it does next to nothing
 
 

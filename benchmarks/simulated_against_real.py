@@ -32,22 +32,21 @@ import numpy as np
 from benchmarks.open_loop import RealRun, flat, send
 from benchmarks.simulation_errors import Check, checked, tables
 from benchmarks.watched_steps import FACTORY, STEP_LOG, StepLog
-from paceline.core.config import LoadConfig
-from paceline.core.garbage import keep_heap
+from paceline.core.settings.config import LoadConfig
+from paceline.core.system.host import keep_heap
 from paceline.engine.components import factory_named
-from paceline.engine.core.process import ProcessCore
-from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.streaming import StreamingEngine
-from paceline.simulate.loads import Clients, Phase, SyntheticLoad, TraceLoad, Workload
-from paceline.simulate.profile import Profile
-from paceline.simulate.recorded import UNUSED
-from paceline.simulate.server import ServerModel, SimulatedServer
+from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.thread import ThreadCore
+from paceline.simulator.device.profile import Profile
+from paceline.simulator.loads import Clients, Phase, SyntheticLoad, TraceLoad, Workload
+from paceline.simulator.recorded import UNUSED
+from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.text.chat_template import ChatTemplate
 from paceline.wiring.calibration import measured_profile
-from paceline.wiring.download import download
-from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
-from paceline.workloads.length_distribution import LengthDistribution
+from paceline.wiring.model_files import download, load_tokenizer, sampling_rules
+from paceline.workloads.call import LengthDistribution
 
 SHARES = {"light": 0.4, "near": 0.9, "overload": 1.3}  # of the capacity
 BACKLOG = 6  # requests for each that can run, to find the capacity

@@ -12,10 +12,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from paceline.simulate.drafting import Drafting
-from paceline.simulate.profile import FrontEndTerms, Profile
-from paceline.simulate.requests import SimulatedRequest
-from paceline.simulate.server import ServerModel, SimulatedServer
+from paceline.simulator.device.drafting import Drafting
+from paceline.simulator.device.profile import FrontEndTerms, Profile
+from paceline.simulator.requests import SimulatedRequest
+from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.workloads.call import Segment
 
 CONTEXT, OUTPUT = 512, 256  # as in gpu_speculation

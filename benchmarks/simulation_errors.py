@@ -12,10 +12,10 @@ from benchmarks.tables import cell
 from benchmarks.watched_steps import StepLog
 from paceline.bench.samples import Spread, rate, spread_ms
 from paceline.core.arrays import F64, Bool
-from paceline.simulate.figures import Figures, SimulationReport
-from paceline.simulate.profile import Profile
-from paceline.simulate.request_log import RequestLog
-from paceline.simulate.server import ServerModel, SimulatedRun, SimulatedServer
+from paceline.simulator.device.profile import Profile
+from paceline.simulator.results.figures import Figures, SimulationReport
+from paceline.simulator.results.request_log import RequestLog
+from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer
 
 PERCENTILES = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
 PART_OF_TURN_S = 0.02  # a longer gap between a result and the next launch is idle time

@@ -17,11 +17,11 @@ from time import process_time
 
 from scheduler import machine
 
-from paceline.simulate.figures import SimulationReport
-from paceline.simulate.loads import TraceLoad
-from paceline.simulate.profile import Profile
-from paceline.simulate.requests import SimulatedRequest
-from paceline.simulate.server import ServerModel, SimulatedServer
+from paceline.simulator.device.profile import Profile
+from paceline.simulator.loads import TraceLoad
+from paceline.simulator.requests import SimulatedRequest
+from paceline.simulator.results.figures import SimulationReport
+from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.workloads.call import Segment
 
 HERE = Path(__file__).resolve().parent

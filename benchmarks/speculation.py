@@ -22,7 +22,7 @@ from unittest.mock import patch
 from paceline import LLM, SamplingParams
 from paceline.core.request import Sequence
 from paceline.runner.proposers.suffix import PastOutputs, Suffix
-from paceline.sched.arrivals import Arrivals
+from paceline.sched.lifecycle.arrivals import Arrivals
 from paceline.text.tokenizer import Tokenizer
 
 # Temperatures. "recurring" is prose that the proposer has seen as the output of another request.

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.core.arrays import F64, Bool
 from paceline.core.plan import Plan, StepResult
 from paceline.engine.components import EngineComponents
-from paceline.simulate.batch_summary import BatchSummary
+from paceline.simulator.device.batch_summary import BatchSummary
 from paceline.wiring import assembly
 
 FACTORY = "benchmarks.watched_steps:build"

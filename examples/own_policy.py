@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View
 
 

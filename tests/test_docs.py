@@ -137,7 +137,7 @@ def test_examples_with_a_model_run(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the oracle: the calls are those of the page, the tokens are not those of a model."""
-    monkeypatch.setattr("paceline.wiring.llm.FACTORY", "tests.engine.support:build")
+    monkeypatch.setattr("paceline.llm.FACTORY", "tests.engine.support:build")
     found = [code for language, code in blocks(read(ROOT / page)) if language == "py"]
     assert found
     names: dict[str, object] = {}

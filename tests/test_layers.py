@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
-LIGHT_LAYERS = ("core", "kv", "sched", "sim", "workloads")
+LIGHT_LAYERS = ("core", "kv", "sched", "testing", "workloads")
 LAYERS = sorted({f.relative_to(SOURCE / "paceline").parts[0] for f in SOURCE.rglob("*/*/*.py")})
 LIGHT_FILES = sorted(f for name in LIGHT_LAYERS for f in (SOURCE / "paceline" / name).rglob("*.py"))
 ALLOWED = {"paceline", "numpy"}
@@ -76,9 +76,12 @@ def package(root: Path, sources: dict[str, str]) -> Path:
     "sources",
     [
         {},
-        {"cli": "import paceline.sim, paceline.core, yaml", "sched": "import paceline.kv, numpy"},
+        {
+            "cli": "import paceline.testing, paceline.core, yaml",
+            "sched": "import paceline.kv, numpy",
+        },
         {"runner": "import paceline.core, torch", "engine": "import paceline.sched"},
-        {"sim": "import paceline.engine", "engine": "import paceline.sched"},
+        {"testing": "import paceline.engine", "engine": "import paceline.sched"},
     ],
 )
 def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
@@ -91,19 +94,22 @@ def test_contracts_allow(sources: dict[str, str], tmp_path: Path) -> None:
     [
         {"core": "import paceline.kv"},
         {"kv": "import paceline.sched"},
-        {"sched": "import paceline.sim"},
-        {"sim": "import paceline.cli"},
-        {"engine": "import paceline.sim"},
+        {"sched": "import paceline.testing"},
+        {"testing": "import paceline.cli"},
+        {"engine": "import paceline.testing"},
         {"sched": "import paceline.runner", "runner": ""},
         {"runner": "import paceline.sched"},
         {"runner": "import paceline.kv"},
         {"core": "def f():\n    import yaml"},
         {"sched": "import torch"},
-        {"sim": "import torch"},
-        {"sim": "import paceline.engine", "engine": "import msgspec"},
+        {"testing": "import torch"},
+        {"testing": "import paceline.engine", "engine": "import msgspec"},
         {"engine": "import torch"},
-        {"engine/frontend": "", "engine/core": "import paceline.engine.frontend"},
+        {"engine/frontend": "", "engine/loop": "import paceline.engine.frontend"},
         {"server": "import paceline.runner"},
+        {"engine": "import paceline.simulator"},
+        {"server": "import paceline.viewer"},
+        {"wiring": "import paceline.integrations.ray", "integrations/ray": ""},
         {"unheard_of": ""},
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from paceline.server.settings import ServerSettings
-from paceline.wiring.supervisor import CLOSE_S
+from paceline.wiring.processes.supervisor import CLOSE_S
 from tests.server.support import on_its_own_server
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.openmp import limit_spinning
+from paceline.core.system.host import limit_spinning
 
 # At run time these names are imported on first use: numpy and torch take long, and an interrupt
 # meanwhile must reach the command line, which starts after this import.
@@ -19,20 +19,14 @@ if TYPE_CHECKING:
         RequestFailed,
         StepError,
     )
-    from paceline.core.item import Item
+    from paceline.core.multimodal import Item
     from paceline.core.plan import Outputs, Plan, StepResult
     from paceline.core.request import Finish, Request
     from paceline.core.sampling import Sampling
-    from paceline.engine.api import (
-        Ask,
-        EngineFailed,
-        GenerationRequest,
-        RequestOutput,
-        TextDelta,
-    )
+    from paceline.engine.api import Ask, EngineFailed, GenerationRequest, RequestOutput, TextDelta
     from paceline.engine.params import SamplingParams
+    from paceline.llm import LLM, AsyncLLM
     from paceline.sched.scheduler import Scheduler
-    from paceline.wiring.llm import LLM, AsyncLLM
 
 limit_spinning()  # Before torch is imported, in every program that uses the package.
 
@@ -72,7 +66,7 @@ MODULES = {
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
     "paceline.core.adapter": ("LoRARequest",),
-    "paceline.core.item": ("Item",),
+    "paceline.core.multimodal": ("Item",),
     "paceline.core.request": ("Finish", "Request"),
     "paceline.core.sampling": ("Sampling",),
     "paceline.engine.api": (
@@ -80,7 +74,7 @@ MODULES = {
     ),
     "paceline.engine.params": ("SamplingParams",),
     "paceline.sched.scheduler": ("Scheduler",),
-    "paceline.wiring.llm": ("LLM", "AsyncLLM"),
+    "paceline.llm": ("LLM", "AsyncLLM"),
 }
 LATER = {name: module for module, names in MODULES.items() for name in names}
 

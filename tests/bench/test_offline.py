@@ -2,9 +2,8 @@
 
 import pytest
 
-from paceline.bench.offline import RunFailed, latency, throughput
-from paceline.bench.runs import Repeats, Run
-from paceline.engine.offline import OfflineEngine
+from paceline.bench.offline import Repeats, Run, RunFailed, latency, throughput
+from paceline.engine.offline.offline import OfflineEngine
 from tests.bench.support import call
 from tests.engine.support import build
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from paceline.bench.offline import Repeats, Run
 from paceline.bench.report import (
     lines_of,
     lines_of_latency,
@@ -11,7 +12,6 @@ from paceline.bench.report import (
     record_of_latency,
     record_of_throughput,
 )
-from paceline.bench.runs import Repeats, Run
 from paceline.bench.samples import Outcome, PrefixCacheUse, ServerRun
 from tests.bench.support import made_up
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.frontend import Sizes, main
 from paceline.text.chat_template import CHATML
-from paceline.wiring.tokenizer import bytes_as_tokens
+from paceline.wiring.model_files import bytes_as_tokens
 
 
 def test_each_case_has_a_line_and_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from benchmarks import gpu_scripts
 from benchmarks.gpu_served import COLUMNS, model_folder, summary
 from benchmarks.tables import table
-from paceline.runner.models.shape import config_in
-from paceline.wiring.tokenizer import load_tokenizer
+from paceline.runner.models.describe import config_in
+from paceline.wiring.model_files import load_tokenizer
 
 
 def test_the_folder_of_a_shape_has_a_model_and_a_tokenizer(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from benchmarks.open_loop import RealRun, flat
 from benchmarks.simulated_against_real import part
 from benchmarks.simulation_errors import Check, checked, tables
 from benchmarks.watched_steps import StepLog
-from paceline.simulate.batch_summary import BatchSummary
-from paceline.simulate.profile import Profile
-from paceline.simulate.requests import SimulatedRequest
-from paceline.simulate.server import ServerModel
+from paceline.simulator.device.batch_summary import BatchSummary
+from paceline.simulator.device.profile import Profile
+from paceline.simulator.requests import SimulatedRequest
+from paceline.simulator.server import ServerModel
 from paceline.workloads.call import Segment
 
 PROFILE = Profile.of(

@@ -16,11 +16,11 @@ import httpx
 
 from paceline.core.plan import Plan
 from paceline.engine.components import EngineComponents
-from paceline.engine.core.process import ProcessCore
-from paceline.engine.core.restart import RestartingCore
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine
+from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.restart import RestartingCore
 from paceline.server.app import create_app
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings

@@ -12,11 +12,11 @@ import uvicorn
 from playwright.sync_api import Page, expect
 
 from paceline import Request
-from paceline.cli.replay import replay_of
-from paceline.engine.live.replayed import ReplayedRun
+from paceline.cli.commands.replay import replay_of
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
-from paceline.server.live.view_app import RecordedFrames, view_app
-from paceline.sim.oracle import OracleRunner
+from paceline.testing.oracle import OracleRunner
+from paceline.viewer.page import RecordedFrames, view_app
+from paceline.viewer.replayed import ReplayedRun
 from tests.browser.site import Site
 
 STEP_S = 0.1

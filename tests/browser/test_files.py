@@ -8,7 +8,7 @@ import pytest
 
 from paceline.engine.live import frames
 
-FOLDER = Path(frames.__file__).parents[2] / "server" / "dashboard"
+FOLDER = Path(frames.__file__).parents[2] / "server" / "live" / "page"
 MODULES = sorted(FOLDER.glob("*.js"))
 PAGE = (FOLDER / "index.html").read_text(encoding="utf-8")
 LINES_PER_FILE = 400

@@ -45,7 +45,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def serve(model: str, *, host: str, uds: str, progress: Any, **settings: Any) -> None:
         found.update(settings, model=model)
 
-    monkeypatch.setattr("paceline.wiring.serving.serve", serve)
+    monkeypatch.setattr("paceline.wiring.processes.serving.serve", serve)
     return found
 
 

@@ -14,11 +14,11 @@ import pytest
 
 import paceline
 from paceline.cli.app import app
-from paceline.cli.list import ListOptions
+from paceline.cli.commands.list import ListOptions
 from paceline.cli.main import accept_any_encoding, main, warn_of
-from paceline.cli.palette import MARKS, POOL, STEPS, STORED
-from paceline.core.config import Config
-from paceline.sched.replay.preamble import Preamble
+from paceline.core.settings.config import Config
+from paceline.sched.replay.reader import Preamble
+from paceline.viewer.play.palette import MARKS, POOL, STEPS, STORED
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
 COMMAND = [sys.executable, "-m", "paceline"]
@@ -122,7 +122,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_explains_every_sign(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cli.play.command.can_encode", lambda _: True)
+    monkeypatch.setattr("paceline.cli.commands.play.can_encode", lambda _: True)
     with pytest.raises(SystemExit):
         main(["play", "--help"])
     said = capsys.readouterr().out
@@ -302,9 +302,9 @@ def test_help_imports_nothing_heavy() -> None:
         check=False,
     )
     imported = set(done.stdout.split())
-    assert "paceline.cli.app" in imported
+    assert "paceline.cli.main" in imported
     assert not imported & {
-        "paceline.cli.play.command",
+        "paceline.cli.commands.play",
         "torch",
         "httpx",
         "fastapi",
@@ -359,7 +359,7 @@ def test_a_shell_completes_commands_options_and_values_without_heavy_imports() -
     assert answers[2] == ["--max-num-seqs"]
     assert answers[3] == ["text", "json"]
     assert answers[4] == ["smollm2-360m"]
-    assert "paceline.cli.serve" in imported
+    assert "paceline.cli.commands.serve" in imported
     assert not {"torch", "fastapi", "httpx", "huggingface_hub", "rich"} & set(imported)
 
 
@@ -443,7 +443,7 @@ def test_a_lack_of_memory_is_no_traceback(
         """List the models on this machine."""
         raise MemoryError
 
-    monkeypatch.setattr("paceline.cli.list.run", run)
+    monkeypatch.setattr("paceline.cli.commands.list.run", run)
     assert main(["list"]) == 1
     assert capsys.readouterr().err.startswith("paceline: out of memory: lower max_num_seqs")
 

@@ -17,8 +17,9 @@ from paceline.cli.setting_help import (
     unit_of,
 )
 from paceline.core.adapter import AdapterConfig
-from paceline.core.config import COMPONENTS, Config, LoadConfig, RecordConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.config import COMPONENTS, Config, LoadConfig
+from paceline.core.settings.features import RecordConfig
 from paceline.wiring.settings import (
     BATCH_DEFAULTS,
     CPU_DEFAULTS,
@@ -112,7 +113,7 @@ def test_flags_of_vllm_pass_or_are_refused_by_name(
 ) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "paceline.wiring.serving.serve", lambda model, **settings: given.append(settings)
+        "paceline.wiring.processes.serving.serve", lambda model, **settings: given.append(settings)
     )
     flags = ["--trust-remote-code", "--pipeline-parallel-size", "1", "--hf-overrides", "{}"]
     flags += ["--no-enable-log-requests", "--task", "generate", "--seed", "3", "--dtype", "half"]

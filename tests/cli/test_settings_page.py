@@ -4,10 +4,10 @@ from pathlib import Path
 
 from paceline.cli.setting_flags import HIDDEN, ServingSettings
 from paceline.cli.settings_page import SCHEDULER_SENTENCES, page, types
+from paceline.llm import LLM_ARGUMENTS
 from paceline.wiring import setting_fields
-from paceline.wiring.llm import LLM_ARGUMENTS
 from paceline.wiring.settings import ENGINE_SETTINGS
-from paceline.wiring.vllm_table import VLLM
+from paceline.wiring.vllm.table import VLLM
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

@@ -1,15 +1,12 @@
 """Every architecture in `paceline.runner.models`, and small models of each in several variants."""
 
-import pkgutil
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
 
-import paceline.runner.models
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.traits import Traits
+from paceline.runner.models.traits import architectures, find
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -112,19 +109,6 @@ MIXED_TRAITS: dict[str, dict[str, Any]] = {
 }
 
 
-def architectures() -> list[str]:
-    """Names of the modules that have traits."""
-    package = paceline.runner.models
-    modules = [found.name for found in pkgutil.iter_modules(package.__path__)]
-    return [
-        name for name in modules if hasattr(import_module(f"{package.__name__}.{name}"), "TRAITS")
-    ]
-
-
-def traits_of(architecture: str) -> Traits:
-    return import_module(f"{paceline.runner.models.__name__}.{architecture}").TRAITS
-
-
 @dataclass(frozen=True)
 class Case:
     """A small model of an architecture."""
@@ -139,7 +123,7 @@ class Case:
     def changes(self) -> dict[str, Any]:
         """What the variant says in config.json."""
         found = {**VARIANTS.get(self.variant, {}), **self.own_changes}
-        if "rope_parameters" in found and traits_of(self.architecture).local_theta is not None:
+        if "rope_parameters" in found and find(self.architecture).local_theta is not None:
             plain = {"rope_type": "default", "rope_theta": THETA / 10}
             ropes = {"full_attention": found["rope_parameters"], "sliding_attention": plain}
             found["rope_parameters"] = ropes
@@ -153,14 +137,14 @@ class Case:
     @property
     def sizes(self) -> dict[str, Any]:
         """Layers enough that some see the whole context, where others have a window."""
-        layers = max(SIZES["num_hidden_layers"], traits_of(self.architecture).global_every + 1)
+        layers = max(SIZES["num_hidden_layers"], find(self.architecture).global_every + 1)
         return {**SIZES, **OWN_SIZES.get(self.architecture, {}), "num_hidden_layers": layers}
 
     @property
     def entries(self) -> dict[str, Any]:
         """The content of config.json."""
         flat = {**self.sizes, **self.changes}
-        if traits_of(self.architecture).vision is None:
+        if find(self.architecture).vision is None:
             return {"architectures": [f"{self.architecture}ForCausalLM"], **flat}
         return {
             "architectures": [f"{self.architecture}ForConditionalGeneration"],
@@ -186,7 +170,7 @@ def cases() -> list[Case]:
     found: dict[ModelConfig, Case] = {}
     for name in architectures():
         # A decoder with a tower is one that is here without it too.
-        common = ("plain",) if traits_of(name).vision else (*VARIANTS, *MIXED_TRAITS)
+        common = ("plain",) if find(name).vision else (*VARIANTS, *MIXED_TRAITS)
         for variant in (*common, *OWN_VARIANTS.get(name, {})):
             found.setdefault(Case(name, variant).config(), Case(name, variant))
     return list(found.values())

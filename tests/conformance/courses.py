@@ -15,8 +15,8 @@ import numpy as np
 
 from paceline import Outputs, Plan, Request, Scheduler, StepResult
 from paceline.sched import policies
-from paceline.sim.oracle import OracleRunner
-from paceline.sim.reference import reference
+from paceline.testing.oracle import OracleRunner
+from paceline.testing.reference import reference
 
 VOCAB = 50
 STEP_S = 1.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline import Scheduler
-from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.models.layer_groups import BackendSupport
 from tests.conformance.architectures import Case
 from tests.runner.sequences import LoadedModel
 

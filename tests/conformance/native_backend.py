@@ -9,9 +9,9 @@ import pytest
 from torch import Tensor
 
 from paceline import Scheduler
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
-from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy

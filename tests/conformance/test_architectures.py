@@ -1,9 +1,9 @@
 """What holds for every architecture on every backend: the logits of a reference, however the
 sequences are cut into steps, and tokens that do not depend on the schedule.
 
-A new file in `paceline.runner.models` is found and judged without being named here. A backend may
-refuse a model, with a reason, and never computes it wrongly. `tests/interpreted` runs the same
-tests on kernels for a GPU in an interpreter.
+A new table in `paceline.runner.models.architectures` is found and judged without being named here.
+A backend may refuse a model, with a reason, and never computes it wrongly. `tests/interpreted`
+runs the same tests on kernels for a GPU in an interpreter.
 """
 
 import sys
@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import paceline.runner.models
+import paceline.runner.models.architectures
 from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import layer_groups
+from paceline.runner.models.traits import architectures
 from paceline.runner.native.library import is_available
-from paceline.wiring.kv_groups import attention_groups
-from tests.conformance.architectures import Case, architectures, cases, few_cases, tokens_of
+from paceline.wiring.memory import attention_groups
+from tests.conformance.architectures import Case, cases, few_cases, tokens_of
 from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
 from tests.conformance.native_backend import BACKENDS as NATIVE_BACKENDS
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
@@ -183,7 +184,7 @@ def test_an_architecture_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """The example of the guide, put where the guide says, runs through the suite."""
     _, source = blocks(GUIDE.read_text(encoding="utf-8"))[0]
     (tmp_path / "starling.py").write_text(source)
-    package = paceline.runner.models
+    package = paceline.runner.models.architectures
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     case = Case("starling")
     try:
@@ -193,7 +194,7 @@ def test_an_architecture_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         for backend in NATIVE_BACKENDS if is_available() else []:
             follow(loaded(backend, case), {"a": 9}, [{"a": 6}, {"a": 1}, ("swap", "a"), {"a": 2}])
     finally:
-        del sys.modules["paceline.runner.models.starling"]
+        del sys.modules["paceline.runner.models.architectures.starling"]
 
 
 def test_backends_are_found() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv import connector as port
 from paceline.kv import connectors
 from paceline.kv.connector import Connector, Transfer, TransferEnd

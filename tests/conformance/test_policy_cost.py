@@ -19,8 +19,7 @@ import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
 from paceline.core.request import Sequence
-from paceline.sched.flow import Flow
-from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
+from paceline.sched.queue import REFRESHED_PER_STEP, Flow, WaitingQueue
 from tests.conformance import courses
 from tests.kept import kept
 

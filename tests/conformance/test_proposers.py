@@ -15,7 +15,7 @@ from torch import Tensor
 import paceline.runner.proposers
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.model_drafter import ModelDrafter

@@ -8,7 +8,7 @@ import pytest
 from paceline.core.capabilities import Capabilities
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 

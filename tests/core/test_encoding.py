@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline import Item, Request, Scheduler
-from paceline.core.encoding import NOTHING_EMBEDDED, Embedded
+from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded
 
 
 def test_a_plan_tells_what_it_encodes_by_request() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.core.image_settings import OF_ALL, OWN, image_settings
+from paceline.core.multimodal import OF_ALL, OWN, image_settings
 
 
 def test_a_file_of_its_own_comes_first(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.item import Item, ItemContent, wrong_items
+from paceline.core.multimodal import Item, ItemContent, wrong_items
 
 
 def test_content_keeps_its_arrays() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import Config
 from paceline.core.errors import ConfigError
+from paceline.core.settings.config import Config
 
 
 def test_budget_and_capacity_are_those_of_a_step_unless_they_are_set() -> None:

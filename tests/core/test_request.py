@@ -11,7 +11,7 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Finish, Request, Sequence, child_label
 
 LARGEST = 2**31 - 1

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import ConfigError
-from paceline.core.step_times import Points, StepTimes
+from paceline.core.capabilities import Points, StepTimes
 
 POINTS: Points = ((1, 2.0), (3, 4.0), (7, 5.0))
 

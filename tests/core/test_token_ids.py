@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from paceline.core.arrays import token_array
 from paceline.core.errors import RequestError
-from paceline.core.token_ids import token_array
 
 
 def test_token_arrays_may_be_empty() -> None:

@@ -6,17 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from paceline.core.plan import Plan
-from paceline.engine.api import (
-    AsyncEngine,
-    TextDelta,
-)
+from paceline.engine.api import AsyncEngine, TextDelta
 from paceline.engine.components import EngineComponents
 from paceline.engine.streaming import StreamingEngine
-from tests.engine.support import (
-    OraclePort,
-    assert_nothing_left,
-    components,
-)
+from tests.engine.support import OraclePort, assert_nothing_left, components
 
 
 def with_engine(

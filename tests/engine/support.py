@@ -21,8 +21,8 @@ from paceline.engine.components import EngineComponents
 from paceline.engine.sampling_rules import NO_RULES
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
-from paceline.sim.oracle import OracleRunner
-from paceline.sim.reference import extended, likeliest, logprobs, reference, start_digest
+from paceline.testing.oracle import OracleRunner
+from paceline.testing.reference import extended, likeliest, logprobs, reference, start_digest
 from paceline.text.chat_template import CHATML, ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import Vocabulary, frame

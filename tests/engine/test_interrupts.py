@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from paceline.engine.interrupts import interrupts_deferred
+from paceline.engine.long_work import interrupts_deferred
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.engine.core.messages import EngineFailed
-from paceline.engine.core.ports import Core
-from paceline.engine.core.process import ProcessCore
-from paceline.engine.core.restart import RestartingCore
-from paceline.engine.core.thread import ThreadCore
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.loop.messages import EngineFailed
+from paceline.engine.loop.ports import Core
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.engine.streaming import StreamingEngine
+from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.restart import RestartingCore
+from paceline.engine.transport.thread import ThreadCore
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import ask, components, tokenizer
 

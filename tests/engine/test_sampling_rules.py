@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline.engine.api import GenerationRequest, SamplingParams
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from tests.engine.support import build
 

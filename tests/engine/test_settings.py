@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from paceline.core.adapter import AdapterConfig
-from paceline.core.config import Config, LoadConfig
 from paceline.core.errors import ConfigError
-from paceline.engine.core.front_end_wire import FrontEndBuild, to_front_end
-from paceline.engine.core.messages import Capacity
-from paceline.engine.core.process import ProcessCore
-from paceline.engine.core.wire import as_declared, declared_types, encoder, plain, read_only
+from paceline.core.settings.config import Config, LoadConfig
+from paceline.engine.loop.messages import Capacity
 from paceline.engine.settings import ENGINE_COMPONENTS, EngineSettings
+from paceline.engine.transport.front_end_link import FrontEndBuild, to_front_end
+from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.wire import as_declared, declared_types, encoder, plain, read_only
 from paceline.server.settings import ServerSettings
-from paceline.wiring.front_end_settings import FrontEndSettings
-from paceline.wiring.rank_wire import BuildRank, RankedModel, to_rank
+from paceline.wiring.processes.supervisor import FrontEndSettings
+from paceline.wiring.ranks.rank_wire import BuildRank, RankedModel, to_rank
 
 SAMPLES: dict[type[Any], Any] = {
     bool: True,

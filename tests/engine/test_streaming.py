@@ -15,21 +15,13 @@ import pytest
 
 from paceline.core.errors import QueueFull, RequestError
 from paceline.core.plan import Plan
-from paceline.engine.api import (
-    GenerationRequest,
-    SamplingParams,
-    TextDelta,
-)
-from paceline.engine.core.messages import Delivery
+from paceline.engine.api import GenerationRequest, SamplingParams, TextDelta
+from paceline.engine.loop.messages import Delivery
 from paceline.engine.prompts import MANY_MESSAGES
 from paceline.engine.streaming import StreamingEngine
 from tests.engine.frontend.harness import one_of_three_stops
 from tests.engine.streams import paced, pieces_of, with_engine
-from tests.engine.support import (
-    ask,
-    expected,
-    expected_text,
-)
+from tests.engine.support import ask, expected, expected_text
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -7,21 +7,12 @@ from weakref import ref
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
-from paceline.engine.api import (
-    GenerationRequest,
-    SamplingParams,
-)
-from paceline.engine.core.messages import EngineFailed
-from paceline.engine.core.thread import ThreadCore
+from paceline.engine.api import GenerationRequest, SamplingParams
+from paceline.engine.loop.messages import EngineFailed
 from paceline.engine.streaming import StreamingEngine
+from paceline.engine.transport.thread import ThreadCore
 from tests.engine.streams import paced, pieces_of, with_engine
-from tests.engine.support import (
-    OraclePort,
-    ask,
-    build_mistaken,
-    components,
-    expected,
-)
+from tests.engine.support import OraclePort, ask, build_mistaken, components, expected
 
 
 def test_a_failed_step_ends_streams_with_a_reason() -> None:

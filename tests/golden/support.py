@@ -12,13 +12,14 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
-from tests.conformance.architectures import Case, nested, traits_of
+from paceline.runner.models.traits import find
+from tests.conformance.architectures import Case, nested
 
 
 @cache
 def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
-    has_vision = traits_of(architecture).vision is not None
+    has_vision = find(architecture).vision is not None
     whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
     names = {name for name in transformers.__all__ if name.lower() == whole}
     assert len(names) == 1, f"transformers has no model to compare {architecture!r} with"
@@ -33,7 +34,7 @@ def known_of(case: Case, entries: dict[str, Any]) -> dict[str, Any]:
 
 def config_of(case: Case) -> Any:
     """The configuration of transformers."""
-    if traits_of(case.architecture).vision is not None:
+    if find(case.architecture).vision is not None:
         return image_config_of(case)
     sizes = {**case.sizes, **known_of(case, case.changes), **case.own_changes}
     # transformers would shorten the cache of a model without windows, too.
@@ -68,7 +69,7 @@ def made(case: Case) -> Any:
     model = model_class(case.architecture)(config_of(case)).eval().requires_grad_(False)
     seed = len(case.architecture) + len(case.variant)
     generator = torch.Generator().manual_seed(seed)
-    centre = 1.0 - traits_of(case.architecture).norm_offset
+    centre = 1.0 - find(case.architecture).norm_offset
     for label, tensor in model.named_parameters():
         is_norm = label.endswith("norm.weight")
         spread = 0.3 if is_norm or label.endswith("bias") else tensor.shape[-1] ** -0.5

@@ -10,11 +10,11 @@ import pytest
 
 from paceline import SamplingParams, Scheduler
 from paceline.engine.components import EngineComponents
-from paceline.engine.offline import OfflineEngine
-from paceline.hub.progress import silent
+from paceline.engine.offline.offline import OfflineEngine
+from paceline.hub.repository_files import silent
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear_choice import KINDS
+from paceline.runner.layers.native_stack import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.proposers.ngram import Ngram

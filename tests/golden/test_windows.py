@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM
-from paceline.core.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
 from paceline.runner.weights.files import open_checkpoint
-from paceline.wiring.kv_groups import attention_groups, kv_groups, tables_of_one
+from paceline.wiring.memory import attention_groups, kv_groups, tables_of_one
 from tests.conformance.architectures import Case, tokens_of
 from tests.golden.small_model import small_model
 from tests.golden.support import made, their_greedy

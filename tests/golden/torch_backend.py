@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from paceline import Scheduler
-from paceline.runner.layers.stack import TORCH
-from paceline.runner.models.backend_support import BackendSupport
+from paceline.runner.layers.decoder_layer import TORCH
+from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import Case, few_cases

@@ -173,7 +173,7 @@ def main(model: str, *given: str) -> None:
     logger = logging.getLogger("paceline")
     logger.setLevel(logging.INFO)
     logger.addHandler(stages)
-    from paceline.engine.offline import OfflineEngine
+    from paceline.engine.offline.offline import OfflineEngine
     from paceline.wiring.assembly import build
 
     builds.watch()

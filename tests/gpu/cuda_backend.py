@@ -16,12 +16,12 @@ from paceline.runner.cuda import model as module
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.models.layer_groups import BackendSupport, LayerGroups
 from paceline.runner.models.model import Model
+from paceline.runner.models.traits import find
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases, traits_of
+from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases
 from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
@@ -98,9 +98,7 @@ class CudaBackend:
         is_interpreted = self.device == "cpu"
         wanted = [case for case in few_cases() if not is_interpreted or case.variant in SHAPES]
         # The decoder of a model with images is one that is here without them too.
-        return [
-            one for one in wanted if not (is_interpreted and traits_of(one.architecture).vision)
-        ]
+        return [one for one in wanted if not (is_interpreted and find(one.architecture).vision)]
 
     def compared(self, case: Case) -> Comparison:
         ours, truth = both(case, self.device)

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from paceline import Request, Scheduler
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.eagle3 import CudaEagle3
-from paceline.runner.cuda.eagle3_head import CudaEagle3Head
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import LinearKind
+from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
 from paceline.runner.weights.dummy import Dummy

@@ -24,8 +24,8 @@ from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
 try:
-    from paceline.runner.cuda.adapted_products import AdaptedProduct, AdapterSizes
-    from paceline.runner.cuda.draft_model import CudaDraftModel
+    from paceline.runner.cuda.adapters import AdaptedProduct, AdapterSizes
+    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
     from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
     from paceline.runner.cuda.kernels.layers import DeferredNorm
     from paceline.runner.cuda.model import CudaModel

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.runner.block_bytes import BlockBytes
-from paceline.runner.kv_store import KVStore
+from paceline.runner.kv_store import BlockBytes, KVStore
 from tests.runner.support import tiny
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU
@@ -17,7 +17,7 @@ from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
 try:
-    from paceline.runner.cuda.draft_model import CudaDraftModel
+    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
     from paceline.runner.cuda.model import CudaModel
     from tests.gpu.runners import gpu_runner
 except ImportError:

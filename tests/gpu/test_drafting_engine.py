@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.runner.models.config import ModelConfig
 from paceline.wiring.assembly import build
 from tests.conformance.architectures import SIZES

@@ -18,7 +18,7 @@ from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
 try:
-    from paceline.runner.cuda.eagle3 import CudaEagle3
+    from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
     from tests.gpu.eagle3 import CHANGES, compare_drafts, drafter_on, driven
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.engine.api import SamplingParams
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.wiring.assembly import build
 from tests.conformance.architectures import SIZES
 from tests.gpu.support import ON_GPU

@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from paceline import Item, Request, Scheduler
-from paceline.core.item import ItemContent
+from paceline.core.multimodal import ItemContent
 from paceline.runner.attention.backend import load
-from paceline.runner.coordinates import Coordinates
-from paceline.runner.encoder_store import EncoderStore
+from paceline.runner.batch import Coordinates
+from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.golden.image_models import IDS, QWEN, SIGLIP, random_image
@@ -28,10 +27,10 @@ from tests.runner.eagle3 import head_folder
 from tests.runner.support import tiny
 
 try:
-    from paceline.runner.cuda.draft_model import CudaDraftModel
-    from paceline.runner.cuda.eagle3 import CudaEagle3
-    from paceline.runner.cuda.items import CudaItems
+    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+    from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
     from paceline.runner.cuda.model import CudaModel
+    from paceline.runner.cuda.residents import CudaItems
     from tests.gpu.eagle3 import drafter_on
     from tests.gpu.runners import gpu_runner
 except ImportError:

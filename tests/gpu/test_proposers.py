@@ -9,7 +9,7 @@ from paceline import Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import load
-from paceline.runner.rejection import DrawnDrafts, draw_drafts
+from paceline.runner.sampling.rejection import DrawnDrafts, draw_drafts
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from paceline import Request
-from paceline.core.config import LoadConfig
+from paceline.core.settings.config import LoadConfig
 from paceline.engine.api import SamplingParams
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.images.processor import image_item
 from paceline.runner.models.config import ModelConfig
 from paceline.wiring.assembly import build, device_module
-from paceline.wiring.drafting import find_draft_weights
-from paceline.wiring.model import find_checkpoint
+from paceline.wiring.model import find_checkpoint, find_draft_weights
 from tests.conformance.architectures import SIZES, Case
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_engine import PLAIN, PROMPTS, SWAP

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from paceline.engine.api import SamplingParams
-from paceline.engine.offline import OfflineEngine
+from paceline.engine.offline.offline import OfflineEngine
 from paceline.wiring.assembly import build
 from tests.gpu.support import ON_GPU
 

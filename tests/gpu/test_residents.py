@@ -8,7 +8,7 @@ from paceline import Request
 from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Admitted, Plan
 from paceline.core.sampling import Sampling
-from paceline.runner.sampler import Sampler
+from paceline.runner.sampling.sampler import Sampler
 from tests.gpu.support import ON_GPU
 
 try:

@@ -11,8 +11,9 @@ from paceline.core.sampling import Sampling
 from paceline.runner.attention.backend import load
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
+from paceline.runner.models.traits import find
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, architectures, traits_of
+from tests.conformance.architectures import OWN_SIZES, architectures
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
@@ -86,7 +87,7 @@ def model() -> CudaModel:
     return both("Qwen3")[0]
 
 
-@pytest.mark.parametrize("family", [one for one in architectures() if not traits_of(one).vision])
+@pytest.mark.parametrize("family", [one for one in architectures() if not find(one).vision])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
     gpu, cpu = both(family)

@@ -11,7 +11,7 @@ from paceline import Request, Scheduler
 from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Pairs, Plan, StepResult
 from paceline.core.sampling import Sampling
-from paceline.runner.cuda.block_copies import BlockCopies
+from paceline.runner.cuda.residents import BlockCopies
 from paceline.runner.kv_store import KVStore
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_runner import both, gpu_runner, on_gpu

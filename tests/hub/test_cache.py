@@ -3,12 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.hub.cache import beside, locked
+from paceline.hub.wheel import beside, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from paceline.hub.cache import locked
+from paceline.hub.wheel import locked
 
 with locked(Path(sys.argv[1])):
     print("held", flush=True)

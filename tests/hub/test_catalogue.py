@@ -2,15 +2,8 @@ import re
 
 import pytest
 
-from paceline.hub.catalogue import (
-    DEFAULT,
-    MODELS,
-    REPOSITORIES,
-    find,
-    repository_named,
-    suggestion,
-)
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.catalogue import DEFAULT, MODELS, REPOSITORIES, find, repository_named, suggestion
+from paceline.hub.repository_files import RepositoryName
 
 
 def test_the_default_is_in_the_catalogue() -> None:

@@ -1,8 +1,6 @@
 import pytest
 
-from paceline.hub.errors import FetchError
-from paceline.hub.gguf_choice import choose_gguf
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import FetchError, RepositoryName, choose_gguf
 
 FILES = [
     "README.md",

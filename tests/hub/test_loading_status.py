@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from paceline.hub.loading_status import LoadingStatus
+from paceline.hub.progress_bar import LoadingStatus
 
 MB = 1_000_000
 log = logging.getLogger("paceline.anything")

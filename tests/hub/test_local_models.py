@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import packed_folder
+from paceline.core.system.files import packed_folder
 from paceline.hub.local_models import LocalModel, local_models, remove
 from paceline.hub.pull import pull
 from tests.hub.support import Hub, carried, configured, serving

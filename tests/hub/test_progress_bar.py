@@ -3,8 +3,8 @@ from threading import Thread
 
 import pytest
 
-from paceline.hub.progress import silent
 from paceline.hub.progress_bar import ProgressBar
+from paceline.hub.repository_files import silent
 
 MB = 1_000_000
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.hub.errors import FetchError
 from paceline.hub.local_models import remove
 from paceline.hub.pull import pull
+from paceline.hub.repository_files import FetchError
 from tests.hub.support import Hub, carried, configured, serving, write_wheel
 
 NEEDED = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"w"}

@@ -11,11 +11,9 @@ from huggingface_hub import constants, file_download
 
 from paceline.core.errors import ConfigError
 from paceline.hub import repository
-from paceline.hub.errors import FetchError
-from paceline.hub.progress import Progress, silent
 from paceline.hub.pull import accept
 from paceline.hub.repository import fetch_repository
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import FetchError, Progress, RepositoryName, silent
 from tests.hub.support import Hub, configured, serving
 
 FILES = {

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import RepositoryName
 
 
 @pytest.mark.parametrize(

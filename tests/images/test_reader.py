@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.images.reader import PROCESSORS, ImageReader
+from paceline.images.decode import PROCESSORS, ImageReader
 from paceline.runner.models.traits import architectures, find
 from tests.golden.image_models import random_image
 from tests.images.support import LIMITS, PICTURE, encode, reader

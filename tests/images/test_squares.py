@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.core.errors import RequestError
-from paceline.runner.models.qwen_vision_config import MEAN, STD
+from paceline.runner.vision.qwen_config import MEAN, STD
 from tests.golden.image_models import image_model, random_image
 from tests.images.support import encode, reader
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import Idefics3Processor, PreTrainedTokenizerFast
 
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from tests.golden.image_models import Pixels, image_model, random_image, tokenizer
 from tests.images.support import encode, reader
 

@@ -8,11 +8,10 @@ import torch
 
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
-from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.residents import ResidentAdapters
+from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention.backend import load
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.adapted_products import AdapterSizes
+from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.kernels import adapters as kernels
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
 from paceline.runner.cuda.model import CudaModel

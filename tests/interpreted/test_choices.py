@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.runner.cuda.kernels.sampling import choose
-from paceline.runner.token_choice import Greedy, RandomDraw, key_of
+from paceline.runner.sampling.token_choice import Greedy, RandomDraw, key_of
 
 ALL = slice(None)
 

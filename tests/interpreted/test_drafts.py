@@ -9,9 +9,9 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
-from paceline.engine.core import constrained_requests as constrained_requests_module
+from paceline.engine.grammar import constrained_requests as constrained_requests_module
 from paceline.runner.attention.backend import load
-from paceline.runner.cuda.draft_model import CudaDraftModel
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -20,8 +20,8 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.proposers.ngram import Ngram
-from paceline.runner.rejection import draw_drafts
 from paceline.runner.runner import TorchRunner
+from paceline.runner.sampling.rejection import draw_drafts
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host

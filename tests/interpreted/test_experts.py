@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from paceline.runner.cuda.kernels.experts import (
-    choose_experts,
-    gated_by_experts,
-    summed_by_experts,
-)
+from paceline.runner.cuda.kernels.experts import choose_experts, gated_by_experts, summed_by_experts
 from tests.gpu.test_experts import expected
 
 

@@ -10,10 +10,10 @@ import torch
 from paceline import Scheduler
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
-from paceline.runner.cuda.adapted_products import AdapterSizes
-from paceline.runner.cuda.draft_model import CudaDraftModel
-from paceline.runner.cuda.items import CudaItems
+from paceline.runner.cuda.adapters import AdapterSizes
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import CudaItems
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model

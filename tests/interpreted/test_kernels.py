@@ -4,10 +4,14 @@ import pytest
 import torch
 
 from paceline.runner.attention.triton import Triton
-from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
-from paceline.runner.cuda.kernels.soft_cap import cap_logits
+from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.kernels.layers import (
+    DeferredNorm,
+    HeadRotation,
+    cap_logits,
+    rotate_and_store,
+)
 from paceline.runner.cuda.kernels.split_k import SplitKLinear
-from paceline.runner.cuda.turns import rotary_table
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.rope import Rope, frequencies
 from tests.interpreted.test_attention import store_for

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from paceline.core.masks import MaskRows
-from paceline.runner.cuda.kernels.masks import mask_logits
-from paceline.runner.token_mask import apply_masks
+from paceline.runner.cuda.kernels.sampling import mask_logits
+from paceline.runner.step_tokens import apply_masks
 
 
 @pytest.mark.parametrize("vocab", [61, 4096 + 45])

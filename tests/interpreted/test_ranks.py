@@ -12,31 +12,30 @@ import torch
 from triton.runtime import interpreter
 
 from paceline import Request, Scheduler
-from paceline.core.config import LoadConfig
 from paceline.core.constraint import Constraint
 from paceline.core.masks import TokenMasks
 from paceline.core.sampling import Sampling
+from paceline.core.settings.config import LoadConfig
 from paceline.images.processor import image_item
 from paceline.runner.attention.backend import load
 from paceline.runner.cuda import model as cuda_model
-from paceline.runner.cuda.draft_model import CudaDraftModel
-from paceline.runner.cuda.eagle3 import CudaEagle3
-from paceline.runner.cuda.eagle3_head import CudaEagle3Head
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
-from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import CudaItems
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.drafts import AwaitedDrafts
 from paceline.runner.parallel.group import RankGroup
+from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cpu
-from paceline.wiring.drafting import embedding_for
+from paceline.wiring.model import embedding_for
 from tests.conformance.architectures import Case
 from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host

@@ -14,7 +14,7 @@ from paceline.runner.models.layer_groups import layer_groups
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
-from paceline.wiring.kv_groups import attention_groups
+from paceline.wiring.memory import attention_groups
 from tests.conformance.architectures import Case, tokens_of
 from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.request import Request
 from paceline.kv.connector import BlockMemory, Bytes, Transfer
 from paceline.kv.fence import TransferTicket
-from paceline.kv.remote.worker import Worker
+from paceline.kv.remote.background import Worker
 
 REQUEST = Request(id="a", prompt=[1, 2, 3], max_tokens=1)
 

@@ -6,8 +6,8 @@ import sys
 from threading import Event
 from typing import Any
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import Transfer, TransferEnd
 from paceline.kv.connectors.nixl import Nixl
 from paceline.kv.fence import TransferTicket

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.config import CacheConfig
 from paceline.core.plan import Pairs
 from paceline.core.request import Request, Sequence
+from paceline.core.settings.config import CacheConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit
 from paceline.kv.tier import HostTier

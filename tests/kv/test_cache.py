@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.events import AllBlocksCleared
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.plan import Pairs
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache

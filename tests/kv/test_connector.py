@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.connector_config import ConnectorConfig, LoadingConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig, LoadingConfig
 from paceline.kv import connector as port
 from paceline.kv.connector import Connector, Transfer, TransferEnd, options
 from paceline.kv.fence import TransferTicket

@@ -5,14 +5,13 @@ from collections.abc import Sequence as Keys
 import numpy as np
 import pytest
 
-from paceline.core.attention_group import AttentionGroup
-from paceline.core.config import CacheConfig
 from paceline.core.events import BlockRemoved, BlockStored
 from paceline.core.plan import NO_BLOCK
 from paceline.core.request import Sequence
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.features import AttentionGroup
 from paceline.kv.cache import KVCache
-from paceline.kv.hit import MISS
-from paceline.kv.loadable import Offer
+from paceline.kv.hit import MISS, Offer
 from tests.kv.support import SIZE, SLOTS, TEXT, admit, cache, extend, put, sequence
 
 FULL = AttentionGroup()

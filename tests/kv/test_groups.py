@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.core.attention_group import AttentionGroup
 from paceline.core.plan import NO_BLOCK
+from paceline.core.settings.features import AttentionGroup
 from paceline.kv.groups import GroupTables
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.pool import BlockPool

@@ -1,7 +1,7 @@
 """The index of content: sealed blocks, blocks without a key, pending seals and events."""
 
 from paceline.core.events import BlockRemoved, BlockStored
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Request, Sequence
 from paceline.kv.hit import MISS, Hit
 from tests.kept import kept

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Request
 from paceline.kv import keys as module
 from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, item_bytes, root_key
@@ -129,7 +129,7 @@ def test_keys_are_the_same_in_every_process() -> None:
     fields = f"adapter='lora', cache_salt='pepper', {items}"
     script = f"""
 import numpy as np
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Request
 from paceline.kv.keys import Keys
 found = []

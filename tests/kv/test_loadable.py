@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from paceline.kv.loadable import MOST_QUESTIONS, Offers
+from paceline.kv.hit import MOST_QUESTIONS, Offers
 
 
 def test_a_connector_is_asked_a_few_times_and_then_only_the_device() -> None:

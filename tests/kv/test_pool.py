@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
+from paceline.core.settings.config import FreeOrder
 from paceline.kv import pool as module
 from paceline.kv.pool import LOT, BlockPool
 from tests.kept import kept

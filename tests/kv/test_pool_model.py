@@ -4,16 +4,10 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.core.config import FreeOrder
 from paceline.core.events import BlockRemoved, CacheEvent
+from paceline.core.settings.config import FreeOrder
 from paceline.kv.pool import BlockPool
 
 KEYS = [bytes([letter]) for letter in b"abcd"]

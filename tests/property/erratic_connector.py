@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import Connector, Transfer, TransferEnd
 from paceline.kv.keys import KEY_BYTES
-from paceline.sim.oracle import OracleRunner
+from paceline.testing.oracle import OracleRunner
 
 UNWRITTEN = -9  # what a cell holds while it is being loaded, and after a load that failed
 

@@ -8,14 +8,13 @@ import numpy as np
 
 from paceline.core.constraint import Constraint
 from paceline.core.request import Request
-from paceline.engine.core.constrained_requests import ConstrainedRequests
-from paceline.sim.reference import Mask
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.structured.backend import Grammar, GrammarBackend, load_backend
-from paceline.structured.grammar_counts import GrammarCounts
+from paceline.structured.compile_queue import GrammarCounts
 from paceline.structured.guarded_matcher import GuardedGrammar
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningGrammar
+from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
 from paceline.structured.token_table import TokenTable
+from paceline.testing.reference import Mask
 from tests.structured.support import SchemaMaker, torch_hidden
 
 END = 2

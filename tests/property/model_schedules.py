@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from paceline.core.attention_group import FULL_ATTENTION, AttentionGroup
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
+from paceline.core.settings.features import FULL_ATTENTION, AttentionGroup
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.model import Model
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy

@@ -9,25 +9,25 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.plan import NO_BLOCK, Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
-from paceline.core.step_times import StepCost, StepTimes
-from paceline.engine.core.constrained_requests import ConstrainedRequests
-from paceline.engine.core.pipeline import MASKED_DEPTH
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
+from paceline.engine.loop.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
 from paceline.kv.keys import KEY_BYTES
 from paceline.kv.pool import BlockPool
-from paceline.sched.bodies import HELD
-from paceline.sched.gates.adapter_slots import REASON as ADAPTER_SLOTS
+from paceline.sched.admission.bodies import HELD
+from paceline.sched.admission.gates import REASON as ADAPTER_SLOTS
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
-from paceline.sim.oracle import OracleRunner, hidden_state
-from paceline.sim.reference import beam_search, best_of, reference
+from paceline.sched.transfers.swapping import Rates
+from paceline.testing.oracle import OracleRunner, hidden_state
+from paceline.testing.reference import beam_search, best_of, reference
 from tests.property.erratic_connector import ErraticConnector
 from tests.property.grammars import (
     CHARACTERS,

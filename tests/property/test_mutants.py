@@ -18,31 +18,29 @@ from paceline.kv.groups import GroupTables
 from paceline.kv.hit import Hit
 from paceline.kv.index import ContentIndex
 from paceline.kv.keys import Keys
-from paceline.kv.pool import BlockPool
+from paceline.kv.pool import BlockPool, UnkeyedRun
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
-from paceline.kv.unkeyed import UnkeyedRun
-from paceline.sched import hits
-from paceline.sched.accounting import Accounting
-from paceline.sched.arrivals import Arrivals
-from paceline.sched.changes import Changes
-from paceline.sched.departures import Departures
+from paceline.sched import stats as hits
+from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.prefixes import Prefixes
+from paceline.sched.commit.accounting import Accounting
+from paceline.sched.commit.stops import StopWatch
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
-from paceline.sched.failures import Failures
-from paceline.sched.families.abort_child import ChildAborts
-from paceline.sched.families.beams import BeamSearch
-from paceline.sched.families.family import LOCKSTEP, Family
-from paceline.sched.families.forks import Forks
-from paceline.sched.items_ahead import ItemsAhead
-from paceline.sched.prefixes import Prefixes
+from paceline.sched.groups.beams import BeamSearch
+from paceline.sched.groups.forks import ChildAborts, Forks
+from paceline.sched.groups.group import LOCKSTEP, Family
+from paceline.sched.lifecycle.arrivals import Arrivals
+from paceline.sched.lifecycle.departures import Departures
+from paceline.sched.lifecycle.failures import Failures
+from paceline.sched.lifecycle.timeouts import QueueLimits
 from paceline.sched.queue import WaitingQueue
-from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.slots import SlotTable
+from paceline.sched.state import Changes
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
-from paceline.sched.stops import StopWatch
-from paceline.sched.swapping import Swapping
+from paceline.sched.transfers.swapping import Swapping
 from tests.property.schedules import drive
 
 

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.config import Config
 from paceline.core.plan import Plan
-from paceline.sched.admission import MOST_OVERTAKEN
+from paceline.core.settings.config import Config
+from paceline.sched.admission.admission import MOST_OVERTAKEN
+from paceline.sched.admission.entrants import Entrant
+from paceline.sched.admission.gates import AdmissionGate, Shut
+from paceline.sched.admission.limits import Limit, LimitView
+from paceline.sched.admission.rows import WantedRows
+from paceline.sched.admission.step_room import StepRoom
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
-from paceline.sched.entrants import Entrant
-from paceline.sched.gates.gate import AdmissionGate, Shut
-from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.limits.limit import Limit, LimitView
-from paceline.sched.limits.rows import WantedRows
 from paceline.sched.state import SchedulerState
 from tests.property.schedules import Drive
 from tests.seeds import seeds

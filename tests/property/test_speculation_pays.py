@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
-from paceline.core.step_times import StepTimes
-from paceline.sched.speculation import Adaptive
-from paceline.sched.step_times import Curve
+from paceline.core.capabilities import StepTimes
+from paceline.sched.speculation import Adaptive, Curve
 from tests.property.schedules import random_step_times
 
 ALWAYS_WORTH_IT = StepTimes(((1, 1.0), (64, 1.1)), ((1, 1.0), (256, 1.2)))

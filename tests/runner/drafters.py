@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
-from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Drafter, load
 from paceline.runner.proposers.draft_model import DraftModel

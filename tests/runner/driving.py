@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Outputs, Plan
-from paceline.engine.core.constrained_requests import ConstrainedRequests
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.attention_group import FULL_ATTENTION
-from paceline.core.config import CacheConfig
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.features import FULL_ATTENTION
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig

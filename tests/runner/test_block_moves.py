@@ -3,7 +3,7 @@
 import torch
 
 from paceline.core.plan import NO_ROWS, Plan
-from paceline.runner.block_moves import BlockMoves
+from paceline.runner.kv_store import BlockMoves
 from tests.runner.support import filled_store, tiny
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 import torch
 
-from paceline.core.item import Item, ItemContent
+from paceline.core.multimodal import Item, ItemContent
 from paceline.core.request import Request
-from paceline.runner.coordinates import Coordinates, ImagePlace, prompt_coordinates
+from paceline.runner.batch import Coordinates, ImagePlace, prompt_coordinates
 
 
 def test_images_have_rows_and_columns_and_text_continues_behind_the_longer_side() -> None:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.errors import StepError
-from paceline.core.item import Item, ItemContent
+from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding, Item, ItemContent
 from paceline.core.request import Request
 from paceline.runner.encoder_store import EncoderStore
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.runner.lazy_memory import lazy_zeros
+from paceline.runner.kv_store import lazy_zeros
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import torch
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan, PromptScores
 from paceline.core.sampling import Sampling
-from paceline.runner import prompt_scores
+from paceline.runner import prompt_reports as prompt_scores
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.sequences import OnCPU, logits_of

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline import ConfigError
 from paceline.core.errors import PluginError
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposer import Drafts, Proposer, check_drafts, check_shape, load
 from paceline.runner.proposers.ngram import Ngram
 

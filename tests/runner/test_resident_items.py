@@ -9,12 +9,11 @@ import torch
 from paceline import Request, Scheduler
 from paceline.images.processor import image_item
 from paceline.runner.attention.backend import load
-from paceline.runner.coordinates import Coordinates
-from paceline.runner.encoder_store import EncoderStore
+from paceline.runner.batch import Coordinates
+from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import IDS, Pixels, image_model, random_image

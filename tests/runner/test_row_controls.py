@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from paceline import Request, Scheduler
-from paceline.runner.row_controls import RowControls
-from paceline.runner.sampler import Sampler
+from paceline.runner.sampling.sampler import Sampler
+from paceline.runner.step_tokens import RowControls
 
 
 def test_controls_are_made_anew_only_for_other_slots() -> None:

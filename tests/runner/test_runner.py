@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
+from paceline.core.capabilities import StepCost
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
-from paceline.core.step_times import StepCost
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
-from paceline.runner.penalties import TokenCounts
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
+from paceline.runner.sampling.penalties import TokenCounts
 from paceline.runner.weights.dummy import Dummy
-from paceline.sim.oracle import OracleRunner
+from paceline.testing.oracle import OracleRunner
 from tests.property.schedules import Drive
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import groups_for, tiny

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from paceline.core.masks import MaskRows
-from paceline.runner import token_mask
-from paceline.runner.token_mask import apply_masks, without_forbidden
+from paceline.runner import step_tokens as token_mask
+from paceline.runner.step_tokens import apply_masks, without_forbidden
 
 MIXED, ALL, NONE = 0.5, 1.0, 0.0
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from paceline import PacelineError, Plan, Request, StepResult
+from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.plan import Candidates, Failed, Forced
-from paceline.core.step_times import StepCost, StepTimes
-from paceline.sched.replay.plans_in_flight import stand_in
+from paceline.sched.replay.checkpoint import stand_in
 from paceline.sched.replay.reader import Reader
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import FORMAT, FORMAT_NUMBER, MAGIC, RecordKind, record
-from paceline.sched.swapping import Rates
+from paceline.sched.transfers.swapping import Rates
 
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline import Request
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import Connector, Transfer, TransferEnd
 
 

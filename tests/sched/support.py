@@ -8,7 +8,7 @@ import pytest
 
 from paceline import Outputs, Plan, Request, Scheduler, StepResult
 from paceline.core.request import Sequence
-from paceline.sim.oracle import OracleRunner
+from paceline.testing.oracle import OracleRunner
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4])  # of the pipeline
 DISCIPLINES = pytest.mark.parametrize("discipline", ["unified", "prefill_first"])

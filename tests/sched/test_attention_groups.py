@@ -6,7 +6,7 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.errors import ConfigError, RequestError
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.scripted_connector import ScriptedConnector
 from tests.sched.support import (
     DEPTHS,

@@ -1,7 +1,7 @@
 """What the next plan tells the runner, and what of it is void when a slot is given up."""
 
 from paceline.core.plan import Admitted
-from paceline.sched.changes import Changes
+from paceline.sched.state import Changes
 from tests.sched.support import PROMPT, ask, small, step
 
 

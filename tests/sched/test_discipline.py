@@ -8,14 +8,14 @@ import pytest
 
 from paceline import ConfigError
 from paceline.core.arrays import I32, Index
-from paceline.core.config import Config
+from paceline.core.settings.config import Config
+from paceline.sched.admission.limits import Budget
+from paceline.sched.admission.rows import ArrivalRow
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline, load
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
-from paceline.sched.limits.budget import Budget
-from paceline.sched.limits.rows import ArrivalRow
 from tests.sched import constant_steps as steps
 from tests.sched.support import (
     DISCIPLINES,

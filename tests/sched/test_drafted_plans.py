@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline import RequestError, Scheduler, StepResult
-from paceline.core.step_times import Points, StepTimes
-from paceline.sim.reference import reference
+from paceline.core.capabilities import Points, StepTimes
+from paceline.testing.reference import reference
 from tests.sched.support import (
     TOKEN,
     Pipeline,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.support import VOCAB, Pipeline, ask, preempt, small
 
 FULL = {"kind": "full"}

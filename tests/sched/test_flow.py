@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.request import Sequence
-from paceline.sched.flow import Flow, Order, Place
+from paceline.sched.queue import Flow, Order, Place
 from tests.sched.support import ask
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline import Scheduler
 from paceline.core.events import BlockStored
 from paceline.core.plan import Failed
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.support import (
     VOCAB,
     Pipeline,

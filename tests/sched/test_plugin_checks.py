@@ -8,16 +8,16 @@ import pytest
 
 from paceline import ConfigError, Scheduler
 from paceline.core.arrays import I32, Index
-from paceline.core.config import Config
 from paceline.core.errors import PluginError
 from paceline.core.request import Sequence
+from paceline.core.settings.config import Config
+from paceline.sched.admission.entrants import Entrant
+from paceline.sched.admission.gates import AdmissionGate
+from paceline.sched.admission.limits import Limit, LimitView
+from paceline.sched.admission.rows import WantedRows
+from paceline.sched.admission.step_room import StepRoom
 from paceline.sched.composition import Composition
 from paceline.sched.disciplines.unified import Unified
-from paceline.sched.entrants import Entrant
-from paceline.sched.gates.gate import AdmissionGate
-from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.limits.limit import Limit, LimitView
-from paceline.sched.limits.rows import WantedRows
 from paceline.sched.plugin_checks import is_within
 from paceline.sched.policy import Policy
 from paceline.sched.speculation import DraftRows, Speculation

@@ -6,13 +6,12 @@ from random import Random
 
 import pytest
 
-from paceline.core.config import PolicyConfig
 from paceline.core.events import Happened
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.explain.journal import note
-from paceline.sched.flow import Flow
 from paceline.sched.policy import Policy
-from paceline.sched.queue import REFRESHED_PER_STEP, WaitingQueue
+from paceline.sched.queue import REFRESHED_PER_STEP, Flow, WaitingQueue
 from tests.kept import kept
 from tests.sched.support import ask, small
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import ConfigError, QueueFull, Request, RequestError, Scheduler, StepResult
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.support import (
     PROMPT,
     Pipeline,

@@ -10,11 +10,12 @@ import pytest
 
 from paceline import ConfigError
 from paceline.core.arrays import I32
-from paceline.core.speculation_config import SpeculationConfig
-from paceline.core.step_times import Points, StepTimes
+from paceline.core.capabilities import Points, StepTimes
+from paceline.core.settings.features import SpeculationConfig
 from paceline.sched.composition import FOREVER
 from paceline.sched.speculation import (
     Adaptive,
+    Curve,
     DraftedStep,
     DraftRows,
     Fixed,
@@ -25,7 +26,6 @@ from paceline.sched.speculation import (
     missed,
     waits,
 )
-from paceline.sched.step_times import Curve
 from tests.sched.support import ask, drafting, sequence, small, step
 
 # -- how many ----------------------------------------------------------------

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Scheduler, StepError, StepResult
-from paceline.sched.accounting import Accounting
-from paceline.sched.result_rows import ResultHook, ResultRows
+from paceline.sched.commit.accounting import Accounting
+from paceline.sched.commit.result_rows import ResultHook, ResultRows
 from paceline.sched.steady import Steady
 from tests.sched import constant_steps as steps
 from tests.sched.support import (

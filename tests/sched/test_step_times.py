@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from paceline.core.step_times import Points
-from paceline.sched.step_times import Curve
+from paceline.core.capabilities import Points
+from paceline.sched.speculation import Curve
 
 POINTS: Points = ((1, 2.0), (3, 4.0), (7, 5.0))
 

@@ -1,7 +1,7 @@
 """What code outside `sched` may read of a scheduler."""
 
+from paceline.core.capabilities import StepTimes
 from paceline.core.events import BlockStored, Happened
-from paceline.core.step_times import StepTimes
 from paceline.sched.view import Gauges
 from tests.sched.support import TOKEN, answer, ask, crowded, finish_all, small, step
 

@@ -19,7 +19,7 @@ ENGINE = {"kv_cache_gib": 0.01, "max_num_seqs": 4, "weights": "float32"}
 PROGRAM = """
 import json, sys
 import uvicorn
-from paceline.wiring.serving import serve
+from paceline.wiring.processes.serving import serve
 from paceline.core.errors import PacelineError
 
 begin = uvicorn.Server.startup

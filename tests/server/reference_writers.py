@@ -9,15 +9,15 @@ from unittest.mock import patch
 from msgspec import UNSET
 
 from paceline.engine.api import TextDelta
-from paceline.server.response_writer import ResponseWriter
+from paceline.server.replies.response_writer import ResponseWriter
 from paceline.server.routes.chat import ChatWriter
 from paceline.server.routes.completions import CompletionWriter
 from paceline.server.routes.messages import MessageWriter
 from paceline.server.routes.responses import ResponsesWriter
 from paceline.server.schemas.completions import ChatChunkChoice, chat_logprobs
+from paceline.server.schemas.constraints import Delta
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.messages import message_event
-from paceline.server.schemas.tool_calls import Delta
 
 
 class ReferenceChat(ChatWriter):

@@ -19,12 +19,7 @@ from paceline.server.app import create_app
 from paceline.server.context import ServerContext
 from paceline.server.serve import DrainingServer, draining_server
 from paceline.server.settings import ServerSettings
-from tests.engine.support import (
-    assert_nothing_left,
-    components,
-    never,
-    tokenizer,
-)
+from tests.engine.support import assert_nothing_left, components, never, tokenizer
 
 MODEL = "oracle"
 DEFAULTS = ServerSettings()

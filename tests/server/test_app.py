@@ -9,10 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 from schemathesis.specs.openapi.schemas import OpenApiSchema  # not later, beside a server's thread
 
 from tests.server.support import Site, served

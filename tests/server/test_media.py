@@ -9,8 +9,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest
-from paceline.server.media import MediaFetcher
-from paceline.server.public_network import PublicNetwork, is_public
+from paceline.server.media import MediaFetcher, PublicNetwork, is_public
 from paceline.server.settings import ServerSettings
 
 ALLOWED = ServerSettings(allowed_media_domains=("127.0.0.1",), media_bytes=1000, media_s=60.0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.server.recent_ids import REMEMBERED_IDS, RecentIds
+from paceline.server.scoreboard import REMEMBERED_IDS, RecentIds
 
 
 def test_an_id_of_another_process_is_taken_for_a_while() -> None:

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from paceline.cli.main import main
-from paceline.sched.replay.reader import RecordingEnd
+from paceline.sched.replay.reader import RecordingEnd, files_of_run
 from paceline.sched.replay.records import RecordKind
 from paceline.sched.replay.replayer import Replay
-from paceline.sched.replay.run_reader import files_of_run
 from tests.server.real import PATIENCE_S, Running, running
 
 PATH = "/v1/completions"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.server.retry_after import LONGEST_WAIT_S, REMEMBERED_ENDS, RequestRate
+from paceline.server.scoreboard import LONGEST_WAIT_S, REMEMBERED_ENDS, RequestRate
 
 
 class Clock:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from paceline.server.turnstile import PacedRequests, Turnstile
+from paceline.server.tasks import PacedRequests, Turnstile
 
 
 def run(use: Callable[[], Awaitable[None]]) -> None:

@@ -2,7 +2,7 @@
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, RequestError
-from paceline.structured.cache import REFUSAL_BYTES, GrammarCache
+from paceline.structured.compile_queue import REFUSAL_BYTES, GrammarCache
 from tests.structured.support import backend
 
 A, B, C = (Constraint.regex(text) for text in "abc")

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured.exact_regex import exact_regex
+from paceline.structured.exact_schema import exact_regex
 from tests.structured.support import accepts, backend, every_backend, text_of, walk
 
 PATTERNS = [

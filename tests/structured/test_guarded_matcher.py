@@ -10,8 +10,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import Grammar, Matcher
 from paceline.structured.guarded_matcher import GuardedGrammar
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningGrammar
+from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
 from tests.structured.support import allowed, backend, ids, table
 
 END = table().eos[0]

@@ -7,11 +7,10 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.structured import xgrammar_group
+from paceline.structured import xgrammar_backend as xgrammar_group
 from paceline.structured.backend import Matcher
-from paceline.structured.matcher_batch import MatcherBatch
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningGrammar
+from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
+from paceline.structured.tracked_matcher import MatcherBatch
 from tests.structured.support import backend, every_backend, made_schema, table
 
 CONSTRAINTS = [

@@ -9,8 +9,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.structured.backend import Matcher
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningGrammar, ReasoningMatcher
+from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers, ReasoningMatcher
 from paceline.structured.token_table import TokenTable
 from tests.structured.support import PADDING, backend, every_backend, ids, table
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from paceline.core.errors import ConfigError
-from paceline.core.gguf import read_metadata
+from paceline.core.system.gguf import read_metadata
 from paceline.text.gguf_vocabulary import gguf_vocabulary, vocabulary_of
 from paceline.text.tokenizer import Tokenizer
 from tests.text.support import (

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
+from paceline.text.chat_messages import images_of
 from paceline.text.chat_template import ChatTemplate
-from paceline.text.image_parts import images_of
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 TEXT = {"type": "text", "text": "what?"}

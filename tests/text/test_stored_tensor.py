@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline import ConfigError
-from paceline.text.stored_tensor import stored_tensor
+from paceline.text.pooling_files import stored_tensor
 
 VALUES = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 

@@ -12,8 +12,8 @@ from paceline.core.errors import RequestError
 from paceline.structured.backend import BACKENDS
 from paceline.structured.request_fields import from_response_format
 from paceline.tools.formats.hermes import HermesParser
+from paceline.tools.parser import ToolParser
 from paceline.tools.registry import TOOL_PARSERS
-from paceline.tools.tool_parser import ToolParser
 from paceline.tools.tool_use import ToolUse
 from tests.structured.support import accepts, backend, text_of, walk
 

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.tools.json_extent import JsonExtent
+from paceline.tools.json_call import JsonExtent
 from tests.tools.support import ARGUMENTS, splits
 
 

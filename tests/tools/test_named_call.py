@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.tools.calls import Reply
-from paceline.tools.named_call import NamedCallParser
+from paceline.tools.tool_use import NamedCallParser
 from tests.tools.support import ARGUMENTS, assert_splits_agree, call
 
 

@@ -16,12 +16,10 @@ from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.named_call import NamedCallParser
-from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
-from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
-from paceline.tools.reasoning_parser import ReasoningThenCalls
+from paceline.tools.parser import ToolParser
+from paceline.tools.reasoning_parser import DeepseekR1Reasoning, Qwen3Reasoning, ReasoningThenCalls
 from paceline.tools.text_reader import Waiting
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.tool_use import NamedCallParser
 from tests.tools.support import ARGUMENTS, TEXTS, Maker, assert_splits_agree, call, parsed
 
 NAMES = ("look", "get_weather", "a.b-c")

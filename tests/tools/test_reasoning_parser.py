@@ -2,10 +2,13 @@ import pytest
 
 from paceline.tools.calls import ReasoningDelta, Reply
 from paceline.tools.formats.hermes import HermesParser
-from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
-from paceline.tools.reasoning.mistral import MistralReasoning
-from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
-from paceline.tools.reasoning_parser import ReasoningParser, ReasoningThenCalls
+from paceline.tools.reasoning_parser import (
+    DeepseekR1Reasoning,
+    MistralReasoning,
+    Qwen3Reasoning,
+    ReasoningParser,
+    ReasoningThenCalls,
+)
 from tests.tools.support import assert_splits_agree, call
 
 R1, QWEN = DeepseekR1Reasoning, Qwen3Reasoning

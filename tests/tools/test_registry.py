@@ -9,16 +9,9 @@ from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.reasoning.mistral import MistralReasoning
-from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
-from paceline.tools.reasoning_parser import ReasoningParser
-from paceline.tools.registry import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
-    reasoning_parser,
-    tool_parser,
-)
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.parser import ToolParser
+from paceline.tools.reasoning_parser import MistralReasoning, Qwen3Reasoning, ReasoningParser
+from paceline.tools.registry import REASONING_PARSERS, TOOL_PARSERS, reasoning_parser, tool_parser
 from tests.text.tool_templates import LLAMA, MISTRAL, NEWER_MISTRAL, QWEN
 
 

@@ -1,6 +1,6 @@
 from typing import TypeVar
 
-from paceline.tools.json_extent import json_value
+from paceline.tools.json_call import json_value
 from paceline.tools.text_reader import LONGEST_READ, TextReader, Waiting
 
 T = TypeVar("T")

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from paceline.tools.text_values import is_text, json_of, property_types, python_value, types_of
+from paceline.tools.written_arguments import (
+    is_text,
+    json_of,
+    property_types,
+    python_value,
+    types_of,
+)
 
 ROOT = {
     "properties": {

@@ -9,9 +9,8 @@ from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.named_call import NamedCallParser
-from paceline.tools.tool_parser import ToolParser
-from paceline.tools.tool_use import ToolUse
+from paceline.tools.parser import ToolParser
+from paceline.tools.tool_use import NamedCallParser, ToolUse
 from tests.tools.support import parsed
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"]}

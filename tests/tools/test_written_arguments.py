@@ -12,7 +12,7 @@ from paceline.tools.definitions import Tool
 from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.parser import ToolParser
 from tests.tools.support import assert_splits_agree, call, parsed
 
 SCHEMA = {

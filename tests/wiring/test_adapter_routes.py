@@ -12,7 +12,7 @@ from paceline import AsyncLLM
 from paceline.runner.weights.files import open_checkpoint
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
-from paceline.wiring.tokenizer import load_tokenizer
+from paceline.wiring.model_files import load_tokenizer
 from tests.golden.small_model import small_model
 from tests.runner.adapters.support import write_adapter
 

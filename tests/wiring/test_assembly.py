@@ -7,13 +7,13 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.cli.main import main
-from paceline.core.openmp import EARLY, loaded_libraries
+from paceline.core.system.host import EARLY, loaded_libraries
 from paceline.engine.api import GenerationRequest
-from paceline.hub.progress import silent
+from paceline.hub.repository_files import silent
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.assembly import build
 from paceline.wiring.model import find_model
-from paceline.wiring.tokenizer import load_tokenizer
+from paceline.wiring.model_files import load_tokenizer
 from tests.golden.small_model import small_model
 from tests.golden.support import their_greedy
 

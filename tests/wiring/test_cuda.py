@@ -20,26 +20,26 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from paceline import Request, Scheduler
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
-from paceline.core.config import LoadConfig
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
-from paceline.engine.core.plan_wire import EncodedPlan, PlanWriter
+from paceline.core.settings.config import LoadConfig
+from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
 from paceline.images.processor import image_item
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.cuda import runner as runners
-from paceline.runner.cuda.eagle3_head import CudaEagle3Head
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.parallel.shard import Shard
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.loaded_runner import LoadedRunner
-from paceline.wiring.rank_main import RankLoop
+from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import sort_settings
 from tests.golden.image_models import QWEN, random_image
 from tests.gpu.cuda_backend import LaidOutForGPU

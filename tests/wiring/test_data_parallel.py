@@ -14,12 +14,19 @@ import httpx
 import msgspec
 import zmq
 
-from paceline.core.cores import usable_cores
+from paceline.core.system.host import usable_cores
 from paceline.runner.models.config import ModelConfig
 from tests.engine.trace.timeline import Timeline
 from tests.runner.adapters.support import write_adapter
+from tests.wiring.processes.test_front_end_main import (
+    LONG,
+    PATH,
+    SeveralProcesses,
+    figure,
+    said,
+    stream,
+)
 from tests.wiring.support import until
-from tests.wiring.test_front_end_main import LONG, PATH, SeveralProcesses, figure, said, stream
 
 SHORT: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.wiring.download import check_config, download
+from paceline.wiring.model_files import check_config, download
 from tests.hub.support import Hub, configured, serving
 
 LLAMA = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from paceline.core.errors import RequestFailed
-from paceline.core.image_prompt import ImagePrompt
+from paceline.core.multimodal import ImagePrompt
 from paceline.engine.api import SamplingParams
-from paceline.wiring.encoder_room import with_encoder_room
-from paceline.wiring.llm import LLM
+from paceline.llm import LLM
+from paceline.wiring.assembly import with_encoder_room
 from tests.golden.image_models import FAMILIES, image_model, random_image
 from tests.images.support import encode, reader
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.config import LoadConfig
+from paceline.core.settings.config import LoadConfig
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
-from paceline.wiring.fingerprint import SAMPLE_BYTES, SAMPLES, fingerprint, samples
+from paceline.wiring.assembly import SAMPLE_BYTES, SAMPLES, fingerprint, samples
 from tests.golden.small_model import small_model
 
 OWN = LoadConfig()

@@ -2,13 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.config import LoadConfig
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring import images
-from paceline.wiring.images import images_per_prompt, load_images
-from paceline.wiring.json_settings import as_json
-from paceline.wiring.tokenizer import bytes_as_tokens
+from paceline.wiring import model_files as images
+from paceline.wiring.model_files import bytes_as_tokens, images_per_prompt, load_images
+from paceline.wiring.vllm.values import as_json
 from tests.golden.image_models import image_model
 
 WORDS = Tokenizer(bytes_as_tokens(256, ""))

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from paceline.core.attention_group import AttentionGroup
-from paceline.core.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.features import AttentionGroup
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
-from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_within, tables_of_one
+from paceline.wiring.memory import attention_groups, kv_groups, longest_within, tables_of_one
 from paceline.wiring.settings import Hardware, block_bytes, resolve
 from tests.runner.support import tiny
 

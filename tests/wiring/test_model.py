@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.core.config import LoadConfig
-from paceline.hub.progress import silent
+from paceline.core.settings.config import LoadConfig
+from paceline.hub.repository_files import silent
+from paceline.runner.models.describe import config_in, named_shapes
 from paceline.runner.models.model import Model
-from paceline.runner.models.shape import config_in, named_shapes
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import cpu, cuda
 from paceline.wiring.assembly import build, device_of
 from paceline.wiring.cuda import capturable
 from paceline.wiring.model import find_model
-from paceline.wiring.tokenizer import bytes_as_tokens
+from paceline.wiring.model_files import bytes_as_tokens
 from tests.conformance.architectures import SIZES
 
 

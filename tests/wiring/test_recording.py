@@ -11,15 +11,16 @@ import pytest
 
 from paceline import LLM, AsyncLLM, ConfigError, SamplingParams
 from paceline.cli.main import main
-from paceline.core.config import Config, RecordConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.features import RecordConfig
 from paceline.engine.api import GenerationRequest
 from paceline.sched.replay.reader import RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.replayer import Replay, ReplaySummary
 from paceline.sched.scheduler import Scheduler
-from paceline.simulate.profile import Profile
-from paceline.simulate.recorded import RecordedLoad
-from paceline.simulate.server import ServerModel, SimulatedServer
+from paceline.simulator.device.profile import Profile
+from paceline.simulator.recorded import RecordedLoad
+from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.wiring.recording import begin_files, scheduler_of
 from tests.golden.small_model import small_model
 

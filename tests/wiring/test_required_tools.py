@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from paceline.llm import AsyncLLM
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.llm import AsyncLLM
 from tests.wiring.support import DESCRIBED, dummy_model
 
 END = "</s>"

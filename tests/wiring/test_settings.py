@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline import ConfigError
-from paceline.core.config import Config, LoadConfig
+from paceline.core.settings.config import Config, LoadConfig
 from paceline.runner.kv_store import KVStore
-from paceline.runner.models.shape import config_in
+from paceline.runner.models.describe import config_in
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     CUDA_DEFAULTS,

@@ -14,8 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.errors import RequestFailed
 from paceline.engine.api import RequestOutput, SamplingParams
-from paceline.engine.core.slot_grammars import SlotGrammars
-from paceline.wiring.llm import LLM
+from paceline.engine.grammar.slot_grammars import SlotGrammars
+from paceline.llm import LLM
 from tests.wiring.support import dummy_model
 
 SCHEMA = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from paceline.core.config import LoadConfig
 from paceline.core.errors import RequestError
+from paceline.core.settings.config import LoadConfig
 from paceline.engine.params import SamplingParams
-from paceline.wiring.tokenizer import sampling_rules
+from paceline.wiring.model_files import sampling_rules
 from tests.engine.support import tokenizer
 
 

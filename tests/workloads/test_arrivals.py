@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from paceline.workloads.arrivals import arrival_times
+from paceline.workloads.call import arrival_times
 
 
 def gaps(burstiness: float) -> np.ndarray:

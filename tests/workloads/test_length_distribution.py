@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.workloads.length_distribution import LengthDistribution
+from paceline.workloads.call import LengthDistribution
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.workloads.call import Call, Segment
-from paceline.workloads.prompts import Shape, Span, token_ids, words
+from paceline.workloads.call import Call, Segment, Shape, Span, token_ids, words
 
 
 def calls(count: int, shape: Shape, seed: int = 0) -> list[Call]:

@@ -20,7 +20,7 @@ from vllm.envs import enable_envs_cache  # noqa: E402
 from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from workloads import FAKE_TOKEN, Work  # noqa: E402
 
-from paceline.plugins.vllm import PacelineScheduler  # noqa: E402
+from paceline.integrations.vllm import PacelineScheduler  # noqa: E402
 
 
 class PluginSide(VllmSide):

@@ -2,7 +2,7 @@
 # setup.sh VENV: an environment in which vLLM 0.13.0's scheduler imports and runs without a GPU.
 # The wheel's CUDA parts do not load; the scheduler is pure Python and needs none of them, which is
 # why vLLM comes without its dependencies and only what the imports touch is added by hand.
-# Its whole engine, which `tests/plugins/vllm/inside` runs without a model, takes some more.
+# Its whole engine, which `tests/integrations/vllm/inside` runs without a model, takes some more.
 set -euo pipefail
 
 venv=${1:?usage: setup.sh VENV}

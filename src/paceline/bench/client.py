@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 
 from paceline.bench.samples import Sample
-from paceline.workloads.call import Call
-from paceline.workloads.prompts import token_ids, words
+from paceline.workloads.call import Call, token_ids, words
 
 EVENT = "data: "
 DONE = "[DONE]"

@@ -1,14 +1,49 @@
 """Measures an engine in this process: many prompts at once, or one batch several times."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
-from paceline.bench.runs import Repeats, Run
+from paceline.bench.samples import Spread, rate
 from paceline.core.errors import PacelineError
 from paceline.engine.api import RequestOutput, SamplingParams
-from paceline.workloads.call import Call
-from paceline.workloads.prompts import token_ids
+from paceline.workloads.call import Call, token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of `generate`."""
+
+    seconds: float
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def requests_per_s(self) -> float:
+        return rate(self.requests, self.seconds)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return rate(self.output_tokens, self.seconds)
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        return rate(self.prompt_tokens + self.output_tokens, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The measured runs of a batch, without the warm-ups."""
+
+    runs: Sequence[Run]
+
+    @property
+    def seconds(self) -> Spread:
+        spread = Spread.of(run.seconds for run in self.runs)
+        assert spread is not None, "a batch was measured at least once"
+        return spread
 
 
 class RunFailed(PacelineError):

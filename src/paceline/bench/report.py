@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from paceline.bench.runs import Repeats, Run
+from paceline.bench.offline import Repeats, Run
 from paceline.bench.samples import MS, Outcome, PrefixCacheUse, Sample, ServerRun, Spread
 
 COLUMNS = ("mean", "median", "p90", "p99", "max")

@@ -30,7 +30,6 @@ COMMANDS = {
     "explain": "Describe what a request waited for, and why.",
     "collect-env": "Print versions, hardware and settings for a bug report.",
 }
-FILES = {"play": "play.command"}  # commands with a folder of their own
 BENCHMARKS = {
     "serve": "Send requests to a server and measure latency and throughput.",
     "throughput": "Measure the tokens per second of many prompts at once in this process.",
@@ -62,7 +61,7 @@ def bench() -> None:
 def found(name: str) -> Any:
     if name == "bench":
         return group(bench, BENCHMARKS, lambda kind: read(kind, f"bench.{kind}"))
-    return read(name, FILES.get(name, name.replace("-", "_")))
+    return read(name, f"commands.{name.replace('-', '_')}")
 
 
 def read(name: str, file: str) -> Any:

@@ -99,8 +99,8 @@ async def open_backend(
             await server.close()
             raise
         return server
-    from paceline.hub.loading_status import LoadingStatus
-    from paceline.wiring.llm import AsyncLLM
+    from paceline.hub.progress_bar import LoadingStatus
+    from paceline.llm import AsyncLLM
 
     model = engine.name(argument)
     with LoadingStatus(model) as bar:

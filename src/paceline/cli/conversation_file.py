@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from paceline.cli.sampling import KINDS, checked
 from paceline.core.errors import RequestError
-from paceline.core.json_file import json_object
+from paceline.core.system.files import json_object
 
 ROLES = ("system", "user", "assistant")
 Messages = list[dict[str, str]]

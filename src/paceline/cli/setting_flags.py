@@ -28,13 +28,13 @@ from paceline.cli.setting_help import (
     TITLES,
     unit_of,
 )
-from paceline.core.config import LoadConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.config import LoadConfig
 from paceline.engine.settings import ENGINE_COMPONENTS, CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
 from paceline.wiring.settings import SCHEDULER_ONLY
-from paceline.wiring.vllm_settings import VALUES
-from paceline.wiring.vllm_table import VLLM, plain
+from paceline.wiring.vllm.settings import VALUES
+from paceline.wiring.vllm.table import VLLM, plain
 
 HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
 OF_COMMAND = ("host", "port", "uds")  # options of `serve`, and no settings

@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.cli.setting_flags import ServingSettings, Setting
 from paceline.cli.setting_help import OF_ENGINES, SENTENCES, TITLES, unit_of
-from paceline.core.config import Config
+from paceline.core.settings.config import Config
 from paceline.engine.settings import ENGINE_COMPONENTS
 from paceline.wiring.settings import ENGINE_SETTINGS
-from paceline.wiring.vllm_table import VLLM
+from paceline.wiring.vllm.table import VLLM
 
 HEAD = """\
 # Settings
@@ -45,7 +45,7 @@ TYPES_HEAD = '''\
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from paceline.hub.progress import Progress
+from paceline.hub.repository_files import Progress
 
 # None stands for the default.
 OwnSettings = TypedDict(  # noqa: UP013

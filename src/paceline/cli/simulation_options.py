@@ -9,20 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.command import WrongOption
-from paceline.cli.play.command import setting
-from paceline.simulate.drafting import Drafting
-from paceline.simulate.loads import (
-    UNCUT,
-    Clients,
-    LoadSource,
-    Phase,
-    SyntheticLoad,
-    TraceLoad,
-)
-from paceline.simulate.profile import Profile, shipped
-from paceline.simulate.recorded import RecordedLoad, is_recording
-from paceline.simulate.server import ServerModel, SimulatedServer
-from paceline.workloads.length_distribution import FORMS, LengthDistribution
+from paceline.cli.commands.play import setting
+from paceline.simulator.device.drafting import Drafting
+from paceline.simulator.device.profile import Profile, shipped
+from paceline.simulator.loads import UNCUT, Clients, LoadSource, Phase, SyntheticLoad, TraceLoad
+from paceline.simulator.recorded import RecordedLoad, is_recording
+from paceline.simulator.server import ServerModel, SimulatedServer
+from paceline.workloads.call import FORMS, LengthDistribution
 
 LOAD, SYNTHETIC, SERVER = "load", "synthetic load, without a trace", "server"
 OF_TRACES = ("speed", "max_input_len", "max_output_len")

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 from paceline.cli.command import WrongOption
-from paceline.core.cores import processor_name
 from paceline.core.errors import ConfigError
-from paceline.simulate.loads import LoadSource, Workload
-from paceline.simulate.recorded import RecordedLoad
-from paceline.simulate.server import ServerModel
+from paceline.core.system.host import processor_name
+from paceline.simulator.loads import LoadSource, Workload
+from paceline.simulator.recorded import RecordedLoad
+from paceline.simulator.server import ServerModel
 
 
 def check_drafts(*models: ServerModel) -> None:

@@ -1,11 +1,15 @@
 """Names for the array types that travel between layers."""
 
 import mmap as memory
+from array import array
+from collections.abc import Iterable, Sequence
 from mmap import mmap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.core.errors import RequestError
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -40,3 +44,50 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 for _empty in (NO_INDEX, NO_I32):
     frozen(_empty)
+
+
+INT32 = np.dtype(np.int32)
+Integers = npt.NDArray[np.integer[Any]]
+
+
+def plain(value: Any) -> Any:
+    """A scalar of numpy's as one of Python's; anything else as it is."""
+    scalar: Any = value
+    return scalar.item() if isinstance(value, np.generic) else value
+
+
+def token_array(ids: Iterable[int], what: str) -> I32:
+    """Token ids as a read-only array, or a RequestError that says what is wrong."""
+    known: Any = ids
+    if getattr(ids, "dtype", None) == np.int32 and not known.flags.writeable:
+        return known  # it has been through here before
+    given: list[int] | tuple[int, ...] = ()
+    try:
+        given = ids if isinstance(ids, (list, tuple)) else list(ids)
+        found = np.array(array("I", given), INT32)  # several times faster than from the list
+    except (TypeError, OverflowError) as error:
+        raise RequestError(f"{what} {_wrong_ids(given, error)}") from None
+    if len(found) and found[found.argmin()] < 0:  # only unsigned numbers go as far
+        raise RequestError(f"{what} {_wrong_ids(given, 'one is too large')}")
+    found.setflags(write=False)
+    return found
+
+
+def _wrong_ids(given: Iterable[Any], why: object) -> str:
+    """What is wrong with token ids that make no array."""
+    least = min((one for one in map(plain, given) if isinstance(one, int)), default=0)
+    if least < 0:
+        return f"has a negative token id: {least}"
+    return f"must be a list of token ids: {why}"
+
+
+class TokenIds:
+    """For type checkers: a field that takes token ids in any sequence and keeps an array.
+
+    A checker reads the parameter of `__init__` from `__set__`, and the attribute from `__get__`.
+    No object of this class exists.
+    """
+
+    def __get__(self, instance: object, owner: object) -> I32: ...
+
+    def __set__(self, instance: object, ids: Sequence[int] | Integers) -> None: ...

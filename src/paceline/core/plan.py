@@ -6,12 +6,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.arrays import F32, I32, I64, NO_I32, NO_INDEX, Bool, Index, Names, frozen
-from paceline.core.encoding import NOTHING_EMBEDDED, Embedded, Encoding
+from paceline.core.arrays import (
+    F32,
+    I32,
+    I64,
+    NO_I32,
+    NO_INDEX,
+    Bool,
+    Index,
+    Names,
+    frozen,
+    token_array,
+)
 from paceline.core.errors import RequestError, StepError
+from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish, Request, child_label
-from paceline.core.token_ids import token_array
 
 Kind = Literal["mixed", "prefill", "decode"]
 Stage = Literal["queue", "prefill", "decode"]

@@ -1,6 +1,6 @@
 """Classes found by the name of their file, or by a dotted path to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
@@ -28,3 +28,13 @@ def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
     if missing:
         raise ConfigError(f"{what} {name!r} does not define {', '.join(sorted(missing))}")
     return found
+
+
+def library(names: Sequence[str], extra: str) -> Any:
+    """The first of some modules that is installed. ConfigError says how to install one."""
+    for name in names:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise ConfigError(f"{names[0]} is not installed: pip install 'paceline[{extra}]'")

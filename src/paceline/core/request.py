@@ -7,15 +7,14 @@ from math import inf, isfinite
 from operator import attrgetter
 from typing import Any, Literal
 
-from paceline.core.arrays import I32
+from paceline.core.arrays import I32, TokenIds, plain, token_array
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
-from paceline.core.item import Item, wrong_items
 from paceline.core.kv_transfer import unsendable
+from paceline.core.multimodal import Item, wrong_items
 from paceline.core.pooling import LAST, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
-from paceline.core.token_ids import TokenIds, plain, token_array
 
 
 class Finish(Enum):

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.adapter import LoRARequest
-from paceline.engine.core.messages import Question, Verb
+from paceline.engine.loop.messages import Question, Verb
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 

@@ -6,14 +6,10 @@ from typing import Any, Literal, Protocol
 
 from paceline.core.arrays import F32
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.plan import Timings
 from paceline.engine.adapter_control import AdapterControl
-from paceline.engine.core.messages import EngineFailed, EngineUnavailable
-from paceline.engine.params import SamplingParams
-from paceline.engine.report import Report
-from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
-from paceline.engine.text_delta import (
+from paceline.engine.frontend.text_delta import (
     Alternative,
     ChoiceOutput,
     FinishReason,
@@ -25,7 +21,11 @@ from paceline.engine.text_delta import (
     TokenLogprob,
     Usage,
 )
-from paceline.text.image_parts import images_of
+from paceline.engine.loop.messages import EngineFailed, EngineUnavailable
+from paceline.engine.params import SamplingParams
+from paceline.engine.report import Report
+from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
+from paceline.text.chat_messages import images_of
 
 __all__ = [
     "Alternative",

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from paceline.core.errors import ConfigError
-from paceline.core.garbage import collection_paused
-from paceline.core.kv_events_config import KVEventsConfig
-from paceline.engine.core.adapters import AdapterRequests
-from paceline.engine.core.constrained_requests import ConstrainedRequests
-from paceline.engine.core.engine import DEFAULTS, Engine
-from paceline.engine.core.observers import all_of
-from paceline.engine.core.ports import PromptImages, Runner, StepObserver, WatchedRunner
+from paceline.core.settings.features import KVEventsConfig
+from paceline.core.system.host import collection_paused
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.engine.live.feed import LiveFeed
+from paceline.engine.loop.adapters import AdapterRequests
+from paceline.engine.loop.engine import DEFAULTS, Engine
+from paceline.engine.loop.ports import PromptImages, Runner, StepObserver, WatchedRunner, all_of
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.engine.trace.frontend_trace import front_end
@@ -77,7 +76,7 @@ class EngineComponents:
             size = self.trace.block_bytes
             found.append(StepTrace(file, self.scheduler, block_bytes=size))
         if self.kv_events is not None:
-            events = import_module("paceline.engine.kv_events.observer")  # it needs pyzmq
+            events = import_module("paceline.engine.kv_events.publisher")  # it needs pyzmq
             found.append(events.CacheObserver.publishing(self.scheduler, self.kv_events))
         return all_of(found)
 

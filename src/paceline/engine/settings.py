@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.core.adapter import AdapterConfig
-from paceline.core.config import COMPONENTS, LoadConfig, RecordConfig
-from paceline.core.setting_checks import check_types, one_of, positive, require
+from paceline.core.settings.checks import check_types, one_of, positive, require
+from paceline.core.settings.config import COMPONENTS, LoadConfig
+from paceline.core.settings.features import RecordConfig
 
 MOST_ENGINES = 64  # of one server
 # What an engine takes by name. Of two settings with the same name, it takes the first one.

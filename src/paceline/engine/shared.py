@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from paceline.core.arrays import F64
 from paceline.engine.api import Report
-from paceline.engine.core.ports import Core
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
+from paceline.engine.loop.ports import Core
 from paceline.engine.streaming import StreamingEngine
 
 

@@ -23,16 +23,16 @@ from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.api import GenerationRequest, Message, Report, SamplingParams, TokenizedPrompt
 from paceline.engine.arguments import SamplingFields, TemplateFields, split
 from paceline.engine.components import EngineComponents
-from paceline.engine.core.messages import Delivery, EngineFailed, Question, Verb
-from paceline.engine.core.ports import Core
-from paceline.engine.core.thread import ThreadCore
-from paceline.engine.engine_figures import EngineFigures
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
-from paceline.engine.live.control import LiveControl
+from paceline.engine.live.feed import LiveControl
+from paceline.engine.loop.figures import EngineFigures
+from paceline.engine.loop.messages import Delivery, EngineFailed, Question, Verb
+from paceline.engine.loop.ports import Core
 from paceline.engine.prompt_reader import PromptReader
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
+from paceline.engine.transport.thread import ThreadCore
 from paceline.text.tokenizer import Tokenizer
 
 TICK_S = 0.001  # added to timeouts, because the clock of an event loop may be coarser

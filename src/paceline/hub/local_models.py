@@ -9,9 +9,9 @@ from huggingface_hub import CachedRepoInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder, packed_folder, places
+from paceline.core.system.files import cache_folder, packed_folder, places
 from paceline.hub.catalogue import MODELS, NamedModel, find, repository_named
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import RepositoryName
 
 WEIGHTS = (".safetensors", ".gguf")
 

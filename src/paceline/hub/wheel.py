@@ -9,14 +9,32 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.core.folders import cache_folder
-from paceline.hub.cache import beside, locked
+from filelock import FileLock
+
+from paceline.core.system.files import cache_folder
 from paceline.hub.catalogue import NamedModel
-from paceline.hub.errors import FetchError
-from paceline.hub.progress import Progress
+from paceline.hub.repository_files import FetchError, Progress
+
+
+def beside(target: Path, suffix: str) -> Path:
+    """A name next to the target, on the same file system, so that a rename is atomic."""
+    return target.with_name(target.name + suffix)
+
+
+@contextmanager
+def locked(target: Path) -> Generator[None]:
+    """One process at a time fetches a target; the others wait, and then find it complete.
+
+    The system releases the lock when its process ends.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(beside(target, ".lock")):
+        yield
+
 
 POLL_S = 0.1
 CHUNK_BYTES = 1 << 20

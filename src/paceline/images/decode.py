@@ -2,9 +2,11 @@
 
 import binascii
 from base64 import b64decode
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from io import BytesIO
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 from warnings import catch_warnings, simplefilter
@@ -13,6 +15,10 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.core.errors import RequestError
+from paceline.core.multimodal import ImagePrompt, Item
+from paceline.core.system.files import json_object
+from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
+from paceline.images.tiles import SquareProcessor, TileProcessor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 CHANNELS = (1, 3, 4)
@@ -110,3 +116,64 @@ def bytes_of_url(url: str) -> bytes:
         return b64decode(raw, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError(f"the data URL of an image is not base64: {error}") from None
+
+
+# By the name of the architecture in config.json.
+PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
+    "Idefics3ForConditionalGeneration": TileProcessor,
+    "SmolVLMForConditionalGeneration": TileProcessor,
+    "Qwen2_5_VLForConditionalGeneration": SquareProcessor,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Most images of a prompt, and most pixels of an image before it is resized."""
+
+    images: int
+    pixels: int
+
+
+class ImageReader:
+    """Reads the images of prompts, on any thread."""
+
+    def __init__(self, processor: ImageProcessor, limits: ImageLimits) -> None:
+        self._processor, self._limits = processor, limits
+
+    @staticmethod
+    def load(folder: Path, encode: Encode, limits: ImageLimits) -> "ImageReader | None":
+        """The reader of a model in a folder; None if the model has no images."""
+        names = json_object(folder / "config.json").get("architectures") or [""]
+        if (kind := PROCESSORS.get(names[0])) is None:
+            return None
+        return ImageReader(kind(ProcessorFiles.read(folder, encode)), limits)
+
+    @property
+    def largest(self) -> int:
+        """Embeddings of the largest item that an image becomes."""
+        return self._processor.largest
+
+    def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
+        """Replace each mark by the next image. RequestError if there are more of one than of the
+        other, or an image cannot be read."""
+        limits, mark = self._limits, self._processor.mark
+        if len(images) > limits.images:
+            raise RequestError(
+                f"the prompt has {len(images)} images; the most is {limits.images} "
+                "(limit_mm_per_prompt)"
+            )
+        marks = [place for place, token in enumerate(token_ids) if token == mark]
+        if len(marks) != len(images):
+            raise RequestError(
+                f"the prompt has {len(images)} images, but {len(marks)} marks that say where they "
+                "belong; give one image for each mark"
+            )
+        tokens, items, begin = list[int](), list[Item](), 0
+        for place, image in zip(marks, images, strict=True):
+            tokens += token_ids[begin:place]
+            prepared = self._processor.prepare(decoded(image, limits.pixels))
+            items += (replace(one, offset=len(tokens) + one.offset) for one in prepared.items)
+            tokens += prepared.tokens
+            begin = place + 1
+        tokens += token_ids[begin:]
+        return ImagePrompt(tokens, tuple(items))

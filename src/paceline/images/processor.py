@@ -11,9 +11,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from paceline.core.errors import ConfigError
-from paceline.core.image_settings import image_settings
-from paceline.core.item import Item, ItemContent
-from paceline.core.json_file import json_object
+from paceline.core.multimodal import Item, ItemContent, image_settings
+from paceline.core.system.files import json_object
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, channels]
 Encode = Callable[[str], list[int]]  # a text without special tokens around it

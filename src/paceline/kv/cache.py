@@ -3,11 +3,11 @@
 from collections import Counter
 from itertools import takewhile
 
-from paceline.core.attention_group import FULL_ATTENTION
-from paceline.core.config import CacheConfig
 from paceline.core.events import AllBlocksCleared, CacheEvent
 from paceline.core.plan import Blocks, Pairs
 from paceline.core.request import Sequence
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.features import FULL_ATTENTION
 from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.group_index import GroupIndex
 from paceline.kv.groups import GroupTables

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core import plugins
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.events import Medium
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.fence import TransferTicket
 
 Bytes = npt.NDArray[np.uint8]

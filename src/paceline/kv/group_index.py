@@ -1,14 +1,13 @@
 """The content index of several attention groups: one hit length that suits all of them."""
 
-from paceline.core.attention_group import AttentionGroup
-from paceline.core.config import CacheConfig
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_BLOCK, Blocks
 from paceline.core.request import Sequence
-from paceline.kv.hit import MISS, Hit
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.features import AttentionGroup
+from paceline.kv.hit import MISS, Hit, Loadable, Offer, Offers
 from paceline.kv.index import ContentIndex, Pending, SealResident
 from paceline.kv.keys import KEY_BYTES
-from paceline.kv.loadable import Loadable, Offer, Offers
 from paceline.kv.pool import BlockPool
 
 GROUP_BYTES = 4  # of a group's number in a key

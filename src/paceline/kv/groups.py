@@ -7,8 +7,8 @@ from itertools import repeat
 import numpy as np
 
 from paceline.core.arrays import I32, Bool, Index, sparse_zeros
-from paceline.core.attention_group import AttentionGroup
 from paceline.core.plan import NO_BLOCK, NOTHING_GROWN, Blocks, Grown, Pairs
+from paceline.core.settings.features import AttentionGroup
 from paceline.kv.hit import Hit
 from paceline.kv.pool import BlockPool
 from paceline.kv.tables import BlockTables, leading, places

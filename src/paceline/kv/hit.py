@@ -1,6 +1,6 @@
 """The result of a lookup: the cached prefix of a sequence, and where it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.plan import Blocks, Pairs
@@ -30,3 +30,56 @@ class Hit:
 
 
 MISS = Hit((), 0)
+
+
+Offer = Callable[[Sequence[bytes], int], int | None]
+"""How many blocks after the first ones a connector has, as `Connector.offer` says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """Blocks to load, and the prefix that a sequence has with them.
+
+    hit      what of that prefix is on the device; it stays there meanwhile
+    blocks   full blocks of the prefix
+    first    the first index that a block is loaded for
+    keys     of the blocks to load, by index; none: it is not worth loading
+    """
+
+    hit: Hit
+    blocks: int
+    first: int
+    keys: tuple[bytes, ...]
+
+
+MOST_QUESTIONS = 8  # each may take a connector a while, and windows could ask for every length
+
+
+class Offers:
+    """Finds the first of some blocks that neither the device nor a connector has.
+
+    After `MOST_QUESTIONS`, only the device counts.
+    """
+
+    def __init__(self, offer: Offer, on_device: Callable[[bytes], bool]) -> None:
+        self._offer, self._on_device = offer, on_device
+        self._offered: set[bytes] = set()
+        self._questions = 0
+        self.must_ask_later = False  # then what is not known yet counts as there
+
+    def first_absent(self, keys: Sequence[bytes]) -> int | None:
+        """The place of the first key without a block; None: all have one."""
+        here, offered = self._on_device, self._offered
+        places = [at for at, key in enumerate(keys) if not here(key) and key not in offered]
+        if not places:
+            return None
+        if self._questions >= MOST_QUESTIONS:
+            return places[0]
+        self._questions += 1
+        wanted = [keys[at] for at in places]
+        number = self._offer(wanted, 0)
+        if number is None:
+            self.must_ask_later = True
+            return None
+        offered.update(wanted[:number])
+        return places[number] if number < len(places) else None

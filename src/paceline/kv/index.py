@@ -4,15 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from paceline.core.config import CacheConfig
 from paceline.core.events import BlockStored, CacheEvent, Medium
 from paceline.core.plan import Blocks
 from paceline.core.request import Sequence
-from paceline.kv.hit import MISS, Hit
+from paceline.core.settings.config import CacheConfig
+from paceline.kv.hit import MISS, Hit, Loadable, Offer
 from paceline.kv.keys import KEY_BYTES, Keys, items_within
-from paceline.kv.loadable import Loadable, Offer
-from paceline.kv.pool import BlockPool
-from paceline.kv.unkeyed import Unkeyed, UnkeyedRun
+from paceline.kv.pool import BlockPool, Unkeyed, UnkeyedRun
 
 SealResident = Callable[[int], bool]
 """Seals the blocks that the resident of a slot has filled. Returns whether there were any."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from paceline.core.arrays import I32
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.request import Request
 
 KEY_BYTES = 16

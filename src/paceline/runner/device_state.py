@@ -8,8 +8,8 @@ from torch import Tensor
 
 from paceline.core.plan import Plan
 from paceline.runner.batch import Batch, batch_of_slots
-from paceline.runner.sampler import seed_of
-from paceline.runner.token_choice import key_of
+from paceline.runner.sampling.sampler import seed_of
+from paceline.runner.sampling.token_choice import key_of
 
 
 class DeviceState:

@@ -1,16 +1,17 @@
 """Embeddings of multimodal items on the device: encoded once, read by the rows of any step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.core.encoding import Embedded, Encoding
 from paceline.core.errors import StepError
-from paceline.core.item import ItemContent
+from paceline.core.multimodal import Embedded, Encoding, ItemContent
+from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.runner.batch import ItemEmbeddings
+from paceline.runner.batch import Batch, Coordinates, ItemEmbeddings
 
 
 class ItemEncoder(Protocol):
@@ -69,3 +70,38 @@ class EncoderStore:
 
     def _index(self, numbers: object) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64, device=self.content.device)
+
+
+class ResidentItems:
+    """Follows plans. Positions of items have embeddings from the store, and in some models the
+    positions of sequences with items have coordinates of their own."""
+
+    def __init__(self, store: EncoderStore, coordinates: Coordinates | None = None) -> None:
+        self._store, self._coordinates = store, coordinates
+        self._requests: dict[int, Request] = {}  # with items, by slot
+
+    def apply(self, plan: Plan) -> None:
+        """Follow the changes of a plan."""
+        for slot in plan.released:
+            if self._requests.pop(slot, None) is not None and self._coordinates is not None:
+                self._coordinates.release(slot)
+        for new in plan.admitted:
+            if new.request.items:
+                self._requests[new.slot] = new.request
+                if self._coordinates is not None:
+                    self._coordinates.admit(new.slot, new.request)
+
+    def encode(self, plan: Plan) -> None:
+        """Encode what a plan lists."""
+        if plan.encode:
+            self._store.encode(plan.encode, self._requests)
+
+    def merged(self, batch: Batch, plan: Plan, slot: Tensor) -> Batch:
+        """The batch of a step, with what its positions have of items. Its rows have `slot`."""
+        if not self._requests:
+            return batch
+        items = self._store.read(plan.embedded, batch.row_start)
+        places = None
+        if self._coordinates is not None:
+            places = self._coordinates.of(slot, batch.position, batch.row_start)
+        return replace(batch, items=items, coordinates=places)

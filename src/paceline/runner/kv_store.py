@@ -1,13 +1,25 @@
 """Keys and values of every position, in blocks."""
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterable, Sequence
+from math import prod
+from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.runner.lazy_memory import lazy_zeros
+from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU. The system provides a page at its first write; `torch.zeros` writes all."""
+    size = prod(shape) * dtype.itemsize
+    if not size:
+        return torch.zeros(*shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(*shape)
 
 
 class KVStore:
@@ -102,3 +114,102 @@ class KVStore:
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.content.device)
+
+
+class BlockMoves:
+    """Copies blocks on the device, then to the host, then from it, as plans list them."""
+
+    def __init__(self, kv: KVStore) -> None:
+        self._kv = kv
+        self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
+
+    def reserve(self, blocks: int) -> None:
+        """Make room on the host for swapping."""
+        self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
+
+    def carry_out(self, plan: Plan) -> None:
+        self._kv.copy(plan.copies)
+        if plan.swap_out:
+            device, host = ends(plan.swap_out)
+            self._host[host] = self._kv.read(device).to(self._host.device)
+        if plan.swap_in:
+            host, device = ends(plan.swap_in)
+            self._kv.write(device, self._host[host])
+
+
+def ends(pairs: Pairs) -> tuple[list[int], list[int]]:
+    """Return the sources and the targets of copies."""
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+STAGED_BYTES = 64 << 20  # page-locked memory that copies to and from other memory go through
+
+
+class BlockBytes:
+    """Reads and writes whole blocks. On a GPU it has a stream of its own, so that copies run beside
+    the steps; nothing orders the two, which is up to the caller."""
+
+    def __init__(self, kv: KVStore) -> None:
+        self.block_bytes = kv.block_bytes
+        self.content = kv.content.flatten(1).view(torch.uint8)  # [blocks, block_bytes]
+        self._on_gpu = self.content.device.type == "cuda"
+        self._lock = Lock()  # of the stream and its page-locked memory
+        if self._on_gpu:
+            self._stream = torch.cuda.Stream(self.content.device)
+            rows = max(STAGED_BYTES // self.block_bytes, 1)
+            self._staged = torch.empty((rows, self.block_bytes), dtype=torch.uint8, pin_memory=True)
+
+    def host_memory(self, rows: int) -> np.ndarray:
+        """Host memory, [rows, block_bytes], which copies to and from a GPU are fastest with."""
+        shape = rows, self.block_bytes
+        if self._on_gpu:
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+        return lazy_zeros(shape, torch.uint8).numpy()
+
+    def follow_steps(self) -> None:
+        """Let later copies wait for the steps that this thread has launched. On a CPU they have
+        ended."""
+        if self._on_gpu:
+            self._stream.wait_stream(torch.cuda.current_stream(self.content.device))
+
+    def read(self, blocks: Sequence[int]) -> np.ndarray:
+        """The content of blocks, [blocks, block_bytes]."""
+        rows = np.empty((len(blocks), self.block_bytes), np.uint8)
+        self.read_into(blocks, rows)
+        return rows
+
+    def read_into(self, blocks: Sequence[int], rows: Iterable[np.ndarray]) -> None:
+        """Copy blocks to rows of bytes."""
+        if self._on_gpu:
+            self._copy(blocks, list(rows), to_host=True)
+            return
+        for block, row in zip(blocks, rows, strict=True):
+            row[:] = self.content[block].numpy()
+
+    def write(self, blocks: Sequence[int], rows: Iterable[np.ndarray]) -> None:
+        """Copy rows of bytes to blocks."""
+        if self._on_gpu:
+            self._copy(blocks, list(rows), to_host=False)
+            return
+        for block, row in zip(blocks, rows, strict=True):
+            self.content[block].numpy()[:] = row
+
+    def _copy(self, blocks: Sequence[int], rows: list[np.ndarray], to_host: bool) -> None:
+        """Copy between a GPU and the host, through page-locked memory unless `rows` are."""
+        is_pinned = len(rows) > 0 and torch.from_numpy(rows[0]).is_pinned()
+        step = len(blocks) if is_pinned else len(self._staged)
+        with self._lock, torch.cuda.stream(self._stream):
+            for first in range(0, len(blocks), max(step, 1)):
+                part = slice(first, first + step)
+                own = [torch.from_numpy(row) for row in rows[part]]
+                via = own if is_pinned else list(self._staged[: len(own)])
+                if not (to_host or is_pinned):
+                    for staged, row in zip(via, own, strict=True):
+                        staged.copy_(row)
+                for block, row in zip(blocks[part], via, strict=True):
+                    ends = (row, self.content[block]) if to_host else (self.content[block], row)
+                    ends[0].copy_(ends[1], non_blocking=True)
+                self._stream.synchronize()
+                if to_host and not is_pinned:
+                    for staged, row in zip(via, own, strict=True):
+                        row.copy_(staged)

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
-from paceline.core.speculation_config import SpeculationConfig
-from paceline.runner.block_moves import BlockMoves
-from paceline.runner.kv_store import KVStore
+from paceline.core.settings.features import SpeculationConfig
+from paceline.runner.kv_store import BlockMoves, KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
-from paceline.runner.rejection import draw_drafts
-from paceline.runner.token_choice import Greedy
+from paceline.runner.sampling.rejection import draw_drafts
+from paceline.runner.sampling.token_choice import Greedy
 
 VALUE_BYTES = 4  # of a number in KV on a CPU
 

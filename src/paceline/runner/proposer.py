@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core import plugins
 from paceline.core.errors import PluginError
 from paceline.core.plan import Plan
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.batch import Batch
 
 

@@ -9,25 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.capabilities import Capabilities
+from paceline.core.capabilities import Capabilities, StepCost
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
-from paceline.core.step_times import StepCost
-from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.residents import ResidentAdapters
+from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
-from paceline.runner.block_bytes import BlockBytes
-from paceline.runner.block_moves import BlockMoves
 from paceline.runner.device_state import DeviceState
-from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.layer_inputs import LayerInputs
+from paceline.runner.encoder_store import ResidentItems
+from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore
+from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.tokens import token_source
 from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
-from paceline.runner.resident_items import ResidentItems
-from paceline.runner.sampler import Sampler
+from paceline.runner.sampling.sampler import Sampler
 from paceline.runner.step_tokens import ChosenTokens
 
 

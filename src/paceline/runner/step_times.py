@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.arrays import I32
+from paceline.core.capabilities import Points, TimedSteps
 from paceline.core.plan import Admitted, Plan, Rows, StepResult
 from paceline.core.request import Request
-from paceline.core.step_times import Points, TimedSteps
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 CONTEXT = 64  # tokens of a row, all the same: any proposer should have drafts for it

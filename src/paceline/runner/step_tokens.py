@@ -1,6 +1,7 @@
 """Drafts and samples the tokens of a step, under the controls and masks of its requests."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -8,16 +9,50 @@ import torch
 from torch import Tensor
 
 from paceline.core.masks import MaskRows, TokenMasks
-from paceline.core.plan import Plan, StepResult
+from paceline.core.plan import Candidates, Failed, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
+from paceline.runner.native.library import is_available, library
 from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts, check_drafts, check_shape
-from paceline.runner.result import ResultBuilder
-from paceline.runner.row_controls import RowControls
-from paceline.runner.sampler import Sampler, TokenScores
-from paceline.runner.token_mask import apply_masks, without_forbidden
+from paceline.runner.sampling.controls import Controls
+from paceline.runner.sampling.sampler import Sampler, TokenScores, score
+
+
+def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
+    """Give every token that a mask does not allow a logit of -inf. Line `lines[i]` has mask i.
+
+    Allowed tokens keep their logit, so a row without numbers is still noticed.
+    """
+    bits, lines = np.ascontiguousarray(masks.rows), lines.contiguous()
+    if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
+        for line, own in zip(lines.tolist(), ~masks.allowed(logits.shape[1]), strict=True):
+            logits[line].masked_fill_(torch.from_numpy(own), -torch.inf)
+        return
+    library().mask_logits(
+        logits.data_ptr(),
+        logits.shape[1],
+        lines.data_ptr(),
+        bits.ctypes.data,
+        bits.shape[1],
+        len(bits),
+        torch.get_num_threads(),
+    )
+
+
+def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
+    """Drafts [rows, most] up to the first that its mask does not allow, and -1 behind them."""
+    rows, most = drafts.shape
+    number = torch.bincount(torch.from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
+    allowed = torch.where(number > 0, number - 1, most)
+    return drafts.masked_fill(torch.arange(most) >= allowed[:, None], -1)
+
+
+@cache
+def has_kernels() -> bool:
+    """Checked once: if compiling fails, every step would try again."""
+    return is_available()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,3 +169,98 @@ def lines(number: Tensor, most: int) -> Tensor:
     end = (number + 1).cumsum(0)
     first = (end - number - 1)[:, None]
     return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
+
+
+class RowControls:
+    """Makes controls anew only when other slots sample than in the step before."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._rows: Rows | None = None  # those that the controls are for
+        self._slots: list[int] = []  # of these rows, where they sample
+        self._controls: Controls | None = None
+
+    def forget(self) -> None:
+        """Slots have changed hands."""
+        self._rows = self._controls = None
+
+    def of(self, rows: Rows, wanted: np.ndarray) -> Controls:
+        """The controls of the rows that sample, again the same ones for the same slots."""
+        if self._rows is not rows or self._controls is None:
+            slots = rows.slot[wanted].tolist()
+            if self._controls is None or self._slots != slots:
+                self._controls, self._slots = self._sampler.controls(slots), slots
+            self._rows = rows
+        return self._controls
+
+
+class ResultBuilder:
+    """Collects what a step sampled, by row of its plan."""
+
+    def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
+        rows = len(plan.rows)
+        self._plan, self._wanted = plan, wanted
+        self._ids = np.full((rows, ids.shape[1]), -1, np.int32)
+        self._ids[wanted] = ids.numpy()
+        self._count = np.zeros(rows, np.int32)
+        self._count[wanted] = taken.numpy()
+        self._logprob: np.ndarray | None = None
+        self._best: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # candidates by row
+        self._failed: tuple[Failed, ...] = ()
+
+    def fail(self, bad: Tensor) -> None:
+        """Mark rows that sample and have no finite logits. They yield no token."""
+        rows = self._wanted[bad.numpy()]
+        if not len(rows):
+            return
+        self._ids[rows], self._count[rows] = -1, 0
+        step, labels = self._plan.step, self._plan.rows.labels
+        self._failed = tuple(
+            Failed(row, f"the logits of {labels[row]!r} in step {step} are not finite")
+            for row in rows.tolist()
+        )
+
+    def add_logprobs(self, controls: Controls, scores: tuple[TokenScores | None, ...]) -> None:
+        """Add log-probabilities of sampled tokens, and alternatives to the first one."""
+        if controls.scored is None:
+            return
+        for place, one in enumerate(scores):
+            assert one is not None
+            for index, row in enumerate(controls.scored.rows.tolist()):
+                self._given()[self._wanted[row], place] = float(one.given[index])
+                if place == 0:
+                    self._best[int(self._wanted[row])] = possible(one, index)
+
+    def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
+        """The same for a row of a family that is reported only at its end."""
+        for place in range(int(self._count[self._wanted[row]])):
+            here = slice(place, place + 1)
+            found = score(raw[here], ids[here], max(request.candidates, 1))
+            self._given()[self._wanted[row], place] = float(found.given[0])
+            if place == 0:
+                self._best[int(self._wanted[row])] = possible(found, 0)
+
+    def _given(self) -> np.ndarray:
+        if self._logprob is None:
+            self._logprob = np.zeros(self._ids.shape, np.float32)
+        return self._logprob
+
+    def build(self) -> StepResult:
+        if not self._best:
+            return StepResult(self._ids, self._count, self._logprob, failed=self._failed)
+        most = max(len(ids) for ids, _ in self._best.values())
+        found = Candidates(
+            np.full((len(self._ids), most), -1, np.int32),
+            np.full((len(self._ids), most), -np.inf, np.float32),
+        )
+        for row, (ids, values) in self._best.items():
+            found.ids[row, : len(ids)] = ids
+            found.logprob[row, : len(ids)] = values
+        return StepResult(self._ids, self._count, self._logprob, found, failed=self._failed)
+
+
+def possible(scores: TokenScores, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """The alternatives of a scored row, without tokens that a mask does not allow."""
+    ids, values = scores.ids[index].numpy(), scores.values[index].numpy()
+    kept = values > -np.inf  # the first ones: they are in descending order
+    return (ids, values) if kept.all() else (ids[kept], values[kept])

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from paceline.core.config import Config
-from paceline.sched.arrivals import Arrivals
-from paceline.sched.departures import Departures
-from paceline.sched.loads import Loads
+from paceline.core.settings.config import Config
+from paceline.sched.commit.stops import StopWatch
+from paceline.sched.lifecycle.arrivals import Arrivals
+from paceline.sched.lifecycle.departures import Departures
 from paceline.sched.state import SchedulerState
-from paceline.sched.stops import StopWatch
+from paceline.sched.transfers.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,31 +9,37 @@ import numpy as np
 
 from paceline.core import plugins
 from paceline.core.arrays import I32, Index
-from paceline.core.config import Config
 from paceline.core.request import Sequence
-from paceline.sched.admission import Admission
+from paceline.core.settings.config import Config
+from paceline.sched.admission.admission import Admission
+from paceline.sched.admission.gates import (
+    AdapterSlots,
+    AdmissionGate,
+    FirstRow,
+    FreeBlocks,
+    Gates,
+    HostCopy,
+    PolicyRoom,
+    SlotsForOthers,
+    VacantSlots,
+)
+from paceline.sched.admission.limits import (
+    Budget,
+    EncoderBudget,
+    Limit,
+    Limits,
+    LongPrefill,
+    ModelLength,
+    PolicyShare,
+    ReachableItems,
+    WholePrompts,
+)
+from paceline.sched.admission.pace import Pace
+from paceline.sched.admission.rows import ArrivalRow, ResidentRows
+from paceline.sched.admission.step_room import StepRoom
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import NOTHING, Composition
-from paceline.sched.families.forks import Forks
-from paceline.sched.gates.adapter_slots import AdapterSlots
-from paceline.sched.gates.first_row import FirstRow
-from paceline.sched.gates.free_blocks import FreeBlocks
-from paceline.sched.gates.gate import AdmissionGate, Gates
-from paceline.sched.gates.host_copy import HostCopy
-from paceline.sched.gates.policy_room import PolicyRoom
-from paceline.sched.gates.slots_for_others import SlotsForOthers
-from paceline.sched.gates.step_room import StepRoom
-from paceline.sched.gates.vacant_slots import VacantSlots
-from paceline.sched.limits.budget import Budget
-from paceline.sched.limits.encoder_budget import EncoderBudget
-from paceline.sched.limits.limit import Limit, Limits
-from paceline.sched.limits.long_prefill import LongPrefill
-from paceline.sched.limits.model_length import ModelLength
-from paceline.sched.limits.pace import Pace
-from paceline.sched.limits.policy_share import PolicyShare
-from paceline.sched.limits.reachable_items import ReachableItems
-from paceline.sched.limits.rows import ArrivalRow, ResidentRows
-from paceline.sched.limits.whole_prompts import WholePrompts
+from paceline.sched.groups.forks import Forks
 from paceline.sched.plugin_checks import (
     check_displaced,
     check_listed,

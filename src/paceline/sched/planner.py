@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from paceline.core.config import Config
 from paceline.core.plan import Plan, Rows
+from paceline.core.settings.config import Config
 from paceline.sched import discipline
-from paceline.sched.changes import Changes
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition
 from paceline.sched.explain.journal import Gate
+from paceline.sched.lifecycle.timeouts import QueueLimits
 from paceline.sched.plugin_checks import check_composition, over_budget
-from paceline.sched.queue_limits import QueueLimits
+from paceline.sched.state import Changes
 from paceline.sched.steady import Steady
 
 Pause = Literal["", "new", "all"]

@@ -8,11 +8,11 @@ from typing import Any, NoReturn, Protocol, cast
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.config import StepConfig
 from paceline.core.errors import ConfigError, PluginError
 from paceline.core.request import Sequence
+from paceline.core.settings.config import StepConfig
+from paceline.sched.admission.rows import WantedRows
 from paceline.sched.composition import Composition
-from paceline.sched.limits.rows import WantedRows
 from paceline.sched.slots import SlotTable
 
 NUMBERS = (int, float, np.number)

@@ -4,14 +4,24 @@ from collections.abc import Hashable, Iterable
 from math import inf
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from paceline.core import plugins
 from paceline.core.arrays import I32, Index
-from paceline.core.config import PolicyConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Sequence
-from paceline.sched.limits.split import within_budget
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.plugin_checks import is_number
 from paceline.sched.slots import SlotTable
+
+
+def within_budget(want: I32, budget: int) -> I32:
+    """Serve rows in order until the budget is spent; the last one served may be cut."""
+    if int(want.sum()) <= budget:
+        return want
+    total = np.cumsum(want, dtype=np.int64)
+    granted: I32 = np.clip(budget - (total - want), 0, want).astype(np.int32)
+    return granted
 
 
 class View(Protocol):

@@ -6,27 +6,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.core.attention_group import FULL_ATTENTION
-from paceline.core.config import Config
+from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.errors import ConfigError, PluginError, RequestError, StepError
 from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
-from paceline.core.step_times import StepCost, StepTimes
+from paceline.core.settings.config import Config
+from paceline.core.settings.features import FULL_ATTENTION
 from paceline.kv.connector import Connector
-from paceline.sched import timeouts
-from paceline.sched.accounting import Accounting
+from paceline.sched import view as snapshot
+from paceline.sched.admission.entrants import fitting_limit
+from paceline.sched.commit.accounting import Accounting
 from paceline.sched.components import SchedulerComponents
-from paceline.sched.explain import sentences, snapshot
+from paceline.sched.explain import sentences
 from paceline.sched.explain.journal import Gate
-from paceline.sched.families.abort_child import ChildAborts
-from paceline.sched.families.family import Family
-from paceline.sched.fitting import fitting_limit
+from paceline.sched.groups.forks import ChildAborts
+from paceline.sched.groups.group import Family
+from paceline.sched.lifecycle import timeouts
+from paceline.sched.lifecycle.timeouts import QueueLimits, Timeout
 from paceline.sched.planner import Planner
-from paceline.sched.queue_limits import QueueLimits
 from paceline.sched.stats import Stats
-from paceline.sched.swapping import Rates
-from paceline.sched.timeouts import Timeout
+from paceline.sched.transfers.swapping import Rates
 from paceline.sched.view import SchedulerView
 
 

@@ -2,23 +2,54 @@
 
 import numpy as np
 
-from paceline.core.config import Config
+from paceline.core.capabilities import StepCost
+from paceline.core.plan import Admitted, Pairs
 from paceline.core.request import Sequence
-from paceline.core.step_times import StepCost
+from paceline.core.settings.config import Config
 from paceline.kv.cache import KVCache
 from paceline.sched import policy, speculation
-from paceline.sched.bodies import Bodies
-from paceline.sched.changes import Changes
-from paceline.sched.connector_link import ConnectorLink
+from paceline.sched.admission.bodies import Bodies
+from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
-from paceline.sched.families.family import Families, Family
-from paceline.sched.items_ahead import ItemsAhead
-from paceline.sched.prefixes import Prefixes
+from paceline.sched.groups.group import Families, Family
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
-from paceline.sched.stores import Stores
-from paceline.sched.swapping import Swapping
+from paceline.sched.transfers.connector_link import ConnectorLink
+from paceline.sched.transfers.stores import Stores
+from paceline.sched.transfers.swapping import Swapping
+
+
+class Changes:
+    """Collected until the next plan takes it."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []  # slots
+        self.preempted: list[str] = []
+        self.finished: dict[str, Sequence] = {}
+        self.admitted: list[Admitted] = []
+        self.copies: list[tuple[int, Pairs]] = []  # by slot
+        self.swap_out: Pairs = ()
+        self.swap_in: Pairs = ()
+        self.chosen: dict[int, tuple[int, ...]] = {}  # tokens by slot
+
+    def keep_copies(self, slots: list[int]) -> list[Pairs]:
+        """What is copied for these goes to the host in the same step; the slots are given up.
+
+        Returns the copies, whose blocks no other slot holds from now on.
+        """
+        kept = [pairs for slot, pairs in self.copies if slot in slots]
+        self.copies = [(-1 if slot in slots else slot, pairs) for slot, pairs in self.copies]
+        return kept
+
+    def release(self, slot: int) -> None:
+        """A slot was given up: what was collected for it is void."""
+        self.released.append(slot)
+        if self.admitted or self.copies or self.chosen:
+            self.admitted = [new for new in self.admitted if new.slot != slot]
+            self.copies = [copy for copy in self.copies if copy[0] != slot]
+            self.chosen.pop(slot, None)
 
 
 class SchedulerState:

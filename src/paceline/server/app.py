@@ -18,24 +18,27 @@ from paceline.server.middleware import (
     PathBelow,
     RequestGuard,
 )
-from paceline.server.routes.adapters import adapter_routes
 from paceline.server.routes.batches import batch_routes
 from paceline.server.routes.chat import chat_routes
 from paceline.server.routes.compaction import compaction_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.conversations import conversation_routes, item_routes
-from paceline.server.routes.dashboard import dashboard_routes
 from paceline.server.routes.embeddings import embedding_routes
 from paceline.server.routes.hosting import hosting_routes
 from paceline.server.routes.messages import message_routes
-from paceline.server.routes.operations import control_routes, probe_routes
+from paceline.server.routes.operations import (
+    adapter_routes,
+    control_routes,
+    dashboard_routes,
+    probe_routes,
+)
 from paceline.server.routes.responses import response_routes
 from paceline.server.routes.stored_responses import stored_response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
+from paceline.server.tasks import PacedRequests
 from paceline.server.telemetry.http_metrics import MeasuredRequests
-from paceline.server.turnstile import PacedRequests
 from paceline.text.tokenizer import Tokenizer
 
 ROUTES = (

@@ -14,8 +14,8 @@ from weakref import ref
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from paceline.server.body_writer import EXTENSION, OPEN
 from paceline.server.errors import UNAVAILABLE, error_body
+from paceline.server.replies.response_writer import EXTENSION, OPEN
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.telemetry.request_log import UNREAD
 

@@ -1,34 +1,80 @@
 """State that all routes share: the engine, the model names, and the open requests."""
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 from uuid import uuid4
 
+import msgspec
 from fastapi.routing import APIRoute
 
-from paceline.engine.api import AsyncEngine, GenerationRequest, Stream, TokenizedPrompt
+from paceline.engine.api import AsyncEngine, GenerationRequest, Report, Stream, TokenizedPrompt
 from paceline.engine.long_work import LongWork
-from paceline.server.background_tasks import BackgroundTasks
+from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
-from paceline.server.load_report import LoadReport
 from paceline.server.media import MediaFetcher
-from paceline.server.peers import NO_PEERS, Peers
-from paceline.server.recent_ids import REMEMBERED_IDS
-from paceline.server.reply_parsing import ReplyFormats
-from paceline.server.response_store import ResponseStore
-from paceline.server.retry_after import RequestRate
-from paceline.server.scoreboard import Scoreboard
+from paceline.server.replies.reply_parsing import ReplyFormats
+from paceline.server.responses.store import ResponseStore
+from paceline.server.scoreboard import REMEMBERED_IDS, RequestRate, Scoreboard
 from paceline.server.settings import ServerSettings
+from paceline.server.tasks import BackgroundTasks, Turnstile
 from paceline.server.telemetry.http_metrics import HttpMetrics
 from paceline.server.telemetry.tracing import tracing_to
-from paceline.server.turnstile import Turnstile
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+
+FRESH_S = 0.1  # a report this old is sent again, so that many requests do not ask the core
+USAGE = "kv_cache_usage_perc"
+NAMES = (USAGE, "num_requests_waiting")  # of gauges; routers know them from vLLM
+
+
+class LoadReport:
+    """Requests that want a report at the same time share one question to the engine."""
+
+    def __init__(self, reports: Callable[[], Awaitable[Sequence[Report]]]) -> None:
+        self._reports = reports
+        self._lock = asyncio.Lock()
+        self._named: Mapping[str, float] = {}
+        self._until = 0.0  # when the figures are too old
+
+    async def header(self, kind: str) -> bytes:
+        """The value of `endpoint-load-metrics`, as TEXT or JSON; empty for any other format."""
+        if kind not in ("TEXT", "JSON"):
+            return b""
+        async with self._lock:
+            if monotonic() >= self._until:
+                gauges = [report.gauges for report in await self._reports()]
+                summed = {name: float(sum(one[name] for one in gauges)) for name in NAMES}
+                self._named = summed | {USAGE: summed[USAGE] / len(gauges)}
+                self._until = monotonic() + FRESH_S
+        if kind == "JSON":
+            return b"JSON " + msgspec.json.encode({"named_metrics": self._named})
+        named = (f"named_metrics.{name}={value}" for name, value in self._named.items())
+        return f"TEXT {', '.join(named)}".encode()
+
+
+class Peers(Protocol):
+    """The front ends beside this one."""
+
+    async def ask(self, verb: PeerVerb, names: tuple[str, ...]) -> list[Any]:
+        """The answer of each."""
+        ...
+
+
+class NoPeers:
+    """This front end is the only one."""
+
+    async def ask(self, verb: PeerVerb, names: tuple[str, ...]) -> list[Any]:
+        return []
+
+
+NO_PEERS = NoPeers()
+
 
 READ_AT_ONCE = 32  # prompts of a request; to ask for more would block other requests
 PART_SEPARATOR = " "  # between the id of a request and a part; ids of clients have no space

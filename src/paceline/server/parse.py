@@ -12,7 +12,7 @@ from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.errors import BAD_REQUEST, ApiError
-from paceline.server.reply_parsing import PLAIN_REPLY, ReplyParsing
+from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.schemas.requests import (
     BatchChatRequest,
     ChatBody,

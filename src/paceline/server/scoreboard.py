@@ -2,6 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
+from hashlib import blake2b
+from math import ceil
 from mmap import mmap
 from tempfile import TemporaryFile
 from time import monotonic
@@ -10,9 +13,68 @@ import numpy as np
 
 from paceline.core.arrays import F64
 from paceline.engine.frontend.metrics import Metrics
-from paceline.server.recent_ids import RecentIds
-from paceline.server.retry_after import RequestRate
 from paceline.server.telemetry.http_metrics import HttpMetrics
+
+REMEMBERED_IDS = 4096
+
+
+class RecentIds:
+    """A process writes the digests of its own ids, the oldest one first replaced.
+
+    It writes before it reads, so that of two processes with the same id at least one sees it. If
+    both do, both choose another name.
+    """
+
+    SIZE = 1 + REMEMBERED_IDS  # the number of ids so far, and the digests of the latest
+
+    def __init__(self, rows: F64, row: int) -> None:
+        self._rows, self._row = rows.view(np.int64), row  # [processes, SIZE]
+
+    def claim(self, request_id: str) -> bool:
+        """Remember an id. False if another process has had it recently."""
+        if len(self._rows) == 1:
+            return True
+        digest = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), signed=True)
+        own = self._rows[self._row]
+        own[1 + own[0] % REMEMBERED_IDS] = digest
+        own[0] += 1
+        found = (self._rows[:, 1:] == digest).any(axis=1)
+        found[self._row] = False
+        return not found.any()
+
+
+REMEMBERED_ENDS = 64
+LONGEST_WAIT_S = 60
+
+
+class RequestRate:
+    """The rate at which requests end, from the times of the latest ends of all processes.
+
+    It is measured up to now, not up to the latest end, so that it falls while no request ends.
+    """
+
+    SIZE = 1 + REMEMBERED_ENDS  # the number of ends so far, and the times of the latest
+
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, rows: F64 | None = None, row: int = 0
+    ) -> None:
+        self._clock = clock
+        self._rows = np.zeros((1, self.SIZE)) if rows is None else rows  # [processes, SIZE]
+        self._own = self._rows[row]
+
+    def ended(self) -> None:
+        self._own[1 + int(self._own[0]) % REMEMBERED_ENDS] = self._clock()
+        self._own[0] += 1
+
+    def wait_s(self, ahead: int) -> int:
+        """Whole seconds in which `ahead` requests end, at least one and at most a minute."""
+        times = self._rows[:, 1:]
+        latest = np.sort(times[times > 0.0])[-REMEMBERED_ENDS:]
+        if not len(latest):
+            return 1
+        each = (self._clock() - float(latest[0])) / len(latest)
+        return min(max(ceil(each * ahead), 1), LONGEST_WAIT_S)
+
 
 # The cells of a row, in this order. Those of `Metrics` follow, once for each engine.
 SECTIONS = {

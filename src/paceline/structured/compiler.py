@@ -8,18 +8,10 @@ from time import monotonic
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, QueueFull, RequestError
-from paceline.structured.backend import (
-    Grammar,
-    GrammarBackend,
-    backend_names,
-    load_backend,
-)
-from paceline.structured.cache import GrammarCache
-from paceline.structured.compile_queue import CompileQueue, likely_cost
-from paceline.structured.grammar_counts import GrammarCounts
+from paceline.structured.backend import Grammar, GrammarBackend, backend_names, load_backend
+from paceline.structured.compile_queue import CompileQueue, GrammarCache, GrammarCounts, likely_cost
 from paceline.structured.guarded_matcher import GuardedGrammar
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningGrammar
+from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
 from paceline.structured.token_table import TokenTable
 from paceline.structured.worker_process import OutOfTime, WorkerNursery, WorkerProcess
 

@@ -10,8 +10,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import Grammar, Matcher
-from paceline.structured.reasoning_markers import ReasoningMarkers
-from paceline.structured.reasoning_matcher import ReasoningPhase
+from paceline.structured.reasoning import ReasoningMarkers, ReasoningPhase
 from paceline.structured.token_table import TokenTable
 from paceline.structured.tracked_matcher import EVERY, SteppingMatcher
 

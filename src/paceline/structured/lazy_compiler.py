@@ -6,8 +6,8 @@ from functools import partial
 
 from paceline.core.constraint import Constraint
 from paceline.structured.backend import Grammar
+from paceline.structured.compile_queue import GrammarCounts
 from paceline.structured.compiler import GrammarCompiler, settle
-from paceline.structured.grammar_counts import GrammarCounts
 
 
 class LazyCompiler:

@@ -13,10 +13,16 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
-from paceline.core.cores import usable_cores
 from paceline.core.errors import GrammarTooCostly, RequestError
-from paceline.structured.json_schema import Schema, check_counts, closed, knows_format, whole
-from paceline.structured.lark_tags import TagRules
+from paceline.core.system.host import usable_cores
+from paceline.structured.json_schema import (
+    Schema,
+    TagRules,
+    check_counts,
+    closed,
+    knows_format,
+    whole,
+)
 from paceline.structured.token_table import TokenTable
 from paceline.structured.tracked_matcher import TrackedMatcher, refusal
 

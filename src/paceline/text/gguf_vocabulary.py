@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 from tokenizers import AddedToken
 
 from paceline.core.errors import ConfigError
-from paceline.core.gguf import Value, read_metadata
+from paceline.core.system.gguf import Value, read_metadata
 from paceline.text.pre_tokenizers import SplitRules, split_rules
 from paceline.text.vocabulary import (
     Document,

@@ -7,7 +7,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer as Backend
 
 from paceline.core.errors import ConfigError
-from paceline.core.json_file import json_object
+from paceline.core.system.files import json_object
 from paceline.text.pooling_files import embedding_defaults
 from paceline.text.vocabulary import ANY_CLASS, Vocabulary, backend_of
 

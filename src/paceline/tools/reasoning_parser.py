@@ -117,3 +117,21 @@ class ReasoningThenCalls:
             else one
             for one in deltas
         ]
+
+
+class DeepseekR1Reasoning(ReasoningParser):
+    """The text up to `</think>`; a `<think>` before it is optional."""
+
+    begins_inside = True
+
+
+class MistralReasoning(ReasoningParser):
+    """The text between `[THINK]` and `[/THINK]`."""
+
+    OPEN = "[THINK]"
+    CLOSE = "[/THINK]"
+    needs_special_tokens = True
+
+
+class Qwen3Reasoning(ReasoningParser):
+    """The text between `<think>` and `</think>`, unless the prompt ends with either of them."""

@@ -13,12 +13,13 @@ from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.parser import TextParser
-from paceline.tools.reasoning.deepseek_r1 import DeepseekR1Reasoning
-from paceline.tools.reasoning.mistral import MistralReasoning
-from paceline.tools.reasoning.qwen3 import Qwen3Reasoning
-from paceline.tools.reasoning_parser import ReasoningParser
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.parser import TextParser, ToolParser
+from paceline.tools.reasoning_parser import (
+    DeepseekR1Reasoning,
+    MistralReasoning,
+    Qwen3Reasoning,
+    ReasoningParser,
+)
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v3": DeepseekV3Parser,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.tools.calls import CallDelta, call_id
 from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice, read_tools
 from paceline.tools.formats.json_calls import JsonCallParser
-from paceline.tools.named_call import NamedCallParser
-from paceline.tools.parser import OutputParser
+from paceline.tools.parser import OutputParser, TextParser, ToolParser
 from paceline.tools.structure import (
     calls_schema,
     document,
@@ -16,7 +16,32 @@ from paceline.tools.structure import (
     schema_format,
     structural_tag,
 )
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.text_reader import Waiting
+
+
+class NamedCallParser(TextParser):
+    """For a choice of one tool whose arguments a schema holds. Whitespace around them is left
+    out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def rules(self) -> Waiting[None]:
+        reader, space = self.reader, ""
+        first = yield from reader.space()
+        reader.take()
+        if not first:
+            return
+        self.emit(CallDelta(0, "", call_id(), self._name))
+        while (yield from reader.peek()):
+            reader.read_all()
+            text = space + reader.take()
+            words = text.rstrip()
+            space = text[len(words) :]
+            if words:
+                self.emit(CallDelta(0, words))
+
 
 ANY_OBJECT = {"type": "object"}
 

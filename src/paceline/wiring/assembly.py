@@ -1,36 +1,198 @@
 """Builds the components of an engine from the name of a model."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from paceline.core.config import LoadConfig, RecordConfig, require
-from paceline.core.errors import ConfigError
-from paceline.core.garbage import collection_paused
+from paceline.core.adapter import AdapterConfig, parse_modules
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.settings.config import CacheConfig, LoadConfig, require
+from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
+from paceline.core.system.host import collection_paused
 from paceline.engine.components import EngineComponents
-from paceline.engine.core.ports import Runner
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
+from paceline.engine.loop.adapters import AdapterHost, AdapterRequests
+from paceline.engine.loop.ports import PromptImages, Runner
 from paceline.engine.trace.trace_file import TraceTarget
 from paceline.hub.catalogue import DEFAULT
-from paceline.hub.progress import Progress, silent
+from paceline.hub.repository_files import Progress, silent
+from paceline.kv import connector as port
+from paceline.kv.connector import BlockMemory, Bytes, Connector
+from paceline.runner.kv_store import BlockBytes
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.sched.scheduler import Scheduler
+from paceline.structured.compiler import CompilerLimits, GrammarCompiler
+from paceline.structured.lazy_compiler import LazyCompiler
+from paceline.structured.token_table import TokenTable
 from paceline.text.chat_template import ChatTemplate
-from paceline.wiring.adapters import pop_adapters, served_adapters
-from paceline.wiring.connector import connect, named_connector
-from paceline.wiring.constraints import constrained_requests
-from paceline.wiring.drafting import find_draft_weights
+from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
-from paceline.wiring.encoder_room import with_encoder_room
-from paceline.wiring.fingerprint import fingerprint
-from paceline.wiring.images import load_images, log_images
-from paceline.wiring.kv_events_config import kv_events_in, record_events
-from paceline.wiring.model import ModelSource, find_model
-from paceline.wiring.ranked_device import RankedDevice
+from paceline.wiring.model import ModelSource, find_draft_weights, find_model
+from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
+from paceline.wiring.ranks.ranked_device import RankedDevice
+from paceline.wiring.ranks.ranked_runner import RankedBlocks
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
-from paceline.wiring.tokenizer import load_tokenizer, sampling_rules
+from paceline.wiring.vllm.kv_events import kv_events_in, record_events
+from paceline.wiring.vllm.kv_transfer import connector_config
+
+USUAL = 1  # different adapters of running sequences, as in vLLM
+
+
+def pop_adapters(settings: dict[str, Any]) -> AdapterConfig:
+    """Remove the settings of adapters from those that were given, and complete `max_loras`, which
+    is one of the scheduler."""
+    config: AdapterConfig = pop_settings(AdapterConfig, settings)
+    if config.enable_lora and not settings.get("max_loras"):
+        settings["max_loras"] = USUAL
+    return config
+
+
+def served_adapters(
+    config: AdapterConfig, max_loras: int, host: AdapterHost | None
+) -> AdapterRequests | None:
+    """None without `enable_lora`. ConfigError if an adapter cannot be loaded."""
+    if host is None:
+        return None
+    adapters = AdapterRequests(host, config.kept(max_loras))
+    try:
+        adapters.load_all(parse_modules(config.lora_modules))
+    except RequestError as error:
+        raise ConfigError(f"lora_modules: {error}") from None
+    return adapters
+
+
+def constrained_requests(
+    tokenizer: Tokenizer, vocab: int, settings: LoadConfig
+) -> ConstrainedRequests | None:
+    """For a model with `vocab` logits. None without an end token: no grammar could end."""
+    eos = tuple(token for token in tokenizer.eos if token < vocab)
+    if not eos:
+        return None
+    limits = CompilerLimits(limit_s=settings.grammar_compile_limit_s)
+
+    def build() -> GrammarCompiler:
+        table = TokenTable.of(tokenizer, vocab)
+        return GrammarCompiler(table, settings.structured_outputs_backend, limits)
+
+    return ConstrainedRequests(LazyCompiler(build), -(-vocab // 32), eos)
+
+
+SIZES = ("max_num_encoder_input_tokens", "encoder_cache_size")
+
+
+def with_encoder_room(
+    settings: Mapping[str, Any], images: PromptImages | None, usual_tokens: int, longest: int
+) -> dict[str, Any]:
+    """The settings, in which sizes of the encoder that are not given suffice for the largest image.
+
+    Without them, a step encodes as much as it computes: `usual_tokens`, unless that is given. A
+    prompt has at most `longest` tokens. Without chunked prefill, a step computes as many.
+    """
+    chosen = dict(settings)
+    if images is None or not chosen.get("enable_chunked_prefill", True):
+        return chosen
+    largest = min(images.largest, chosen.get("max_model_len", longest))
+    if largest > chosen.get("max_num_batched_tokens", usual_tokens):
+        chosen |= {name: largest for name in SIZES if not chosen.get(name)}
+    return chosen
+
+
+SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file, evenly spaced
+
+
+def fingerprint(checkpoint: Checkpoint, device: str, own: LoadConfig) -> str:
+    """Equal for equal weights that are computed with in the same way, wherever their files are.
+
+    It covers the shape of the model, the sizes of its files and samples of their content, which any
+    training changes. All of the content would take as long to read as the weights.
+    """
+    name = blake2b(digest_size=16)
+    numbers = device, own.dtype, own.kv_cache_dtype, own.weights
+    for part in (repr(checkpoint.config), *numbers):
+        add(name, part.encode())
+    for file in checkpoint.files:
+        add(name, str(file.stat().st_size).encode())
+        for sample in samples(file):
+            add(name, sample)
+    return name.hexdigest()
+
+
+def add(name: blake2b, part: bytes) -> None:
+    """Add a part with its length, so that no two lists of parts look alike."""
+    name.update(len(part).to_bytes(8, "little") + part)
+
+
+def samples(file: Path) -> Iterable[bytes]:
+    size = file.stat().st_size
+    stride = max(size // SAMPLES, SAMPLE_BYTES)
+    with file.open("rb") as content:
+        for place in range(0, size, stride):
+            content.seek(place)
+            yield content.read(SAMPLE_BYTES)
+
+
+class BlockOwner(Protocol):
+    """A runner whose blocks other threads may copy."""
+
+    def block_bytes(self) -> BlockBytes | RankedBlocks: ...
+
+
+class DeviceBlocks:
+    """The blocks of a device as a connector sees them."""
+
+    def __init__(self, blocks: BlockBytes | RankedBlocks, config: CacheConfig) -> None:
+        self._blocks, self.block_bytes = blocks, blocks.block_bytes
+        name = config.model_fingerprint or "unnamed"
+        self.layout = f"{name}-{config.block_size}x{self.block_bytes}"
+        if isinstance(blocks, RankedBlocks):  # the heads of a block lie in another order
+            self.layout += f"-{blocks.ranks}ranks"
+        if config.attention_groups != FULL_ATTENTION:  # which layers a block is of follows from it
+            kinds = (f"{one.count}{one.kind[0]}{one.window}" for one in config.attention_groups)
+            self.layout = "-".join((self.layout, *kinds))
+
+    @property
+    def memory(self) -> BlockMemory | None:
+        if isinstance(self._blocks, RankedBlocks):
+            return None  # each rank has memory of its own
+        content = self._blocks.content
+        device: Any = content.device.type
+        index = content.device.index or 0
+        return BlockMemory(content.data_ptr(), len(content), self.block_bytes, device, index)
+
+    def host_memory(self, rows: int) -> Bytes:
+        return self._blocks.host_memory(rows)
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        return self._blocks.read(blocks)
+
+    def read_into(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        self._blocks.read_into(blocks, rows)
+
+    def write(self, blocks: Sequence[int], rows: Iterable[Bytes]) -> None:
+        self._blocks.write(blocks, rows)
+
+
+def named_connector(own: LoadConfig) -> Connector | None:
+    """The connector of the settings. ConfigError if they are wrong: call it early."""
+    config = connector_config(own.kv_connector, own.kv_transfer_config)
+    return port.load(config) if config.kv_connector else None
+
+
+def connect(
+    connector: Connector | None, scheduler: Scheduler, runner: BlockOwner
+) -> DeviceBlocks | None:
+    """Give the scheduler its connector. Returns the blocks to attach it to."""
+    if connector is None:
+        return None
+    scheduler.connect(connector)
+    return DeviceBlocks(runner.block_bytes(), scheduler.config.cache)
 
 
 def build(

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from paceline import __version__
-from paceline.core.config import require
-from paceline.core.cores import processor_name, waited_s
+from paceline.core.settings.config import require
+from paceline.core.system.host import processor_name, waited_s
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
-from paceline.hub.progress import Progress, silent
-from paceline.simulate.calibration.calibrate import calibrate, drafted_errors
-from paceline.simulate.calibration.grid import GraphSizes
-from paceline.simulate.calibration.served_times import served_terms
-from paceline.simulate.calibration.step_meter import StepMeter
-from paceline.simulate.profile import FrontEndTerms, KVMemory, Profile
+from paceline.hub.repository_files import Progress, silent
+from paceline.simulator.calibration.calibrate import calibrate, drafted_errors
+from paceline.simulator.calibration.grid import GraphSizes
+from paceline.simulator.calibration.served_times import served_terms
+from paceline.simulator.calibration.step_meter import StepMeter
+from paceline.simulator.device.profile import FrontEndTerms, KVMemory, Profile
 from paceline.wiring.assembly import build, device_of
 
 # What a server adds to its front end, for clients on the same machine: usual values.

@@ -9,42 +9,45 @@ import torch
 from torch import Tensor
 
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
-from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
-from paceline.core.openmp import limit_early
-from paceline.core.step_times import NS
-from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.residents import ResidentAdapters
+from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.system.host import limit_early
+from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention.backend import Attention, runs_on_gpu
 from paceline.runner.attention.backend import load as load_attention
-from paceline.runner.coordinates import Coordinates
-from paceline.runner.encoder_store import EncoderStore
+from paceline.runner.batch import Coordinates
+from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear_choice import choose
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.native_stack import choose
 from paceline.runner.layers.packed_cache import PackedCache
-from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.drafts import AwaitedDrafts
+from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
-from paceline.runner.parallel.shard import Shard
+from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.proposers.draft_model import DraftModel
 from paceline.runner.proposers.eagle3 import Eagle3
-from paceline.runner.resident_items import ResidentItems
 from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.vision.image_encoder import ImageEncoder
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
-from paceline.wiring.drafting import DraftWeights, embedding_for
-from paceline.wiring.kv_groups import kv_groups
-from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
-from paceline.wiring.memory import free_bytes
+from paceline.sched.transfers.swapping import Rates
+from paceline.wiring.loaded_runner import (
+    LoadedRunner,
+    least_room,
+    measure_steps,
+    part_of_model,
+    room_of,
+)
+from paceline.wiring.memory import free_bytes, kv_groups
+from paceline.wiring.model import DraftWeights, embedding_for
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     Hardware,
@@ -54,7 +57,6 @@ from paceline.wiring.settings import (
     part_of,
     resolve,
 )
-from paceline.wiring.step_times import measure_steps, room_of
 
 DEPTH = 1  # planning and computing share the same cores
 USUAL_TOKENS: int = CPU_DEFAULTS["max_num_batched_tokens"]

@@ -9,39 +9,37 @@ from typing import Any
 import torch
 
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
-from paceline.core.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
-from paceline.core.multimodal_config import MultimodalConfig
-from paceline.engine.core.turn_times import TurnTimer
-from paceline.engine.core.warm_up import WarmUp
+from paceline.core.multimodal import MultimodalConfig
+from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.engine.loop.turn_times import TurnTimer
+from paceline.engine.loop.warm_up import WarmUp
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.attention.backend import runs_on_gpu
-from paceline.runner.cuda.adapted_products import AdapterSizes
-from paceline.runner.cuda.block_copies import RING_BYTES
-from paceline.runner.cuda.draft_model import CudaDraftModel
-from paceline.runner.cuda.eagle3 import CudaEagle3, check_embedding
-from paceline.runner.cuda.eagle3_head import CudaEagle3Head
+from paceline.runner.cuda.adapters import AdapterSizes
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head, check_embedding
 from paceline.runner.cuda.graphs.decode import Capturable
 from paceline.runner.cuda.graphs.mixed import MixedCapturable
-from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import RING_BYTES, CudaItems
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
-from paceline.runner.parallel.drafts import AwaitedDrafts
+from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
-from paceline.runner.parallel.shard import Shard
+from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposer import load as load_proposer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
+from paceline.sched.transfers.swapping import Rates
 from paceline.wiring import memory
-from paceline.wiring.drafting import DraftWeights, embedding_for
-from paceline.wiring.kv_groups import kv_groups
-from paceline.wiring.loaded_runner import LoadedRunner, least_room, part_of_model
+from paceline.wiring.loaded_runner import MEASURED_S, LoadedRunner, least_room, part_of_model
+from paceline.wiring.memory import kv_groups
+from paceline.wiring.model import DraftWeights, embedding_for
 from paceline.wiring.settings import (
     CUDA_DEFAULTS,
     GIB,
@@ -53,7 +51,6 @@ from paceline.wiring.settings import (
     resolve,
     swap_bytes,
 )
-from paceline.wiring.step_times import MEASURED_S
 
 DEPTH = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]

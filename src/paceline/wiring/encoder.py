@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from paceline.core.config import Config, LoadConfig
 from paceline.core.errors import ConfigError
-from paceline.hub.progress import Progress
+from paceline.core.settings.config import Config, LoadConfig
+from paceline.hub.repository_files import Progress
 from paceline.runner.encoders.config import TextEncoderConfig, encoder_config
 from paceline.runner.encoders.model import TextEncoder
 from paceline.runner.encoders.runner import EncoderRunner
 from paceline.runner.weights.safetensors import files_in
 from paceline.sched.scheduler import Scheduler
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.download import download
+from paceline.wiring.model_files import download
 from paceline.wiring.settings import slots_within
 
 BLOCK = 16  # positions; blocks are only counted, there is no KV memory behind them

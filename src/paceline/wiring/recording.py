@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.core.config import Config, RecordConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.config import Config
+from paceline.core.settings.features import RecordConfig
 from paceline.engine.trace import trace_file
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS, RecordedScheduler
-from paceline.sched.replay.recording_files import check_writable
+from paceline.sched.replay.recording import check_writable
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.scheduler import Scheduler
 

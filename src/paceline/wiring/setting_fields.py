@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from paceline.hub.progress import Progress
+from paceline.hub.repository_files import Progress
 
 # None stands for the default.
 OwnSettings = TypedDict(  # noqa: UP013

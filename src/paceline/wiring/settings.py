@@ -9,21 +9,26 @@ from math import prod
 from typing import Any, TypeVar
 
 from paceline.core.adapter import AdapterConfig
-from paceline.core.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.core.errors import ConfigError
-from paceline.core.multimodal_config import MultimodalConfig
+from paceline.core.multimodal import MultimodalConfig
+from paceline.core.settings.config import CacheConfig, Config, LoadConfig, StepConfig
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import manifest
 from paceline.runner.models.layer_groups import LayerGroups
-from paceline.runner.models.manifest import manifest
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
-from paceline.wiring import kv_transfer_config
-from paceline.wiring.json_settings import as_json
-from paceline.wiring.kv_groups import attention_groups, kv_groups, longest_within, tables_of_one
-from paceline.wiring.memory import free_bytes
-from paceline.wiring.roles import with_role
-from paceline.wiring.speculative_config import spelled_out
-from paceline.wiring.vllm_table import VLLM
+from paceline.wiring.memory import (
+    attention_groups,
+    free_bytes,
+    kv_groups,
+    longest_within,
+    tables_of_one,
+)
+from paceline.wiring.vllm import kv_transfer as kv_transfer_config
+from paceline.wiring.vllm.kv_transfer import with_role
+from paceline.wiring.vllm.speculative import spelled_out
+from paceline.wiring.vllm.table import VLLM
+from paceline.wiring.vllm.values import as_json
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,7 @@ from typing import Any
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
-from tests.engine.support import (
-    Ear,
-    assert_nothing_left,
-    components,
-    expected,
-    tokenizer,
-)
+from tests.engine.support import Ear, assert_nothing_left, components, expected, tokenizer
 
 PROMPTS = ["the quick fox", "hello", "Straße 你好", "nothing everything thing", "a"]
 

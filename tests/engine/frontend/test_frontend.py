@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.frontend.frontend import Frontend
-from paceline.sim import reference as model
+from paceline.testing import reference as model
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.harness import PROMPTS, Harness, run, stop_strings, text_of
 from tests.engine.support import (

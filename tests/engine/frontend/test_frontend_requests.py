@@ -11,20 +11,12 @@ from paceline.core.errors import PromptTooLong, RequestError
 from paceline.core.plan import Candidates, Ended
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest, Report, SamplingParams
-from paceline.engine.core.figures import first_figures
-from paceline.engine.core.messages import Abort, Capacity, Delivery, Question
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.loop.figures import first_figures
+from paceline.engine.loop.messages import Abort, Capacity, Delivery, Question
 from paceline.text.chat_template import ChatTemplate
-from tests.engine.frontend.harness import (
-    PROMPTS,
-    Harness,
-)
-from tests.engine.support import (
-    Ear,
-    ask,
-    components,
-    tokenizer,
-)
+from tests.engine.frontend.harness import PROMPTS, Harness
+from tests.engine.support import Ear, ask, components, tokenizer
 
 
 def test_a_failed_step_is_told_with_what_came_before() -> None:

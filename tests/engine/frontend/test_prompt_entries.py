@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.plan import PromptScores
 from paceline.engine.api import Alternative, PromptLogprob
-from paceline.engine.frontend.prompt_entries import PromptEntries
+from paceline.engine.frontend.entries import PromptEntries
 from tests.engine.support import tokenizer
 
 

@@ -1,9 +1,9 @@
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.image_prompt import ImagePrompt
+from paceline.core.multimodal import ImagePrompt
 from paceline.engine.api import GenerationRequest
-from paceline.engine.frontend.prompt_images import read_images
+from paceline.engine.frontend.entries import read_images
 from tests.images.support import PICTURE, encode, reader
 
 

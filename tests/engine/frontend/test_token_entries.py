@@ -5,8 +5,8 @@ import pytest
 
 from paceline.core.plan import Candidates
 from paceline.core.sampling import Sampling
-from paceline.engine.core.messages import Delivery
-from paceline.engine.frontend.token_entries import token_entries
+from paceline.engine.frontend.entries import token_entries
+from paceline.engine.loop.messages import Delivery
 from tests.engine.support import tokenizer
 
 FOUND = Candidates(np.array([[9, 7, 8, -1]]), np.array([[-1.0, -2.0, -3.0, 0.0]], np.float32))

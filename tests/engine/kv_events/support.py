@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paceline.core.kv_events_config import KVEventsConfig
+from paceline.core.settings.features import KVEventsConfig
 from paceline.engine.components import EngineComponents
 from tests.engine.kv_events.consumer import Consumer
 from tests.engine.support import components

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.core.request import Request
-from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Question
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.messages import Question
 from tests.engine.kv_events.support import Endpoints, build
 
 dynamo: Any = import_module("dynamo.llm")

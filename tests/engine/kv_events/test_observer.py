@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
-from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Question
-from paceline.engine.core.observers import NOT_OBSERVED
-from paceline.engine.core.process import ProcessCore
-from paceline.engine.core.restart import RestartingCore
-from paceline.engine.core.thread import ThreadCore
+from paceline.core.settings.features import ConnectorConfig
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.kv_events.wire import wire_key
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.messages import Question
+from paceline.engine.loop.ports import NOT_OBSERVED
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine
+from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.restart import RestartingCore
+from paceline.engine.transport.thread import ThreadCore
 from paceline.kv.connectors.host import Host
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.kv_events.consumer import Consumer

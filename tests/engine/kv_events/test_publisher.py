@@ -10,7 +10,7 @@ import zmq
 
 from paceline.core.errors import ConfigError
 from paceline.core.events import BlockRemoved, BlockStored
-from paceline.core.kv_events_config import KVEventsConfig
+from paceline.core.settings.features import KVEventsConfig
 from paceline.engine.kv_events import publisher as module
 from paceline.engine.kv_events.publisher import EventPublisher
 from tests.engine.kv_events.consumer import Consumer

@@ -8,15 +8,14 @@ import msgspec
 
 from paceline.core.plan import Outputs, Plan
 from paceline.core.request import Request
-from paceline.engine.core.engine import Engine
-from paceline.engine.core.messages import Question
-from paceline.engine.core.ports import StepObserver
 from paceline.engine.live.feed import LiveFeed
 from paceline.engine.live.frames import Frame, FrameAnswer, FrameQuestion, Seat
+from paceline.engine.loop.engine import Engine
+from paceline.engine.loop.messages import Question
+from paceline.engine.loop.ports import StepObserver
 from paceline.sched.scheduler import Scheduler
-from paceline.sim.clock import VirtualClock
-from paceline.sim.oracle import OracleRunner
-from paceline.sim.runner import SimulatedDevice, SimulatedRunner
+from paceline.testing.oracle import OracleRunner
+from paceline.testing.runner import SimulatedDevice, SimulatedRunner, VirtualClock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

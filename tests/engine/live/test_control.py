@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from paceline.engine.api import EngineFailed
-from paceline.engine.live import control as module
-from paceline.engine.live.control import LiveControl
+from paceline.engine.live import feed as module
+from paceline.engine.live.feed import LiveControl
 from paceline.engine.live.frames import FrameAnswer, FrameQuestion
 from tests.engine.live.shown import ShownEngine
 

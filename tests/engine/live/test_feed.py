@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
-from paceline.engine.core.messages import Question
 from paceline.engine.live import feed as module
 from paceline.engine.live.feed import FRAME_S, UNASKED_S
 from paceline.engine.live.frame_maker import MOST_QUEUED
 from paceline.engine.live.frames import LATEST, Frame, FrameQuestion, Seat, StepRecord
+from paceline.engine.loop.messages import Question
 from tests.engine.live.shown import ShownEngine
 from tests.seeds import seeds
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
-from paceline.engine.core.engine import Engine
+from paceline.engine.loop.engine import Engine
 from paceline.engine.trace.step_trace import StepTrace
 from paceline.engine.trace.trace_file import TraceFile
-from paceline.sim.clock import VirtualClock
-from paceline.sim.runner import SimulatedDevice, SimulatedRunner
+from paceline.testing.runner import SimulatedDevice, SimulatedRunner, VirtualClock
 from tests.engine.trace.timeline import Timeline
 
 BLOCK_BYTES = 1000

@@ -5,10 +5,9 @@ from typing import Any
 
 from paceline import Plan, Scheduler
 from paceline.cli.main import main
+from paceline.engine.trace.step_trace import TransferTrace
 from paceline.engine.trace.trace_file import TraceFile
-from paceline.engine.trace.transfer_trace import TransferTrace
-from paceline.sched.replay.checkpoint import SchedulerCheckpoint
-from paceline.sched.replay.plans_in_flight import PlansInFlight
+from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from tests.engine.trace.timeline import Timeline
 from tests.sched.scripted_connector import ScriptedConnector

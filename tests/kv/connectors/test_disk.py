@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.kv.block_files import BlockFiles
 from paceline.kv.connectors import disk
 from paceline.kv.connectors.disk import Disk
-from paceline.kv.known_content import USED_S
+from paceline.kv.remote.block_files import USED_S, BlockFiles
 from tests.conformance.test_connectors import Engine
 from tests.kv.block_array import keys_of, stopped, transfer
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connectors.host import Host
 from tests.conformance.test_connectors import Engine
 from tests.kv.block_array import REQUEST, BlockArray, keys_of, transfer

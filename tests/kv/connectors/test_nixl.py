@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zmq
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors.nixl import Nixl
 from paceline.kv.fence import TransferTicket

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import redis
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import TransferEnd
 from paceline.kv.connectors import valkey
 from paceline.kv.connectors.valkey import Valkey
 from paceline.kv.fence import TransferTicket
-from paceline.kv.known_content import USED_S
+from paceline.kv.remote.block_files import USED_S
 from tests.kv.block_array import REQUEST, BlockArray, keys_of, stopped, transfer
 from tests.kv.resp_servers import resp_server, socket_folder
 

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.kv.remote.allowed_peers import AllowedPeers
+from paceline.kv.remote.leases import AllowedPeers
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from paceline.kv.remote.worker import Worker
+from paceline.kv.remote.background import Worker
 
 
 def test_work_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.runner.adapters.peft_config import PeftConfig
+from paceline.runner.adapters.targets import PeftConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import Checkpoint

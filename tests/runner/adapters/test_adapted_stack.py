@@ -11,12 +11,13 @@ from torch import Tensor
 from paceline.runner.adapters.weights import read_adapter
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
+from paceline.runner.models.traits import architectures, find
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import Case, architectures, traits_of
+from tests.conformance.architectures import Case
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.parallel.ranks import on_ranks
 from tests.runner.support import Piece, batch_of, tiny
@@ -58,7 +59,7 @@ def check(config: ModelConfig, tmp_path: Path, targets: Any) -> None:
             assert (ours - plain[row]).abs().max() > 0.1, "the adapter does nothing"
 
 
-TEXT = [one for one in architectures() if not traits_of(one).vision]
+TEXT = [one for one in architectures() if not find(one).vision]
 CASES = [*map(Case, TEXT), Case("phi3", "parts of heads")]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.runner.adapters.peft_config import PeftConfig
+from paceline.runner.adapters.targets import PeftConfig
 from tests.runner.adapters.support import write_config
 
 Q = "model.layers.1.self_attn.q_proj"

@@ -5,7 +5,7 @@ import pytest
 
 from paceline import Request
 from paceline.core.plan import Admitted, Plan, Rows
-from paceline.runner.adapters.places import AdapterPlaces
+from paceline.runner.adapters.host import AdapterPlaces
 
 NO_ROWS = Rows(*(np.empty(0, np.int32) for _ in range(8)))  # pyright: ignore[reportArgumentType]
 

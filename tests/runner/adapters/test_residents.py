@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import Request, Scheduler
-from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.residents import ResidentAdapters
+from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model

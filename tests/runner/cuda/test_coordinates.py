@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
-from paceline.runner.coordinates import Coordinates
+from paceline.runner.batch import Coordinates
 from paceline.runner.cuda.coordinates import CudaCoordinates
 from tests.interpreted.host_device import use_host
 from tests.runner.test_coordinates import request_with_image

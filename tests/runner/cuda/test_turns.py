@@ -2,8 +2,8 @@
 
 import torch
 
-from paceline.runner.cuda.turns import TurnTable
-from paceline.runner.layers.rotary import Rotation
+from paceline.runner.cuda.coordinates import TurnTable
+from paceline.runner.layers.norm import Rotation
 from paceline.runner.models.rope import Rope
 
 

@@ -6,7 +6,7 @@ import torch
 
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.layer_inputs import LayerInputs
+from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import Piece, batch_of, tiny

@@ -1,10 +1,10 @@
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers import linear_choice as module
+from paceline.runner.layers import native_stack as module
 from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.layers.linear_choice import KINDS, choose
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.native_stack import KINDS, choose
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 

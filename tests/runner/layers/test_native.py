@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.native.library import is_available
 from tests.runner.support import stepped
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.folders import cache_folder, packed_folder
-from paceline.runner.layers.native import NativeLinear
+from paceline.core.system.files import cache_folder, packed_folder
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.packed_cache import CacheLimits, PackedCache
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available

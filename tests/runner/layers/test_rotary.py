@@ -1,6 +1,6 @@
 import torch
 
-from paceline.runner.layers.rotary import Rotation
+from paceline.runner.layers.norm import Rotation
 
 
 def test_pairs_turn_as_complex_numbers_do() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.linear_choice import choose
-from paceline.runner.layers.native import NativeLinear
-from paceline.runner.layers.native_stack import NATIVE
-from paceline.runner.layers.stack import TORCH
+from paceline.runner.layers.decoder_layer import TORCH
+from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE, choose
 from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
@@ -18,9 +17,9 @@ from paceline.runner.models.architecture import (
     MixtureSpec,
     MLPSpec,
 )
-from paceline.runner.models.backend_support import BackendSupport, features_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
 from paceline.runner.weights.dummy import Dummy
@@ -133,7 +132,7 @@ def test_weights_chosen_automatically_are_weights_that_can_be_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "paceline.runner.layers.linear_choice.describe",
+        "paceline.runner.layers.native_stack.describe",
         lambda config: with_sink(describe(config), 9.0),
     )
     dummy = Dummy(tiny())

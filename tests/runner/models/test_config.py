@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny

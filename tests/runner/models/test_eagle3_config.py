@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.eagle3_config import Eagle3Config
+from paceline.runner.models.eagle3 import Eagle3Config
 from tests.runner.eagle3 import head_config
 from tests.runner.support import tiny
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.runner.attention.backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from tests.runner.eagle3 import PlainHead, head_config, head_folder, head_tensors
 from tests.runner.support import Piece, batch_of, tiny

@@ -1,4 +1,4 @@
-from paceline.runner.models.manifest import manifest
+from paceline.runner.models.describe import manifest
 from tests.runner.support import tiny
 
 

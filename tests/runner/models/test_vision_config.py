@@ -7,10 +7,9 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.describe import describe
-from paceline.runner.models.manifest import manifest
-from paceline.runner.models.qwen_vision_config import QwenVisionConfig
-from paceline.runner.models.siglip_config import SigLIPConfig
+from paceline.runner.models.describe import describe, manifest
+from paceline.runner.vision.qwen_config import QwenVisionConfig
+from paceline.runner.vision.siglip_config import SigLIPConfig
 from tests.conformance.architectures import Case
 
 

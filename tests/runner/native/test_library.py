@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core import folders
 from paceline.core.errors import ConfigError
+from paceline.core.system import files as folders
 from paceline.runner.native import build
 from paceline.runner.native import library as module
 from paceline.runner.native.library import is_available, library

@@ -11,10 +11,10 @@ from torch import distributed
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Plan
-from paceline.engine.core.constrained_requests import ConstrainedRequests
+from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.runner.parallel import group as group_module
+from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.parallel.shard import Shard
 from tests.runner.driving import drive
 
 T = TypeVar("T")

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers.linear import DenseLinear, LinearKind
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.divide import divide
+from paceline.runner.parallel.divide import Shard, divide
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.parallel.shard import Shard
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, few_cases
 from tests.runner.parallel.ranks import on_ranks

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.parallel.shard import Shard, check_size
+from paceline.runner.parallel.divide import Shard, check_size
 from tests.conformance.architectures import Case
 from tests.runner.support import tiny
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model

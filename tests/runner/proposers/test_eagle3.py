@@ -10,12 +10,12 @@ from torch import Tensor
 
 from paceline import Scheduler
 from paceline.core.errors import ConfigError
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import load as load_attention
 from paceline.runner.batch import ItemEmbeddings
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.layer_inputs import LayerInputs
-from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.layers.norm import LayerInputs
+from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
 from paceline.runner.proposers.eagle3 import Eagle3, show

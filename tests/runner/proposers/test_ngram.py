@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposers import ngram
 from paceline.runner.proposers.ngram import Ngram
 

@@ -11,7 +11,7 @@ import torch
 from paceline.core.arrays import I64
 from paceline.core.plan import NO_ROWS, Admitted, Plan
 from paceline.core.request import Request
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.device_state import DeviceState
 from paceline.runner.proposer import DraftingFor, DraftInput
 from paceline.runner.proposers import suffix

@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention.backend import load
-from paceline.runner.batch import ItemEmbeddings
-from paceline.runner.coordinates import ImagePlace, prompt_coordinates
+from paceline.runner.batch import ImagePlace, ItemEmbeddings, prompt_coordinates
 from paceline.runner.kv_store import KVStore
-from tests.golden.image_models import (
-    IDS,
-    ImageModel,
-    Pixels,
-    close,
-    image_model,
-    random_image,
-)
+from tests.golden.image_models import IDS, ImageModel, Pixels, close, image_model, random_image
 from tests.runner.support import Piece, batch_of
 
 BLOCK = 8

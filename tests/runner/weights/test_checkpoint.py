@@ -5,7 +5,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.manifest import Shape, manifest
+from paceline.runner.models.describe import Shape, manifest
 from paceline.runner.weights.checkpoint import verify
 from tests.runner.support import tiny
 

@@ -1,6 +1,6 @@
 import torch
 
-from paceline.runner.models.manifest import manifest
+from paceline.runner.models.describe import manifest
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, architectures

@@ -13,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.mxfp4 import dequantised
+from paceline.runner.weights.expert_stacks import dequantised
 from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
 from tests.conformance.architectures import Case
 

@@ -1,6 +1,6 @@
 import torch
 
-from paceline.runner.weights.mxfp4 import GROUP, SIZES, dequantised
+from paceline.runner.weights.expert_stacks import GROUP, SIZES, dequantised
 
 
 def test_halves_of_bytes_are_numbers_and_groups_have_scales() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from paceline.runner.weights.gguf import DECODERS, dequantised
 from paceline.runner.weights.gguf_file import ENCODINGS, GGUFTensor
-from paceline.runner.weights.quants import DECODERS, dequantised
 
 # Where each type keeps its float16 factors; every other byte of a block may be anything.
 HALVES = {

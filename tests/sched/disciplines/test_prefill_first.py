@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline import Plan, Scheduler
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.support import (
     VOCAB,
     Pipeline,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline import Scheduler
-from paceline.sim.reference import reference
+from paceline.testing.reference import reference
 from tests.sched.support import (
     Pipeline,
     ask,

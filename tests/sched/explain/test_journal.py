@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from paceline import sched
-from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
+from paceline.core.settings.config import JournalConfig
+from paceline.sched.admission.limits import Limit
 from paceline.sched.explain.journal import Gate, Journal, Passage, note
-from paceline.sched.limits.limit import Limit
 from paceline.sched.slots import Idle
 from tests.sched.support import answer, ask, commit, finish_all, sequence, small, step
 

@@ -5,10 +5,9 @@ import pytest
 
 from paceline import Request, RequestError, Scheduler
 from paceline.core.arrays import I32, Index
-from paceline.core.step_times import StepTimes
+from paceline.core.capabilities import StepTimes
 from paceline.sched.explain.sentences import plural, seconds, tokens
-from paceline.sched.limits.split import within_budget
-from paceline.sched.policy import Policy
+from paceline.sched.policy import Policy, within_budget
 from tests.sched.support import ask, commit, crowded, finish_all, small, step
 
 

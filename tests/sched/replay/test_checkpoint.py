@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from paceline import Item, Request, Scheduler, StepResult
-from paceline.core.config import Config
-from paceline.core.item import ItemContent
-from paceline.core.multimodal_config import MultimodalConfig
+from paceline.core.multimodal import ItemContent, MultimodalConfig
+from paceline.core.settings.config import Config
 from paceline.sched.policies.fcfs import Fcfs
-from paceline.sched.replay.checkpoint import SchedulerCheckpoint
-from paceline.sched.replay.plans_in_flight import PlansInFlight
+from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
 from paceline.sched.replay.records import RecordingError
 
 

@@ -3,11 +3,12 @@
 from collections import Counter
 from pathlib import Path
 
-from paceline.core.config import Config, RecordConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.features import RecordConfig
+from paceline.sched.replay.reader import files_of_run
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.replayer import Replay
-from paceline.sched.replay.run_reader import files_of_run
-from paceline.sim.oracle import OracleRunner
+from paceline.testing.oracle import OracleRunner
 from tests.property.erratic_connector import ErraticConnector
 from tests.sched.support import SMALL, ask
 

@@ -1,6 +1,6 @@
 """Differences in words."""
 
-from paceline.sched.replay.divergence import listing
+from paceline.sched.replay.fingerprint import listing
 
 
 def test_a_description_names_only_some_of_many() -> None:

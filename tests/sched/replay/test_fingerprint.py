@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline import Plan, Request
-from paceline.core.encoding import Embedded, Encoding
+from paceline.core.multimodal import Embedded, Encoding
 from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows
 from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint
 

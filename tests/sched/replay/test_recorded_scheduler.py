@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from paceline import PacelineError, Plan, Request, RequestError, Scheduler, StepResult
+from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.errors import ConfigError
-from paceline.core.step_times import StepCost, StepTimes
 from paceline.sched.replay.reader import Reader, RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.records import RecordingError, RecordKind
 from paceline.sched.replay.replayer import Replay
-from paceline.sched.swapping import Rates
+from paceline.sched.transfers.swapping import Rates
 from tests.sched.recorded_runs import Trouble
 from tests.seeds import seeds
 
@@ -208,7 +208,7 @@ def test_errors_of_recordings_are_ours() -> None:
 
 @pytest.fixture
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.config.LEAST_RECORD_BYTES", 1)
+    monkeypatch.setattr("paceline.core.settings.config.LEAST_RECORD_BYTES", 1)
 
 
 def files_of(path: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import RecordConfig
+from paceline.core.settings.features import RecordConfig
 from paceline.sched.replay.recording import ENDED_BYTES, OUTCOME_BYTES, Recording
 from paceline.sched.replay.records import MAGIC, RecordingError
 
@@ -17,7 +17,7 @@ CALL = b"c" * 100
 
 @pytest.fixture(autouse=True)
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.config.LEAST_RECORD_BYTES", 1)
+    monkeypatch.setattr("paceline.core.settings.config.LEAST_RECORD_BYTES", 1)
 
 
 def recording(path: Path, files: int = 3, begin: Any = lambda: BEGIN) -> Recording:

@@ -17,9 +17,7 @@ from paceline.kv.pool import BlockPool
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.replay.reader import Reader, RecordingEnd
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
-from paceline.sched.replay.records import (
-    RecordKind,
-)
+from paceline.sched.replay.records import RecordKind
 from paceline.sched.replay.replayer import Replay
 from tests.sched.recorded_runs import Trouble, settings_of, small_run, sound_records, with_settings
 from tests.seeds import seeds

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from paceline import Request, StepResult
-from paceline.sched.replay.reader import RecordingEnd
+from paceline.sched.replay.reader import RecordingEnd, files_of_run, unnumbered
 from paceline.sched.replay.recorded_scheduler import RecordedScheduler
 from paceline.sched.replay.replayer import Replay
-from paceline.sched.replay.run_reader import files_of_run, unnumbered
 from tests.sched.recorded_runs import Trouble
 
 

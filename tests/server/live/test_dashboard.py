@@ -12,7 +12,7 @@ from fastapi import Request as HttpRequest
 
 from paceline.core.request import Request
 from paceline.engine.api import EngineFailed
-from paceline.engine.live.control import LiveControl
+from paceline.engine.live.feed import LiveControl
 from paceline.engine.live.frames import (
     LATEST,
     Frame,
@@ -23,9 +23,9 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
-from paceline.server.body_writer import SentBody
 from paceline.server.live.frame_stream import MOST_BEHIND, PageStream, frame_events
-from paceline.server.live.page_files import PageFiles
+from paceline.server.live.page_routes import PageFiles
+from paceline.server.replies.response_writer import SentBody
 from paceline.server.settings import ServerSettings
 from tests.engine.live.shown import ShownEngine
 from tests.server.conftest import Play

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from paceline.server.settings import ServerSettings
 from tests.server.fed import FedSite, on_fed_server
-from tests.server.replies import (
+from tests.server.sample_replies import (
     ARGUMENTS,
     CALLS,
     HERMES,

@@ -7,11 +7,11 @@ import httpx
 import openai
 import pytest
 
-from paceline.server.response_input import SUMMARY, compaction, messages, summary_of
+from paceline.server.responses.input import SUMMARY, compaction, messages, summary_of
 from paceline.server.routes.compaction import TASK
 from tests.server.conftest import Play
 from tests.server.fed import FedSite, on_fed_server
-from tests.server.replies import HERMES, feed
+from tests.server.sample_replies import HERMES, feed
 from tests.server.support import MODEL, Site
 
 PATH = "/v1/responses/compact"

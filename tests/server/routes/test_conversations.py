@@ -6,10 +6,10 @@ from typing import Any
 import openai
 import pytest
 
-from paceline.engine.core.front_end_wire import PeerVerb
+from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.context import ServerContext
-from paceline.server.conversations import appended, conversation
 from paceline.server.errors import ApiError
+from paceline.server.responses.conversations import appended, conversation
 from paceline.server.routes.conversations import checked_items
 from paceline.server.routes.operations import answer_peer
 from paceline.server.settings import ServerSettings

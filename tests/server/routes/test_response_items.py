@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.server.fed import FedSite, on_fed_server
-from tests.server.replies import (
+from tests.server.sample_replies import (
     ARGUMENTS,
     CALLS,
     HERMES,

@@ -10,8 +10,8 @@ import pytest
 
 from tests.server.conftest import Play
 from tests.server.fed import FedSite, on_fed_server
-from tests.server.replies import HERMES, TEXT, answered, events
 from tests.server.routes.test_response_items import BODY, check_events
+from tests.server.sample_replies import HERMES, TEXT, answered, events
 from tests.server.support import MODEL, Site
 
 PATH = "/v1/responses"

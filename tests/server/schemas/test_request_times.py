@@ -6,8 +6,7 @@ import pytest
 
 from paceline.core.plan import NO_TIMINGS, Timings
 from paceline.engine.api import ChoiceOutput, RequestOutput, Usage
-from paceline.server.schemas.completions import encode
-from paceline.server.schemas.request_times import RequestTimes, times_of
+from paceline.server.schemas.completions import RequestTimes, encode, times_of
 from paceline.server.settings import ServerSettings
 from tests.server.support import MODEL, Site, on_its_own_server
 

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.server.settings import ServerSettings
-from paceline.server.telemetry.metric_help import METRIC_HELP
+from paceline.server.telemetry.prometheus import METRIC_HELP
 from tests.server.support import MODEL, Site, on_its_own_server, paced
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "metrics.md"

@@ -32,8 +32,8 @@ def run(options: LatencyBenchOptions) -> int:
     """
     from paceline.bench.offline import latency
     from paceline.bench.report import lines_of_latency, record_of_latency
-    from paceline.hub.loading_status import LoadingStatus
-    from paceline.wiring.llm import LLM
+    from paceline.hub.progress_bar import LoadingStatus
+    from paceline.llm import LLM
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape

@@ -11,8 +11,7 @@ import numpy as np
 import typer
 
 from paceline.cli.command import WrongOption
-from paceline.workloads.call import Call
-from paceline.workloads.prompts import Shape, Span
+from paceline.workloads.call import Call, Shape, Span
 
 SHAPE = "prompts and outputs"
 INPUT, OUTPUT = Span(128, 128), Span(64, 64)

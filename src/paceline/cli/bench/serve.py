@@ -19,8 +19,7 @@ from paceline.cli.command import WrongOption
 from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import KeyOption, root
 from paceline.cli.progress import RequestProgress
-from paceline.workloads.arrivals import arrival_times
-from paceline.workloads.call import Call
+from paceline.workloads.call import Call, arrival_times
 from paceline.workloads.traces import read
 
 TRACE, WHEN, REPORT = "trace", "arrivals", "report"

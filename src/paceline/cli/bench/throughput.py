@@ -26,8 +26,8 @@ def run(options: ThroughputBenchOptions) -> int:
     """Measure the tokens per second of many prompts at once in this process."""
     from paceline.bench.offline import throughput
     from paceline.bench.report import lines_of_throughput, record_of_throughput
-    from paceline.hub.loading_status import LoadingStatus
-    from paceline.wiring.llm import LLM
+    from paceline.hub.progress_bar import LoadingStatus
+    from paceline.llm import LLM
 
     writable(options.output)
     model, shape = options.engine.name(options.argument), options.shape

@@ -12,19 +12,13 @@ from paceline.core.errors import PacelineError, PromptTooLong, RequestError
 from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.pooling import LAST, PooledMean
 from paceline.core.request import Finish, Request
-from paceline.engine.api import (
-    GenerationRequest,
-    RequestOutput,
-    TokenizedPrompt,
-    TokenLogprob,
-)
-from paceline.engine.core.choice_rows import ChoiceRows, NewTokens
-from paceline.engine.core.messages import Abort, Delivery
-from paceline.engine.core.ports import Clock, PromptImages
+from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
+from paceline.engine.frontend.entries import read_images, token_entries
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest, Sink
-from paceline.engine.frontend.prompt_images import read_images
-from paceline.engine.frontend.token_entries import token_entries
+from paceline.engine.loop.choice_rows import ChoiceRows, NewTokens
+from paceline.engine.loop.messages import Abort, Delivery
+from paceline.engine.loop.ports import Clock, PromptImages
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer, check_text

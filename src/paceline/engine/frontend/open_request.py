@@ -19,10 +19,9 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
-from paceline.engine.core.choice_rows import ChoiceRows
-from paceline.engine.core.handles import ROW
+from paceline.engine.frontend.entries import PromptEntries
 from paceline.engine.frontend.metrics import Metrics
-from paceline.engine.frontend.prompt_entries import PromptEntries
+from paceline.engine.loop.choice_rows import ROW, ChoiceRows
 from paceline.text.detokenizer import Detokenizer, NoText
 from paceline.text.tokenizer import Tokenizer
 

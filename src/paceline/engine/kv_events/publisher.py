@@ -10,9 +10,11 @@ import zmq
 
 from paceline.core.errors import ConfigError
 from paceline.core.events import AllBlocksCleared, CacheEvent
-from paceline.core.kv_events_config import KVEventsConfig
-from paceline.engine.core.alarm import Alarm
+from paceline.core.settings.features import KVEventsConfig
 from paceline.engine.kv_events.wire import encode_batch
+from paceline.engine.loop.ports import StepObserver
+from paceline.engine.transport.child_process import Alarm
+from paceline.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -166,3 +168,22 @@ def opened(
             f"{zmq.strerror(error.errno or 0)}; choose another one"
         ) from None
     return socket
+
+
+class CacheObserver(StepObserver):
+    """The events of a turn, and those of a question, are one batch."""
+
+    def __init__(self, scheduler: Scheduler, publisher: EventPublisher) -> None:
+        self._scheduler, self._publisher = scheduler, publisher
+
+    @classmethod
+    def publishing(cls, scheduler: Scheduler, config: KVEventsConfig) -> "CacheObserver":
+        """Publish as a configuration says."""
+        return cls(scheduler, EventPublisher(config, scheduler.config.cache.block_size))
+
+    def changed(self) -> None:
+        if events := self._scheduler.cache_events():
+            self._publisher.publish(events)
+
+    def close(self) -> None:
+        self._publisher.close()

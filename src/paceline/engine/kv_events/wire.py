@@ -8,7 +8,7 @@ from msgspec import msgpack
 
 from paceline.core.adapter import adapter_name
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Medium
-from paceline.core.kv_events_config import EventEncoding
+from paceline.core.settings.features import EventEncoding
 
 HIGHEST_BIT = 1 << 63
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
-from paceline.engine.core.messages import Abort, Delivery
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.long_work import THREAD_NAME
+from paceline.engine.loop.messages import Abort, Delivery
 from paceline.engine.trace.trace_file import TraceFile, TraceTarget
 
 FRONT_END = "front end"  # the track of the thread that delivers

@@ -6,14 +6,13 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder
 from paceline.core.request import Request
-from paceline.kv.background import BackgroundConnector
-from paceline.kv.block_files import BlockFiles
+from paceline.core.settings.features import ConnectorConfig
+from paceline.core.system.files import cache_folder
 from paceline.kv.connector import BlockStore, Bytes, News, Transfer, TransferEnd, options
-from paceline.kv.known_content import KnownContent
+from paceline.kv.remote.background import BackgroundConnector
+from paceline.kv.remote.block_files import BlockFiles, KnownContent
 
 log = logging.getLogger(__name__)
 

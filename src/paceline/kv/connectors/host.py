@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import BlockStore, Connector, News, Transfer, TransferEnd, options
-from paceline.kv.remote.worker import Worker
+from paceline.kv.remote.background import Worker
 
 USUAL_BYTES = 4 << 30
 FAILED = "the copy failed; see the log"

@@ -6,15 +6,14 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import BlockStore, Connector, News, Transfer, TransferEnd, options
 from paceline.kv.remote.agent import BlockReader
-from paceline.kv.remote.allowed_peers import AllowedPeers
 from paceline.kv.remote.exchange import BlockExchange, ExchangeSettings
-from paceline.kv.remote.leases import LeasedBlocks
+from paceline.kv.remote.leases import AllowedPeers, LeasedBlocks
 
 EVERY_ADDRESS = ("", "*", "0.0.0.0", "::", "[::]")  # not one that another engine can connect to
 REMEMBERED = 1 << 12  # requests of others whose blocks were read or given back

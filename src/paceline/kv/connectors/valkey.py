@@ -9,13 +9,13 @@ from time import monotonic
 
 import numpy as np
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
-from paceline.kv.background import MIB, BackgroundConnector
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import Bytes, Transfer, TransferEnd, options
 from paceline.kv.keys import HEAD, head_of
-from paceline.kv.known_content import KnownContent, remember
+from paceline.kv.remote.background import MIB, BackgroundConnector
+from paceline.kv.remote.block_files import KnownContent, remember
 from paceline.kv.remote.resp_server import RespServer, ServerHealth
 
 SLICE_BYTES = 8 * MIB  # of values in one message

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.plugins import library
 from paceline.kv.connector import BlockMemory
-from paceline.kv.remote.optional import library
 
 log = logging.getLogger(__name__)
 

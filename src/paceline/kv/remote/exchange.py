@@ -10,11 +10,11 @@ from threading import Thread
 from time import monotonic, sleep
 
 from paceline.core.kv_transfer import KVTransfer
+from paceline.core.plugins import library
 from paceline.kv.connector import Transfer, TransferEnd
 from paceline.kv.fence import TransferTicket
 from paceline.kv.remote.agent import BlockReader
 from paceline.kv.remote.leases import Leases
-from paceline.kv.remote.optional import library
 from paceline.kv.remote.reads import RemoteReads
 from paceline.kv.remote.side_channel import SideChannelServer
 

@@ -9,9 +9,9 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.kv_transfer import KVTransfer
+from paceline.core.plugins import library
 from paceline.kv.connector import Transfer, TransferEnd
 from paceline.kv.remote.agent import BlockRead, BlockReader, PeerMemory
-from paceline.kv.remote.optional import library
 from paceline.kv.remote.side_channel import Message, SideChannelClient
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from paceline.kv.remote.optional import library
+from paceline.core.plugins import library
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from paceline.core.plugins import library
 from paceline.kv.remote.agent import PeerMemory
 from paceline.kv.remote.leases import Leases
-from paceline.kv.remote.optional import library
 
 # A message is a JSON object and bytes. A question names what it wants in "ask"; the answer has its
 # number, and "error" if something is wrong.

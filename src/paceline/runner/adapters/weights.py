@@ -12,8 +12,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import RequestError, some
-from paceline.runner.adapters.peft_config import ALL_LINEAR, NAME, PeftConfig
-from paceline.runner.adapters.targets import AdapterTargets, ModuleTarget, Site
+from paceline.runner.adapters.targets import (
+    ALL_LINEAR,
+    NAME,
+    AdapterTargets,
+    ModuleTarget,
+    PeftConfig,
+    Site,
+)
 
 FILE = "adapter_model.safetensors"
 OTHER_FILE = "adapter_model.bin"

@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.core.errors import ConfigError
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.batch import lengths
 from paceline.runner.cuda.kernels.columns import flatten_table
+from paceline.runner.cuda.staging import lengths
 from paceline.runner.kv_store import KVStore
 
 SCRATCH_BYTES = 256 << 20  # partial results of split contexts

@@ -1,17 +1,119 @@
 """The adapters of resident sequences on a GPU."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan
-from paceline.runner.adapters.host import HostAdapters
-from paceline.runner.adapters.places import NO_PLACE, AdapterPlaces
+from paceline.runner.adapters.host import NO_PLACE, AdapterPlaces, HostAdapters
+from paceline.runner.adapters.targets import AdapterTargets, Product, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
-from paceline.runner.cuda.adapted_products import AdapterRoom
+from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
+from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.cuda.kernels.split_k import SplitKLinear
 from paceline.runner.cuda.staging import Staging
+from paceline.runner.layers.linear import DenseLinear
+
+RANK_STEP = 16  # the least that tensor cores sum over
+
+
+class AdaptedProduct:
+    """A product of the model and the first factors of all adapters, in one matrix:
+
+        lines   | of the model | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
+
+    So one product computes both, and a kernel adds what the second factors make of it. Steps
+    without adapters use the lines of the model alone, which lie where they would lie otherwise.
+    """
+
+    def __init__(self, linear: DenseLinear, layout: AdapterLayout) -> None:
+        """The weights of `linear` move into the matrix."""
+        own = linear.weight.t()  # [outputs, inputs]
+        lines = own.new_zeros((layout.columns, own.shape[1]))
+        lines[: len(own)] = own
+        linear.weight = lines[: len(own)].t()
+        self._layout, self._wide = layout, copy(linear)
+        self._wide.weight = lines.t()
+        if linear.bias is not None:
+            self._wide.bias = linear.bias.new_zeros(layout.columns)
+            self._wide.bias[: len(own)] = linear.bias
+        self._split = SplitKLinear(self._wide)
+        parts = len(layout.starts), layout.places, layout.rank
+        self._a = lines[len(own) :].view(*parts, -1)  # [parts, places, rank, inputs]
+        self._b = own.new_zeros((layout.part_columns, len(own)))  # [places * rank, outputs]
+
+    def put(self, place: int, parts: tuple[PartWeights, ...]) -> None:
+        """Put an adapter into a place. Where it has no weights it adds nothing."""
+        layout, first = self._layout, place * self._layout.rank
+        self._a[:, place].zero_()
+        for part in parts:
+            rank, number = part.a.shape[1], layout.starts.index(part.first)
+            self._a[number, place, :rank].copy_(part.a.t(), non_blocking=True)
+            b = self._b[first : first + rank, part.first : part.end]
+            b.copy_(part.b, non_blocking=True)
+
+    def __call__(self, x: Tensor, place: Tensor) -> Tensor:
+        """[n, inputs] to [n, outputs], of rows whose adapters are in these places."""
+        return add_adapted(self._wide(x), self._b, place, self._layout)
+
+    def gated(self, x: Tensor, place: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
+        """act(gate) * up, of a product that computes both."""
+        return gate_adapted(self._wide(x), self._b, place, self._layout, is_silu, late)
+
+    def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
+        """total += self(x, place), in place."""
+        is_split = self._split.takes(len(x)) and self._wide.bias is None
+        found = self._split.parts(x) if is_split else self._wide(x)
+        add_adapted(found, self._b, place, self._layout, total)
+
+
+Widen = Callable[[DenseLinear], AdaptedProduct | None]  # makes room beside a product
+Beside = Callable[[Product], Widen]  # for the products of a layer
+
+
+def not_adapted(_linear: DenseLinear) -> None:
+    """Make no room for adapters."""
+
+
+def nowhere(_product: Product) -> Widen:
+    return not_adapted
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSizes:
+    """How many adapters a GPU has room for, and of which rank."""
+
+    places: int
+    max_rank: int
+
+
+class AdapterRoom:
+    """Room for adapters beside all products of a model that can be adapted."""
+
+    def __init__(self, targets: AdapterTargets, sizes: AdapterSizes) -> None:
+        self.targets, self.sizes = targets, sizes
+        self._rank = -(-sizes.max_rank // RANK_STEP) * RANK_STEP
+        self._products: dict[Site, AdaptedProduct] = {}
+
+    def beside(self, layer: int) -> Beside:
+        return lambda product: partial(self._widen, Site(layer, product))
+
+    def _widen(self, site: Site, linear: DenseLinear) -> AdaptedProduct:
+        sizes = self.targets.sites[site].parts
+        starts = tuple(accumulate(sizes[:-1], initial=0))
+        layout = AdapterLayout(sum(sizes), starts, self.sizes.places, self._rank)
+        self._products[site] = AdaptedProduct(linear, layout)
+        return self._products[site]
+
+    def put(self, place: int, adapter: AdapterWeights) -> None:
+        for site, product in self._products.items():
+            product.put(place, adapter.sites.get(site, ()))
 
 
 class CudaAdapters:

@@ -4,10 +4,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.arrays import I32, Index
+from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
-from paceline.runner.coordinates import request_coordinates
-from paceline.runner.cuda.staging import Staging
-from paceline.runner.models.rope import AXES
+from paceline.runner.batch import request_coordinates
+from paceline.runner.cuda.kernels.sampling import mask_logits
+from paceline.runner.cuda.staging import ALIGNED, Staging, pinned_numbers
+from paceline.runner.models.rope import AXES, Rope
+
+
+class TurnTable:
+    """The turns of every position, and of positions with several coordinates.
+
+    by_place   cosines and sines, [positions, 2, head_dim / 2]
+    """
+
+    def __init__(self, rope: Rope, positions: int, device: torch.device | str) -> None:
+        self.by_place = rotary_table(rope, positions, device)
+        self._axes = torch.tensor(rope.axes, device=device) if rope.axes else None
+
+    def of(self, coordinates: Tensor) -> Tensor | None:
+        """The turns of positions with these coordinates, [n, axes] to [n, 2, head_dim / 2], where
+        each pair has the turn of its own one. None if a position is one number."""
+        if self._axes is None:
+            return None
+        by_pair = coordinates.index_select(1, self._axes)  # [n, head_dim / 2]
+        return self.by_place.gather(0, by_pair[:, None].expand(-1, 2, -1).long())
+
+
+def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tensor:
+    """Return cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
+    each = torch.arange(positions, device=device, dtype=torch.float32)
+    angle = each[:, None] * torch.tensor(rope.frequencies, device=device)
+    turns = torch.stack((angle.cos(), angle.sin()), dim=1)
+    return turns.mul_(torch.tensor(rope.amplitudes, device=device))
 
 
 class CudaCoordinates:
@@ -42,3 +72,46 @@ class CudaCoordinates:
         """The coordinates of positions in slots, [n] each: [n, axes]."""
         at = slot.long() * len(self._places) + position
         return self._table.view(AXES, -1).index_select(1, at).t()
+
+
+class LogitMasks:
+    """Brings the masks of a step to the GPU in one copy, behind the launch of its model.
+
+        memory  | which mask each line of logits has; -1: none | masks, one after the other |
+
+    They are written where the GPU copies them from. The next step overwrites them, when the step
+    before it has been waited for.
+    """
+
+    def __init__(self, source: TokenMasks, lines: int, vocab: int, device: torch.device) -> None:
+        """For steps of at most so many lines of logits."""
+        self._source, self._words = source, -(-vocab // 32)
+        self._lines = -(-lines // ALIGNED) * ALIGNED
+        size = self._lines * (1 + self._words)
+        self._memory = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self._pinned = pinned_numbers(size)
+        content = self._pinned.numpy()
+        self._mask_of = content[: self._lines]
+        self._bits = content[self._lines :].reshape(self._lines, self._words)
+        source.write_into(self._bits)
+
+    def wants(self, plan: Plan) -> bool:
+        return self._source.wants(plan)
+
+    def load(self, plan: Plan, wanted: Index, drafts: I32 | None = None) -> None:
+        """Fill the masks of a step, and copy them. The steps before it are committed.
+
+        Row `wanted[i]` has line i, or as many lines as it has places with drafts [wanted, most].
+        """
+        masks = self._source.fill(plan, wanted, drafts)
+        self._mask_of[:] = -1
+        size = self._lines
+        if masks is not None:
+            assert masks.bits is self._bits, "masks are in other memory"
+            self._mask_of[masks.line] = masks.at
+            size += (int(masks.at.max()) + 1) * self._words
+        self._memory[:size].copy_(self._pinned[:size], non_blocking=True)
+
+    def apply(self, logits: Tensor) -> None:
+        """Mask the logits [lines, vocab] of the step."""
+        mask_logits(logits, self._memory[: len(logits)], self._memory[self._lines :])

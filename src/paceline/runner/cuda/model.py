@@ -10,21 +10,24 @@ from torch import Tensor
 from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention.backend import Prepared
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.adapted_products import AdapterRoom, AdapterSizes, Beside, nowhere
-from paceline.runner.cuda.kernels.layers import HeadRotation, normalized, rotate_and_store
+from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
+from paceline.runner.cuda.coordinates import TurnTable
+from paceline.runner.cuda.kernels.layers import (
+    HeadRotation,
+    cap_logits,
+    normalized,
+    rotate_and_store,
+)
 from paceline.runner.cuda.kernels.one_row import takes
-from paceline.runner.cuda.kernels.soft_cap import cap_logits
-from paceline.runner.cuda.mixture import CudaMixture
-from paceline.runner.cuda.products import NormedLinear, residual_product
-from paceline.runner.cuda.turns import TurnTable
+from paceline.runner.cuda.products import CudaMixture, NormedLinear, residual_product
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.layers.stack import STORED
+from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
-from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.describe import describe
+from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder

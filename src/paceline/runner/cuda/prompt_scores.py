@@ -11,9 +11,17 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.parallel.group import decides
-from paceline.runner.pooling import places, pooled_spans, summed
-from paceline.runner.prompt_scores import PromptSpan, by_request, scored, slices_of, spans
-from paceline.runner.sampler import TokenScores
+from paceline.runner.prompt_reports import (
+    PromptSpan,
+    by_request,
+    places,
+    pooled_spans,
+    scored,
+    slices_of,
+    spans,
+    summed,
+)
+from paceline.runner.sampling.sampler import TokenScores
 
 
 @dataclass(frozen=True, slots=True, eq=False)

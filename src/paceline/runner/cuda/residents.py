@@ -1,15 +1,66 @@
 """The requests in the slots of a GPU runner, and the order of their rows in a step."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from paceline.core.arrays import Index
-from paceline.core.plan import Plan
+from paceline.core.plan import Pairs, Plan
 from paceline.core.request import Request
-from paceline.runner.cuda.items import CudaItems
 from paceline.runner.cuda.kernels.sampling import is_plain
-from paceline.runner.sampler import Sampler
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.staging import Staging
+from paceline.runner.cuda.state import CudaState
+from paceline.runner.encoder_store import EncoderStore, ItemEncoder
+from paceline.runner.kv_store import KVStore
+from paceline.runner.sampling.sampler import Sampler
+
+
+class CudaItems:
+    """The encoder store is the end of the table of token embeddings:
+
+        table   [ embeddings of the vocabulary ][ rows of the encoder store ]
+        id        0 ... vocabulary - 1            vocabulary + row
+
+    So a step reads the embeddings of items as it reads those of tokens, also in a captured graph.
+    While it is launched, positions of items have the ids of their rows; then they have their
+    tokens again. Models that know no items read `item_tokens` in their place.
+    """
+
+    def __init__(self, encoder: ItemEncoder, model: CudaModel, state: CudaState) -> None:
+        self._store = EncoderStore(encoder, model.item_table)
+        self._first, self._stand_for = model.first_item_id, model.item_tokens
+        self._state = state
+
+    def encode(self, plan: Plan, requests: Mapping[int, Request]) -> None:
+        """Encode what a plan lists; `requests` are those in the slots."""
+        if plan.encode:
+            self._store.encode(plan.encode, requests)
+
+    @contextmanager
+    def in_place(self, plan: Plan) -> Iterator[None]:
+        """Let positions of items have the ids of their rows."""
+        read, tokens = plan.embedded, self._state.tokens.view(-1)
+        if not len(read):
+            yield
+            return
+        width = self._state.tokens.shape[1]
+        position = plan.start[read.row] + read.place  # no drafts are in flight before a prompt ends
+        at = plan.rows.slot[read.row] * width + position
+        there, ids = self._state.send(at.astype(np.int32), read.source + np.int32(self._first))
+        index = there.long()
+        before = tokens.index_select(0, index)
+        self._stand_for.index_copy_(0, (ids - self._first).long(), before)
+        tokens.index_copy_(0, index, ids)
+        try:
+            yield
+        finally:
+            tokens.index_copy_(0, index, before)
 
 
 class Residents:
@@ -68,3 +119,107 @@ class Residents:
         most = np.zeros(len(rows), np.int32)
         np.maximum.at(most, family, reads)
         return np.lexsort((-reads, family, -most[family], rows.count > 1))
+
+
+PIECE_BYTES = 32 << 20  # of one copy: sampled ids on their way to the host wait for one at most
+PIECES = 8  # in flight at once; with more, steps wait
+RING_BYTES = PIECES * PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyBuffer:
+    """GPU memory for blocks in transit: filled on one stream, then read on the other."""
+
+    room: Tensor  # [blocks, words]
+    filled: torch.cuda.Event
+    read: torch.cuda.Event
+
+
+class BlockCopies:
+    """The stream of the steps reads and writes the store; `stream` reads and writes host memory.
+
+        steps    … step 6 | gather | step 7 | step 8          | scatter | step 9 …
+        stream                     └ to the host ─┘ from the host ─┘
+
+    So both memories are read and written in the order of plans, whatever overlaps: a block may be
+    reused once it is gathered, and a copy from the host starts after the copy to it has ended. A
+    copy from the host starts when its plan is launched, beside the steps that still run. A ring of
+    buffers connects the two streams; each buffer is filled again once it has been read.
+    """
+
+    def __init__(self, kv: KVStore, host_blocks: int, piece_bytes: int = PIECE_BYTES) -> None:
+        # Blocks are copied as wide integers. Head sizes are even, so 4 bytes always divide them.
+        word = torch.int64 if kv.block_bytes % torch.int64.itemsize == 0 else torch.int32
+        self._store = kv.content.flatten(1).view(word)  # [blocks, words]
+        device, words = self._store.device, self._store.shape[1]
+        self.host = torch.empty((host_blocks, words), dtype=word, pin_memory=True)
+        self.stream = torch.cuda.Stream(device)
+        self._size = max(min(piece_bytes // kv.block_bytes, host_blocks), 1)  # blocks of a piece
+        shape = (min(PIECES, host_blocks), self._size, words)
+        rooms = torch.empty(shape, dtype=word, device=device)
+        self._pieces = deque(
+            CopyBuffer(room, torch.cuda.Event(), torch.cuda.Event()) for room in rooms
+        )
+        self._staging = Staging(device)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Start all copies of a plan, in the order of `Plan`, before its step."""
+        self.copy(plan.copies)
+        self.out(plan.swap_out)
+        self.back(plan.swap_in)
+
+    def copy(self, pairs: Pairs) -> None:
+        """Copy blocks on the GPU. All are read before any is written."""
+        if pairs:
+            sources, targets = self._staging.send(*np.array(pairs, np.int32).T.copy())
+            self._store.index_copy_(0, targets.long(), self._store.index_select(0, sources))
+
+    def out(self, pairs: Pairs) -> None:
+        """Copy blocks from the GPU to the host."""
+        steps = torch.cuda.current_stream()
+        for piece, device, host in self._parts([(there, here) for here, there in pairs]):
+            room = piece.room[: len(host)]
+            steps.wait_event(piece.read)
+            torch.index_select(self._store, 0, device, out=room)
+            piece.filled.record(steps)
+            self.stream.wait_event(piece.filled)
+            with torch.cuda.stream(self.stream):
+                for here, there in runs(host):
+                    self.host[there].copy_(room[here], non_blocking=True)
+            piece.read.record(self.stream)
+
+    def back(self, pairs: Pairs) -> None:
+        """Copy blocks from the host to the GPU."""
+        steps = torch.cuda.current_stream()
+        for piece, device, host in self._parts(list(pairs)):
+            room = piece.room[: len(host)]
+            self.stream.wait_event(piece.read)
+            with torch.cuda.stream(self.stream):
+                for here, there in runs(host):
+                    room[here].copy_(self.host[there], non_blocking=True)
+            piece.filled.record(self.stream)
+            steps.wait_event(piece.filled)
+            self._store.index_copy_(0, device.long(), room)
+            piece.read.record(steps)
+
+    def _parts(
+        self, pairs: list[tuple[int, int]]
+    ) -> Iterator[tuple[CopyBuffer, Tensor, list[int]]]:
+        """Split pairs (host, GPU) by the size of a buffer. Yield the buffer, the GPU blocks as a
+        tensor, and the host blocks in ascending order, so that adjacent ones are one copy."""
+        pairs = sorted(pairs)
+        for at in range(0, len(pairs), self._size):
+            host, device = zip(*pairs[at : at + self._size], strict=True)
+            piece = self._pieces[0]
+            self._pieces.rotate(-1)
+            yield piece, self._staging.send(np.array(device, np.int32))[0], list(host)
+
+
+def runs(blocks: list[int]) -> Iterator[tuple[slice, slice]]:
+    """Yield runs of adjacent blocks: their places in the list, and the blocks."""
+    begin = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+            first = blocks[begin]
+            yield slice(begin, end), slice(first, first + end - begin)
+            begin = end

@@ -16,27 +16,23 @@ from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.batch import Batch
-from paceline.runner.block_bytes import BlockBytes
-from paceline.runner.cuda.block_copies import BlockCopies
-from paceline.runner.cuda.drafts import DraftedSteps, Verification
-from paceline.runner.cuda.eager import EagerSteps
-from paceline.runner.cuda.flight import LaunchedStep, Silent, UnsampledStep
+from paceline.runner.cuda.coordinates import LogitMasks
+from paceline.runner.cuda.drafting.drafts import DraftedSteps, Verification
+from paceline.runner.cuda.flight import EagerSteps, LaunchedStep, Silent, UnsampledStep
 from paceline.runner.cuda.graphs.capture import GraphMemory
 from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
-from paceline.runner.cuda.items import CudaItems
-from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
-from paceline.runner.cuda.residents import Residents
+from paceline.runner.cuda.residents import BlockCopies, CudaItems, Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.kv_store import KVStore
+from paceline.runner.kv_store import BlockBytes, KVStore
 from paceline.runner.proposer import Drafter, DraftingFor
 from paceline.runner.runner import quickest
-from paceline.runner.sampler import Sampler
-from paceline.runner.sampling_controls import Controls
+from paceline.runner.sampling.controls import Controls
+from paceline.runner.sampling.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)

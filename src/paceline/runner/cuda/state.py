@@ -7,19 +7,17 @@ from torch import Tensor
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted, Grown, Plan, TokensBySlot
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.adapted_products import AdapterRoom
-from paceline.runner.cuda.adapters import CudaAdapters
-from paceline.runner.cuda.batch import BatchWithLengths
+from paceline.runner.cuda.adapters import AdapterRoom, CudaAdapters
 from paceline.runner.cuda.coordinates import CudaCoordinates
 from paceline.runner.cuda.kernels.columns import place, settle
 from paceline.runner.cuda.kernels.drafts import accept
 from paceline.runner.cuda.kernels.sampling import choose
-from paceline.runner.cuda.staging import ALIGNED, Staging
+from paceline.runner.cuda.staging import ALIGNED, BatchWithLengths, Staging
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import whole
 from paceline.runner.parallel.group import RankGroup, decides
-from paceline.runner.sampler import seed_of
-from paceline.runner.token_choice import key_of
+from paceline.runner.sampling.sampler import seed_of
+from paceline.runner.sampling.token_choice import key_of
 
 
 class CudaState:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.json_file import json_object
 from paceline.core.pooling import CLASSIFIER, encoder_family
+from paceline.core.system.files import json_object
 from paceline.runner.encoders.describe import (
     bert,
     distilbert,

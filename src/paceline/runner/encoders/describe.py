@@ -23,8 +23,8 @@ from paceline.runner.models.architecture import (
     NormSpec,
     ProductSpec,
 )
-from paceline.runner.models.backend_support import BackendSupport
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope, frequencies
 
 # What a decoder may have whose attention reads in both directions.

@@ -1,13 +1,61 @@
 """One layer of a decoder in torch: attention and MLP, each added to the residual stream."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
+from paceline.runner.attention.backend import Prepared
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.mixture import Mixture
-from paceline.runner.layers.mlp import MLP
-from paceline.runner.layers.norm import add_product
-from paceline.runner.layers.self_attention import LayerContext, SelfAttention
-from paceline.runner.models.architecture import LayerSpec, MLPSpec
+from paceline.runner.layers.mlp import MLP, Mixture
+from paceline.runner.layers.norm import LayerInputs, Rotation, add_product
+from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
+from paceline.runner.models.layer_groups import BackendSupport, Values
+from paceline.runner.models.rope import Rope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerContext:
+    """What all layers read in one step."""
+
+    rotations: dict[Rope, Rotation]
+    kv: KVStore
+    cells: Sequence[Tensor]  # by layer: [positions], where in the store it writes
+    attention: Prepared
+
+
+class SelfAttention:
+    """Queries, keys and values are adjacent, so that rotation and write are one operation each.
+
+    qkv   | q q q q q q q q q | k k k | v v v |      [positions, heads + 2 * kv_heads, head_dim]
+            rotated ────────────────┘ written ┘
+                                written ──────┘
+    """
+
+    def __init__(self, factory: LayerFactory, spec: AttentionSpec, layer: int) -> None:
+        self._spec, self._layer = spec, layer
+        self._rotated = spec.heads + spec.kv_heads
+        self.qkv = factory.qkv(spec)
+        self.norm = factory.head_norm(spec)
+        self.output = factory.summed(spec.output)
+        self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        """Everything but the product with `output`, which the layer adds to the residual stream."""
+        spec, layer = self._spec, self._layer
+        qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
+        rotated = qkv[:, : self._rotated]
+        if self.norm is not None:
+            self.norm.apply_to(rotated)
+        context.rotations[spec.rope].turn(rotated)
+        context.kv.put(context.cells[layer], qkv[:, spec.heads :])
+        query = qkv[:, : spec.heads]
+        how = spec.window, spec.scale, spec.score_cap, self._sinks
+        seen = context.attention.attend(query, layer, *how)
+        return seen.view(len(x), -1)  # [positions, heads * head_dim]
 
 
 class DecoderLayer:
@@ -38,3 +86,90 @@ class DecoderLayer:
         """Add attention and MLP to the residual stream."""
         add_product(hidden, seen, self.attention.output, self.attention_norm)
         self.mlp.add_to(hidden)
+
+
+# The store has one shape for all layers.
+STORED: dict[str, Values] = {
+    "number of heads of keys": lambda layer: [layer.attention.kv_heads],
+    "size of heads": lambda layer: [layer.attention.head_dim],
+}
+TORCH = BackendSupport(
+    backend="torch",
+    features=frozenset(
+        {
+            "embedding_scale",
+            "logit_cap",
+            "layers.attention.qkv.biases",
+            "layers.attention.head_norms",
+            "layers.attention.window",
+            "layers.attention.score_cap",
+            "layers.attention.output.biases",
+            "layers.attention.output_norm",
+            "layers.attention.sinks",
+            "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.gate_up.biases",
+            "layers.mlp.down.biases",
+            "layers.mlp.output_norm",
+            "layers.mlp=mixture",
+            "layers.mlp.router.biases",
+            "layers.mlp.experts.gate_up.biases",
+            "layers.mlp.experts.down.biases",
+            "layers.mlp.clamp",
+            "layers.attention.rope.axes",
+            "vision",
+            "vision=siglip",
+            "vision=qwen",
+        }
+    ),
+    one_value=STORED,
+)
+
+
+class TorchStack:
+    """The layers in torch: the reference for every other implementation.
+
+    After the attention of the last layer, positions that are not wanted are left out.
+    """
+
+    def __init__(self, factory: LayerFactory, layers: tuple[LayerSpec, ...]) -> None:
+        self._dtype = factory.dtype
+        self.ropes = {
+            rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
+            for rope in dict.fromkeys(spec.attention.rope for spec in layers)
+        }  # [2, head_dim / 2] each
+        self._axes = {
+            rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes
+        }  # [head_dim / 2] each
+        self.layers = [DecoderLayer(factory, spec, layer) for layer, spec in enumerate(layers)]
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        batch: Batch,
+        kv: KVStore,
+        attention: Prepared,
+        wanted: Tensor | None = None,
+        inputs: LayerInputs | None = None,
+    ) -> Tensor:
+        """The residual stream after all layers. The layers overwrite `hidden`."""
+        context = self.context(batch, kv, attention)
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            if inputs is not None:
+                inputs.keep(number, hidden)
+            hidden = layer(hidden, context, wanted if number == last else None)
+        return hidden
+
+    def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
+        """What all layers read in a step."""
+        rotations = {
+            rope: Rotation.of(self._turned(rope, batch), tensor, self._dtype)
+            for rope, tensor in self.ropes.items()
+        }
+        return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+
+    def _turned(self, rope: Rope, batch: Batch) -> Tensor:
+        """What pairs turn by: [positions], or [positions, pairs]."""
+        if rope not in self._axes or batch.coordinates is None:
+            return batch.position
+        return batch.coordinates[:, self._axes[rope]]

@@ -9,18 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearKind
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import Norm, UnscaledNorm
 from paceline.runner.layers.packing import PackedStore
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    HeadNorms,
-    NormSpec,
-    ProductSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, HeadNorms, NormSpec, ProductSpec
 from paceline.runner.models.tensor_spec import TensorSpec
-from paceline.runner.parallel.group import RankGroup
-from paceline.runner.parallel.products import GatheredLinear, SplitEmbedding, SummedLinear
+from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
 
 

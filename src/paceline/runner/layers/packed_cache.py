@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.core.folders import cache_folder, packed_folder, places, stored
+from paceline.core.system.files import cache_folder, packed_folder, places, stored
 from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import library
 

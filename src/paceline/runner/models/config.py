@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
+from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries, expected
-from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, VisionConfig, find

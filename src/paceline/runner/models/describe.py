@@ -1,11 +1,17 @@
 """Describes a model: from its sizes and the traits of its architecture to every tensor."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
 
+from paceline.core.errors import ConfigError
+from paceline.core.system.files import json_object
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    ExpertSizes,
     ExpertSpec,
     HeadNorms,
     LayerSpec,
@@ -15,7 +21,6 @@ from paceline.runner.models.architecture import (
     ProductSpec,
 )
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.gguf_config import HEAD
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
 from paceline.runner.models.traits import ExpertNames
@@ -250,3 +255,28 @@ def _joined(given: Iterable[ProductSpec]) -> ProductSpec:
         tuple(weight for product in products for weight in product.weights),
         tuple(bias for product in products for bias in product.biases),
     )
+
+
+def named_shapes() -> list[str]:
+    """Names of the model shapes that come with the package."""
+    folder = files("paceline.runner.models") / "shapes"
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir())
+
+
+def config_in(name: str) -> ModelConfig:
+    """Read the configuration of a named shape, or of a folder with a config.json."""
+    folder = Path(name).expanduser()
+    if name in named_shapes():
+        text = (files("paceline.runner.models") / "shapes" / f"{name}.json").read_text()
+        return ModelConfig.of_hf(json.loads(text))
+    if (folder / "config.json").is_file():
+        return ModelConfig.of_hf(json_object(folder / "config.json"))
+    known = ", ".join(named_shapes())
+    raise ConfigError(
+        f"unknown model shape {name!r}: choose {known}, or a folder with a config.json"
+    )
+
+
+def manifest(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor of a model, in the order of computation."""
+    return {tensor.name: tensor.shape for tensor in describe(config).tensors}

@@ -6,16 +6,9 @@ from math import log
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.expert_sizes import ExpertSizes
-from paceline.runner.models.rope import (
-    Frequencies,
-    Rope,
-    RopeChoice,
-    divided,
-    frequencies,
-    scaled,
-)
+from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
 from paceline.runner.models.traits import Traits
 
 HEAD = "output.weight"  # a file without it has a tied head

@@ -6,11 +6,10 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
-from paceline.runner.models.architecture import ClampedGate
+from paceline.runner.models.architecture import ClampedGate, ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.expert_sizes import ExpertSizes
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits, architectures, find, is_known, unsupported
+from paceline.runner.models.traits import Traits, architectures, unsupported
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0
@@ -27,7 +26,7 @@ MXFP4 = "mxfp4"  # what experts may be quantized by
 class Found:
     """What the name of an architecture says.
 
-    name          of the module in `models`
+    name          of the architecture
     traits        with the names of tensors that this file has
     generates     there is a head to logits of tokens
     is_text_part  the decoder of a model with images that are not supported
@@ -42,13 +41,13 @@ class Found:
 
 
 def architecture(read: ConfigEntries) -> Found:
-    """ConfigError if no module has the architecture that the file names."""
+    """ConfigError if there is no architecture of the name in the file."""
     name = str((read.get("architectures") or [""])[0])
     ending = next((one for one in ENDINGS if name.endswith(one)), "")
     short = name.removesuffix(ending).lower()
-    if not ending or not is_known(short):
+    traits = architectures().get(short) if ending else None
+    if traits is None:
         raise unsupported_name(name, ending)
-    traits = find(short)
     if ending != WITH_IMAGES:
         if traits.vision is not None:
             raise unsupported_name(name, ending)
@@ -62,11 +61,11 @@ def architecture(read: ConfigEntries) -> Found:
 
 
 def unsupported_name(name: str, ending: str) -> ConfigError:
-    """The error of an architecture that no module has, with what works and is nearest."""
+    """The error of an architecture that is not known, with what works and is nearest."""
     if not ending and not name.endswith("ForMaskedLM"):
         return unsupported(name)
     decoders, encoders = architectures(), [f"{family}Model" for family in ENCODERS]
-    with_images = [one for one in decoders if find(one).vision is not None]
+    with_images = [one for one, traits in decoders.items() if traits.vision is not None]
     texts = [one for one in decoders if one not in with_images]
     if ending == TEXT or name.endswith("LMHeadModel"):
         known, what = texts, "models that generate text"

@@ -9,13 +9,13 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.decoder_layer import TORCH, TorchStack
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.layer_inputs import LayerInputs
 from paceline.runner.layers.linear import DenseLinear, LinearKind
-from paceline.runner.layers.native import NativeLinear
+from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.layers.packing import PackedStore
-from paceline.runner.layers.stack import TORCH, TorchStack
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
 from paceline.runner.parallel.divide import divide

@@ -1,6 +1,10 @@
 """One tensor of a checkpoint: its name and shape in HF's files, and its form in a GGUF file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from paceline.core.errors import ConfigError
 
 Shape = tuple[int, ...]
 Run = tuple[int, int]  # from the first to the one behind the last
@@ -91,3 +95,148 @@ class TensorSpec:
 def resized(shape: Shape, dim: int, size: int) -> Shape:
     """A shape with another size along a dimension."""
     return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+Channels = tuple[float, float, float]
+BYTE = 1 / 255
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """A pixel x of a channel becomes (x * factor - mean) / std."""
+
+    factor: float
+    mean: Channels
+    std: Channels
+
+    @staticmethod
+    def of_hf(settings: Mapping[str, Any], mean: Channels, std: Channels) -> "PixelScale":
+        """Read the settings of an image processor; `mean` and `std` are its defaults."""
+        factor = settings.get("rescale_factor", BYTE) if settings.get("do_rescale", True) else 1.0
+        if not settings.get("do_normalize", True):
+            return PixelScale(float(factor), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        return PixelScale(
+            float(factor),
+            channels(settings, "image_mean", mean),
+            channels(settings, "image_std", std),
+        )
+
+
+def channels(settings: Mapping[str, Any], key: str, default: Channels) -> Channels:
+    given = settings.get(key) or default
+    if len(given) != len(default):
+        raise ConfigError(f"the image processor has {key} = {given!r}; it must be three numbers")
+    red, green, blue = map(float, given)
+    return red, green, blue
+
+
+VisionActivation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionNorm:
+    """A layer norm; without a bias, a root-mean-square norm."""
+
+    weight: TensorSpec  # [width]
+    bias: TensorSpec | None  # [width]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class VisionProduct:
+    """One product. Its outputs are those of several tensors, side by side."""
+
+    weights: tuple[TensorSpec, ...]  # [outputs, inputs] each; a convolution has more dimensions
+    biases: tuple[TensorSpec, ...]  # [outputs] each: one for every weight, or none
+
+
+@dataclass(frozen=True, slots=True)
+class VisionBlockSpec:
+    """x + output(attend(qkv(norm(x)))), then x + down(activation(up(mlp_norm(x)))).
+
+    gated      `up` is a gate beside the rest: down(activation(gate) * up)
+    windowed   a patch attends to those of its window, not to all of the image
+    """
+
+    norm: VisionNorm
+    qkv: VisionProduct
+    output: VisionProduct
+    mlp_norm: VisionNorm
+    up: VisionProduct
+    down: VisionProduct
+    heads: int
+    activation: VisionActivation
+    gated: bool
+    windowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SigLIPSpec:
+    """Learned positions; squares of `merge` x `merge` patches become one embedding.
+
+    patch        a convolution with the stride of a patch
+    positions    [patches of an image, width]
+    side         patches of an image along each side
+    norm         after the blocks
+    projection   from merged patches to the width of the decoder
+    """
+
+    FEATURE: ClassVar[str] = "siglip"
+
+    pixels: PixelScale
+    patch: VisionProduct
+    positions: TensorSpec
+    side: int
+    blocks: tuple[VisionBlockSpec, ...]
+    norm: VisionNorm
+    projection: VisionProduct
+    merge: int
+
+
+@dataclass(frozen=True, slots=True)
+class QwenVisionSpec:
+    """Positions by rotation, in rows and columns; most blocks attend within windows.
+
+    patch        a convolution over `frames` equal frames, with the stride of a patch
+    theta        base of the rotation
+    window       squares of merged patches along each side of a window
+    norm         before patches are merged
+    merger       two products with a GELU between, from merged patches to the width of the decoder
+    """
+
+    FEATURE: ClassVar[str] = "qwen"
+
+    pixels: PixelScale
+    patch: VisionProduct
+    blocks: tuple[VisionBlockSpec, ...]
+    theta: float
+    window: int
+    norm: VisionNorm
+    merger: tuple[VisionProduct, VisionProduct]
+    merge: int
+
+
+VisionSpec = SigLIPSpec | QwenVisionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTensors:
+    """Names the tensors of a tower: `prefix` in HF's files, `older` in files of older versions."""
+
+    prefix: str
+    older: str = ""
+
+    def tensor(self, name: str, *shape: int) -> TensorSpec:
+        older = f"{self.older}.{name}" if self.older else ""
+        whole = f"{self.prefix}.{name}"
+        return TensorSpec(whole, shape, GGUFForm(whole), older=older)
+
+    def product(self, names: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> VisionProduct:
+        """Tensors of one shape, side by side."""
+        weights = tuple(self.tensor(f"{name}.weight", *shape) for name in names)
+        biases = tuple(self.tensor(f"{name}.bias", shape[0]) for name in names)
+        return VisionProduct(weights, biases if bias else ())
+
+    def norm(self, name: str, width: int, eps: float, bias: bool) -> VisionNorm:
+        found = self.tensor(f"{name}.bias", width) if bias else None
+        return VisionNorm(self.tensor(f"{name}.weight", width), found, eps)

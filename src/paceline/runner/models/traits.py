@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.resources import files
-from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any, Protocol
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Activation, ClampedGate
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.vision_spec import VisionSpec
+from paceline.runner.models.tensor_spec import VisionSpec
+
+TABLES = "paceline.runner.models.architectures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,40 +131,19 @@ class Traits:
         return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
 
 
+def architectures() -> dict[str, Traits]:
+    """The traits of every architecture, by name: the tables of all modules in `architectures`."""
+    found: dict[str, Traits] = {}
+    for module in iter_modules(import_module(TABLES).__path__):
+        found |= import_module(f"{TABLES}.{module.name}").ARCHITECTURES
+    return dict(sorted(found.items()))
+
+
 def find(architecture: str) -> Traits:
-    """Find traits by the name of a module in `models`.
-
-    The name comes from a file, which must not choose what is imported: a dotted path is refused.
-    """
-    if not architecture.isidentifier():
+    """The traits of an architecture. ConfigError if there is none of that name."""
+    if (traits := architectures().get(architecture)) is None:
         raise unsupported(architecture)
-    name = f"paceline.runner.models.{architecture}"
-    try:
-        traits = import_module(name).TRAITS
-    except (ImportError, AttributeError):
-        raise unsupported(architecture) from None
-    if not isinstance(traits, Traits):
-        raise ConfigError(f"{name}.TRAITS is not a Traits object")
     return traits
-
-
-def is_known(architecture: str) -> bool:
-    """Whether there is a module of this name in `models`."""
-    if not architecture.isidentifier():
-        return False
-    return find_spec(f"paceline.runner.models.{architecture}") is not None
-
-
-def architectures() -> list[str]:
-    """The names of all architectures: the modules in `models` that have traits."""
-    modules = (
-        file for file in files("paceline.runner.models").iterdir() if file.name.endswith(".py")
-    )
-    return sorted(
-        module.name.removesuffix(".py")
-        for module in modules
-        if "\nTRAITS = " in module.read_text(encoding="utf-8")
-    )
 
 
 def unsupported(architecture: str) -> ConfigError:

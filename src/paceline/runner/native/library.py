@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.folders import cache_folder, found, stored
+from paceline.core.system.files import cache_folder, found, stored
 from paceline.runner.native import build
 
 log = logging.getLogger(__name__)

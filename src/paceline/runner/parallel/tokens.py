@@ -7,13 +7,36 @@ from torch import Tensor
 
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts
-from paceline.runner.sampler import Sampler
+from paceline.runner.sampling.sampler import Sampler
 from paceline.runner.step_tokens import ChosenTokens, StepTokens, TokenSource, first_places
+
+
+class AwaitedDrafts(Drafter):
+    """Stands for the drafter of rank 0 on another rank, which has neither its weights nor its KV.
+
+    It has the traits of that drafter, so that both ranks take the same way through a step, and
+    leaves as much memory for each block.
+    """
+
+    def __init__(self, config: SpeculationConfig, kind: type[Drafter], cell_bytes: int = 0) -> None:
+        super().__init__(config)
+        self.on_device, self.draws, self.reads_tokens = (
+            kind.on_device,
+            kind.draws,
+            kind.reads_tokens,
+        )
+        self.cell_bytes = cell_bytes
+
+    def draft(self, rows: DraftInput) -> Drafts:
+        """Room for the drafts. The runner gets those of rank 0 into it."""
+        shape = len(rows.slot), rows.most
+        return Drafts(torch.empty(shape, dtype=torch.int64, device=rows.slot.device))
 
 
 class SharedTokens:

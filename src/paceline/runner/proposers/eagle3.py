@@ -6,12 +6,12 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention.backend import Attention
 from paceline.runner.batch import Batch, ItemEmbeddings, batch_of_slots
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.eagle3_head import Eagle3Head
+from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.proposer import DraftingFor, DraftInput
 
 

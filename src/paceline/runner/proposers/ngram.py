@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposer import Proposer
 
 PIECE = 1 << 22  # tokens compared at once, which bounds the memory of a call

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, I64
 from paceline.core.plan import Plan
-from paceline.core.speculation_config import SpeculationConfig
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts, SlotColumns
 
 LEAST = 2  # latest tokens that must have occurred before

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.rotary import Rotation
-from paceline.runner.models.pixel_scale import PixelScale
-from paceline.runner.models.vision_spec import (
+from paceline.runner.layers.norm import Rotation
+from paceline.runner.models.tensor_spec import (
+    PixelScale,
     VisionActivation,
     VisionBlockSpec,
     VisionNorm,

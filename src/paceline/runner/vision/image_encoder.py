@@ -1,18 +1,27 @@
 """Turns the images of prompts into embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
 import torch
 from torch import Tensor
 
-from paceline.core.item import ItemContent
+from paceline.core.multimodal import ItemContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import DecoderSpec
-from paceline.runner.models.vision_spec import SigLIPSpec
+from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
 from paceline.runner.parallel.group import decides
-from paceline.runner.vision.tower import Tower, tower
+from paceline.runner.vision.qwen import QwenTower
+from paceline.runner.vision.siglip import SigLIPTower
+
+# Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
+Tower = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+def tower(factory: LayerFactory, spec: VisionSpec) -> Tower:
+    return SigLIPTower(factory, spec) if isinstance(spec, SigLIPSpec) else QwenTower(factory, spec)
+
 
 CHANNELS = 3
 PIXELS = "pixels"  # the array of an image: [height, width, channels], bytes

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.rotary import Rotation
+from paceline.runner.layers.norm import Rotation
 from paceline.runner.models.rope import frequencies
-from paceline.runner.models.vision_spec import QwenVisionSpec
+from paceline.runner.models.tensor_spec import QwenVisionSpec
 from paceline.runner.vision.block import Groups, Product, ScaledPixels, VisionBlock, WholeNorm
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.models.vision_spec import SigLIPSpec
+from paceline.runner.models.tensor_spec import SigLIPSpec
 from paceline.runner.vision.block import Product, ScaledPixels, VisionBlock, WholeNorm
 
 

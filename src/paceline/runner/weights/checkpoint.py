@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError, some
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.manifest import manifest
+from paceline.runner.models.describe import manifest
 from paceline.runner.models.tensor_spec import Cut, Shape
 
 NAMED = 5  # tensors listed in an error message

@@ -9,10 +9,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.json_file import json_object
+from paceline.core.system.files import json_object
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.eagle3_config import Eagle3Config
-from paceline.runner.models.eagle3_head import describe_head
+from paceline.runner.models.eagle3 import Eagle3Config, describe_head
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.weights.checkpoint import compare
 from paceline.runner.weights.safetensors import files_in

@@ -1,15 +1,202 @@
 """A .gguf file as a checkpoint, with the names and layouts of HF."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.weights import expert_stacks as mxfp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
-from paceline.runner.weights.quants import dequantised
+
+# The values of 4-bit codes that are not evenly spaced.
+UNEVEN = torch.tensor(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.float32
+)
+
+
+def dequantised(tensor: GGUFTensor) -> Tensor:
+    """Return a tensor in the floating-point type of the file, or in float32."""
+    return DECODERS[tensor.encoding.name](torch.from_numpy(tensor.blocks)).view(tensor.shape)
+
+
+def _half(blocks: Tensor, place: int) -> Tensor:
+    """The float16 at a place of each block, as float32."""
+    return blocks[:, place : place + 2].contiguous().view(torch.float16).float()  # [blocks, 1]
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The lower halves of all bytes along the last axis, then the upper halves."""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _bits(packed: Tensor, width: int) -> Tensor:
+    """Each byte cut into fields of `width` bits, [..., bytes, 8 / width]."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+    return packed.unsqueeze(-1) >> shifts & (1 << width) - 1
+
+
+def _strided(packed: Tensor) -> Tensor:
+    """Two bits per element of two halves of 128: each of 32 bytes has those of four elements that
+    are 32 apart, [blocks, 64] -> [blocks, 2, 4, 32]."""
+    return _bits(packed.reshape(-1, 2, 32), 2).transpose(2, 3).contiguous()
+
+
+def _looked_up(values: Tensor, codes: Tensor) -> Tensor:
+    return values.index_select(0, codes.flatten().int()).view(codes.shape)
+
+
+def _scaled(elements: Tensor, scales: Tensor) -> Tensor:
+    """Multiply equal parts of each block by a scale, [blocks, parts]."""
+    parts = elements.view(*scales.shape, -1)
+    return parts.mul_(scales.unsqueeze(-1)).flatten(1)
+
+
+def _fifths(blocks: Tensor, place: int) -> Tensor:
+    """Five bits per element: 32 fifth bits at a place, then 32 nibbles."""
+    high = _bits(blocks[:, place : place + 4], 1).flatten(1)
+    return _nibbles(blocks[:, place + 4 : place + 20]) | high << 4
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 2:]).float().sub_(8).mul_(_half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _fifths(blocks, 2).float().sub_(16).mul_(_half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _fifths(blocks, 4).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of the eight parts of a block, 6 bits each in 12 bytes at place 4.
+
+    The first four of each have a byte whose upper two bits are lent to the last four:
+
+        byte   0..3  scale 0..3, high bits of scale 4..7
+               4..7  minimum 0..3, high bits of minimum 4..7
+               8..11 low four bits of scale 4..7, then of minimum 4..7
+    """
+    scale, minimum, low = blocks[:, 4:16].reshape(-1, 3, 4).unbind(1)
+    scales = torch.cat((scale & 63, low & 15 | scale >> 6 << 4), dim=1)
+    minima = torch.cat((minimum & 63, low >> 4 | minimum >> 6 << 4), dim=1)
+    return scales.float().mul_(_half(blocks, 0)), minima.float().mul_(_half(blocks, 2))
+
+
+def _k_parts(blocks: Tensor, parts: Tensor) -> Tensor:
+    scales, minima = _k_scales(blocks)
+    return parts.float().mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _k_parts(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    high = _bits(blocks[:, 16:48], 1).transpose(1, 2)  # [blocks, 8, 32]
+    return _k_parts(blocks, low | high << 4)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """Two halves of 128; in each, 32 bytes hold the upper two bits of four times 32 elements."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    elements = (low | _strided(blocks[:, 128:192]) << 4).float().sub_(32)
+    scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
+    return _scaled(elements, scales)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    """A byte for each 16 elements has their scale below and their minimum above."""
+    elements = _strided(blocks[:, 16:80]).float().view(-1, 16, 16)
+    scales = (blocks[:, :16] & 15).float().mul_(_half(blocks, 80))
+    minima = (blocks[:, :16] >> 4).float().mul_(_half(blocks, 82))
+    return elements.mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """The third bits come first. The 16 scales have 6 bits each in 12 bytes at place 96:
+
+    byte   0..7   low four bits of scale 0..7, then of scale 8..15
+           8..11  high two bits of scale 0..3, then of 4..7, 8..11 and 12..15
+    """
+    third = _bits(blocks[:, :32], 1).transpose(1, 2).reshape(-1, 2, 4, 32)
+    elements = (_strided(blocks[:, 32:96]) | third << 2).float().sub_(4)
+    high = _bits(blocks[:, 104:108], 2).transpose(1, 2).flatten(1)  # [blocks, 16]
+    scales = (_nibbles(blocks[:, 96:104]) | high << 4).float().sub_(32)
+    return _scaled(elements, scales.mul_(_half(blocks, 108)))
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _looked_up(UNEVEN, _nibbles(blocks[:, 2:])).mul_(_half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    """Eight parts, whose scales have their high two bits at place 2 and their low four at 4."""
+    high = _bits(blocks[:, 2:4], 2).flatten(1)  # [blocks, 8]
+    scales = (_bits(blocks[:, 4:8], 4).flatten(1) | high << 4).float().sub_(32)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1)
+    return _scaled(_looked_up(UNEVEN, codes), scales.mul_(_half(blocks, 0)))
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    powers = blocks[:, :1].int().sub_(mxfp4.BIAS)
+    return torch.ldexp(_looked_up(mxfp4.VALUES, _nibbles(blocks[:, 1:])), powers)
+
+
+def _ternary(packed: Tensor, digits: int) -> Tensor:
+    """The first base-3 digits of bytes, which are fractions of 256: all first digits, then all
+    second ones, and so on."""
+    powers = torch.tensor([3**place for place in range(digits)], dtype=torch.uint8)
+    shifted = packed.unsqueeze(1) * powers.view(-1, 1)  # modulo 256
+    return (shifted.short() * 3 >> 8).flatten(1)
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    parts = (blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)
+    elements = torch.cat([_ternary(*part) for part in parts], dim=1)
+    return elements.float().sub_(1).mul_(_half(blocks, 52))
+
+
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return _strided(blocks[:, :64]).flatten(1).float().sub_(1).mul_(_half(blocks, 64))
+
+
+DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": lambda blocks: blocks.view(torch.float32),
+    "F16": lambda blocks: blocks.view(torch.float16),
+    "BF16": lambda blocks: blocks.view(torch.bfloat16),
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+}
+
 
 EXACT = {"F32", "F16", "BF16"}
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.gguf import (
+from paceline.core.system.gguf import (
     U32,
     U64,
     Cursor,

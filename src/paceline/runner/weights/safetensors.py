@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.image_settings import image_settings
-from paceline.core.json_file import json_object
+from paceline.core.multimodal import image_settings
+from paceline.core.system.files import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Cut, Shape

@@ -5,15 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.core.arrays import I32, Index
+from paceline.sched.admission.limits import (
+    EncoderBudget,
+    LongPrefill,
+    PolicyShare,
+    ReachableItems,
+    WholePrompts,
+    WholeRows,
+)
+from paceline.sched.admission.rows import ArrivalRow
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
-from paceline.sched.limits.encoder_budget import EncoderBudget
-from paceline.sched.limits.long_prefill import LongPrefill
-from paceline.sched.limits.policy_share import PolicyShare
-from paceline.sched.limits.reachable_items import ReachableItems
-from paceline.sched.limits.rows import ArrivalRow
-from paceline.sched.limits.whole_prompts import WholePrompts
-from paceline.sched.limits.whole_rows import WholeRows
 
 
 class PrefillFirst(Discipline):

@@ -4,9 +4,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.config import JournalConfig
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
+from paceline.core.settings.config import JournalConfig
 
 
 @dataclass(frozen=True, slots=True)

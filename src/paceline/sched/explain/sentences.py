@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from paceline.core.config import JournalConfig
 from paceline.core.errors import some
 from paceline.core.events import Happened, Moment
 from paceline.core.request import Finish, Sequence
+from paceline.core.settings.config import JournalConfig
 from paceline.sched.explain.journal import Passage, Spell
 from paceline.sched.slots import Idle
 from paceline.sched.state import SchedulerState

@@ -3,8 +3,8 @@
 import heapq
 from collections.abc import Iterator
 
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View
 
 

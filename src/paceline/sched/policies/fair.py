@@ -6,8 +6,8 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 
 from paceline.core.arrays import I32, Index
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, TenantService, View
 
 FORGOTTEN_FROM = 64  # tenants known before the first are forgotten

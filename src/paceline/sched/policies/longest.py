@@ -5,10 +5,9 @@ from math import inf
 import numpy as np
 
 from paceline.core.arrays import I32, Index
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
-from paceline.sched.limits.split import within_budget
-from paceline.sched.policy import Policy, View
+from paceline.core.settings.config import PolicyConfig
+from paceline.sched.policy import Policy, View, within_budget
 
 
 class Longest(Policy):

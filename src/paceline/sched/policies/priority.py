@@ -1,8 +1,8 @@
 """Smaller priority first, then earlier arrival."""
 
 from paceline.core.arrays import Index
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View
 
 

@@ -1,7 +1,7 @@
 """Least work left first, counting what the prefix cache already holds."""
 
-from paceline.core.config import PolicyConfig
 from paceline.core.request import Sequence
+from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from paceline.core.arrays import F32, I32, Bool
+from paceline.core.capabilities import StepTimes
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.plan import Candidates, Failed, Forced, StepResult
 from paceline.core.request import Request
 from paceline.core.sampling import GREEDY, Sampling
-from paceline.core.step_times import StepTimes
 from paceline.sched.replay.records import (
     TOKEN,
     RecordKind,

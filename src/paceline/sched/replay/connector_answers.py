@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from json import loads
 from typing import Any
 
-from paceline.core.connector_config import ConnectorConfig
 from paceline.core.request import Finish, Request
+from paceline.core.settings.features import ConnectorConfig
 from paceline.kv.connector import Changed, Connector, Transfer, TransferEnd
 from paceline.kv.fence import TransferTicket
 from paceline.sched.replay.recording import Recording

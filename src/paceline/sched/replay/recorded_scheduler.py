@@ -3,11 +3,12 @@
 from dataclasses import fields
 from typing import Any, Literal
 
-from paceline.core.config import Config, RecordConfig
+from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.errors import PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
 from paceline.core.request import Request
-from paceline.core.step_times import StepCost, StepTimes
+from paceline.core.settings.config import Config
+from paceline.core.settings.features import RecordConfig
 from paceline.kv.connector import Connector
 from paceline.sched.replay.calls import (
     Commitment,
@@ -18,15 +19,14 @@ from paceline.sched.replay.calls import (
     forced_record,
     step_times_record,
 )
-from paceline.sched.replay.checkpoint import SchedulerCheckpoint
+from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
 from paceline.sched.replay.connector_answers import RecordedConnector
 from paceline.sched.replay.fingerprint import Fingerprint
-from paceline.sched.replay.plans_in_flight import PlansInFlight
-from paceline.sched.replay.preamble import Preamble
+from paceline.sched.replay.reader import Preamble
 from paceline.sched.replay.recording import OUTCOME_BYTES, Recording
 from paceline.sched.replay.records import CHECKSUM, HEAD, STEP, TIME, RecordKind, arguments, record
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
+from paceline.sched.transfers.swapping import Rates
 
 RECORD_SETTINGS = [setting.name for setting in fields(RecordConfig)]
 LONGEST_ERROR = OUTCOME_BYTES - HEAD.size - CHECKSUM.size  # bytes

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
-from paceline.core.item import Item
+from paceline.core.multimodal import Item
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"

@@ -9,10 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from paceline.core.config import Config
+from paceline.core.capabilities import StepCost
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.plan import Outputs, Plan, StepResult
-from paceline.core.step_times import StepCost
+from paceline.core.settings.config import Config
 from paceline.sched.replay.calls import (
     Commitment,
     ResultScores,
@@ -22,16 +22,13 @@ from paceline.sched.replay.calls import (
     forced_of,
     step_times_of,
 )
-from paceline.sched.replay.checkpoint import SchedulerCheckpoint
+from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
 from paceline.sched.replay.connector_answers import ANSWERS, ReplayedConnector
-from paceline.sched.replay.divergence import Divergence, brief, differences
-from paceline.sched.replay.fingerprint import Fingerprint
-from paceline.sched.replay.plans_in_flight import PlansInFlight
-from paceline.sched.replay.reader import Record, RecordingEnd
+from paceline.sched.replay.fingerprint import Divergence, Fingerprint, brief, differences
+from paceline.sched.replay.reader import Record, RecordingEnd, RecordQueue, RunReader
 from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
-from paceline.sched.replay.run_reader import RecordQueue, RunReader
 from paceline.sched.scheduler import Scheduler
-from paceline.sched.swapping import Rates
+from paceline.sched.transfers.swapping import Rates
 
 ResultPart = Callable[[StepResult], StepResult]  # adds itself to a result
 

@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import httpx
 
-from paceline.server.background_tasks import BackgroundTasks
 from paceline.server.batches.batch_file import (
     REFUSED,
     URLS,
@@ -28,6 +27,7 @@ from paceline.server.batches.batch_file import (
 from paceline.server.batches.counts import Counts
 from paceline.server.batches.file_store import Description, FileStore, read_json, write_json
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, TOO_MANY, ApiError
+from paceline.server.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 

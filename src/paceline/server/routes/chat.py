@@ -21,8 +21,8 @@ from paceline.server.parse import (
     check_batch,
     check_template,
 )
-from paceline.server.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
-from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
+from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     ChatChoice,
     ChatChunk,
@@ -35,11 +35,10 @@ from paceline.server.schemas.completions import (
     event,
     prompt_column,
 )
+from paceline.server.schemas.constraints import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.ready_events import TextFrame
+from paceline.server.schemas.openapi import GENERATED, TextFrame
 from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
-from paceline.server.schemas.tool_calls import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.text.chat_messages import text_of
 from paceline.tools.calls import joined
 

@@ -11,7 +11,8 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import check_prompts, completion_asks
-from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.event_stream import TokenOffsets, echoed_offsets
+from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     Completion,
     TextChoice,
@@ -23,10 +24,8 @@ from paceline.server.schemas.completions import (
     prompt_column,
 )
 from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.openapi import GENERATED
-from paceline.server.schemas.ready_events import TextFrame
+from paceline.server.schemas.openapi import GENERATED, TextFrame
 from paceline.server.schemas.requests import CompletionRequest
-from paceline.server.text_offsets import TokenOffsets, echoed_offsets
 from paceline.text.tokenizer import Tokenizer
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from paceline import __version__
-from paceline.core.cores import usable_cores
+from paceline.core.system.host import usable_cores
 from paceline.engine.trace.trace_file import TraceWindows
 from paceline.server.body import check_values
 from paceline.server.context import ServerContext

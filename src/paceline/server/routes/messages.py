@@ -1,7 +1,8 @@
 """POST /v1/messages: conversations in Anthropic's form."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
@@ -9,31 +10,24 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from paceline.core.sampling import LARGEST_ID
-from paceline.engine.api import (
-    ChoiceOutput,
-    GenerationRequest,
-    RequestOutput,
-    Stream,
-    TextDelta,
-)
+from paceline.engine.api import ChoiceOutput, GenerationRequest, RequestOutput, Stream, TextDelta
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
-from paceline.server.message_input import chat_messages
 from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
-from paceline.server.reply_parsing import (
+from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,
     ReplyFormats,
     ReplyParsing,
     ReplyReader,
 )
-from paceline.server.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import transfer_of
-from paceline.server.schemas.message_blocks import MessageBlocks
 from paceline.server.schemas.messages import (
+    MessageBlocks,
     MessageBody,
     MessagesPrompt,
     MessagesRequest,
@@ -42,9 +36,85 @@ from paceline.server.schemas.messages import (
     TextBlock,
     message_event,
 )
-from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
-from paceline.server.schemas.ready_events import TextFrame
+from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED, TextFrame
 from paceline.server.schemas.requests import ChatRequest
+
+Block = Mapping[str, Any]
+
+
+def chat_messages(given: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Blocks of thinking and tool use are fields of a message; results are messages."""
+    found: list[dict[str, Any]] = []
+    for message in given:
+        content = message.get("content")
+        if not isinstance(content, list):
+            found.append(dict(message))
+        elif message.get("role") == "assistant":
+            found.append(from_assistant(cast("list[Any]", content)))
+        else:
+            found += from_user(message, cast("list[Any]", content))
+    return found
+
+
+def from_assistant(blocks: list[Any]) -> dict[str, Any]:
+    texts: list[Any] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case {"type": "thinking", "thinking": str(thought)}:
+                thoughts.append(thought)
+            case {"type": "redacted_thinking"}:
+                raise unsupported("messages", "redacted thinking cannot be read; remove the block")
+            case {"type": "tool_use", "id": str(id), "name": str(name), "input": dict()}:
+                arguments = json.dumps(block["input"], ensure_ascii=False)
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": id, "type": "function", "function": function})
+            case {"type": "tool_use"}:
+                raise unsupported("messages", "a block of tool_use needs id, name and input")
+            case _:
+                texts.append(block)  # the chat template refuses what is no text
+    fields = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
+    given = {name: value for name, value in fields.items() if value}
+    return {"role": "assistant", "content": texts or None, **given}
+
+
+def from_user(message: Mapping[str, Any], blocks: list[Any]) -> list[dict[str, Any]]:
+    """Results come first: they answer the message before."""
+    results = [block for block in blocks if is_result(block)]
+    rest = [shown(block) for block in blocks if not is_result(block)]
+    said = [{**message, "content": rest}] if rest or not results else []
+    return [*map(result_of, results), *said]
+
+
+def shown(block: Any) -> Any:
+    """A block as a part of a chat message: an image is a URL there."""
+    match block:
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": str(kind), "data": str(data)},
+        }:
+            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "image"}:
+            raise unsupported(
+                "messages", "the source of an image must be base64 with media_type and data, or url"
+            )
+        case _:
+            return block
+
+
+def is_result(block: Any) -> bool:
+    return isinstance(block, dict) and cast(Block, block).get("type") == "tool_result"
+
+
+def result_of(block: Block) -> dict[str, Any]:
+    id = block.get("tool_use_id")
+    if not isinstance(id, str):
+        raise unsupported("messages", "a block of tool_result needs tool_use_id, a text")
+    content = block.get("content")
+    return {"role": "tool", "tool_call_id": id, "content": "" if content is None else content}
 
 
 def text_event(text: str) -> bytes:

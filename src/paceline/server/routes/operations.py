@@ -4,21 +4,26 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from paceline import __version__
 from paceline.engine.api import RequestError
-from paceline.engine.core.front_end_wire import PeerVerb
-from paceline.server.background import cancelled_here, events_here, removed_here
+from paceline.engine.live.feed import LiveEngine
+from paceline.engine.live.frames import RequestLife
+from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.context import ServerContext
-from paceline.server.conversations import Change, changed_here
-from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
-from paceline.server.response_events import EventBatch
-from paceline.server.response_store import StoredConversation, StoredResponse
+from paceline.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, ApiError
+from paceline.server.live.frame_stream import EngineFrames
+from paceline.server.live.page_routes import page_routes
+from paceline.server.responses.background import cancelled_here, events_here, removed_here
+from paceline.server.responses.conversations import Change, changed_here
+from paceline.server.responses.events import EventBatch
+from paceline.server.responses.store import StoredConversation, StoredResponse
 from paceline.server.schemas.openapi import ERRORS, PROBED
-from paceline.server.schemas.requests import AbortRequest
+from paceline.server.schemas.requests import AbortRequest, LoadAdapterRequest, UnloadAdapterRequest
 from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
 
 PauseMode = Literal["new", "wait", "all", "keep", "abort"]
@@ -186,3 +191,62 @@ async def explanation(context: ServerContext, name: str) -> str:
     if not found:
         raise ApiError(NOT_FOUND, problem, param="request_id")
     return "\n".join(found)
+
+
+def dashboard_routes(context: ServerContext) -> APIRouter:
+    """No routes if the settings do not want the page."""
+    if not context.settings.dashboard:
+        return APIRouter()
+    assert isinstance(context.engine, LiveEngine), "this engine cannot be shown"
+    source = EngineFrames(context.engine, context.served_name)
+
+    async def life(request_id: str) -> RequestLife:
+        problem = ""
+        for part in dict.fromkeys((request_id, *await context.parts_anywhere(request_id))):
+            try:
+                found, head = await source.life(part)
+            except RequestError as error:
+                problem = problem or str(error)
+            else:
+                if not context.settings.dashboard_show_prompts:
+                    return found
+                return msgspec.structs.replace(found, text=context.tokenizer.decode(head))
+        raise ApiError(NOT_FOUND, problem, param="request_id")
+
+    return page_routes(source, life, lambda: context.draining and not context.open_requests)
+
+
+def adapter_routes(context: ServerContext) -> APIRouter:
+    """No routes, unless a setting allows them: a client names folders of this machine."""
+    router = APIRouter(tags=["models"], responses=ERRORS, route_class=context.body_route)
+    if not context.settings.allow_runtime_lora_updating:
+        return router
+
+    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    async def load_lora_adapter(body: LoadAdapterRequest) -> str:
+        """Serve an adapter under a name, which requests give as their model."""
+        if body.lora_name in context.models:
+            problem = f"{body.lora_name!r} is a name of the model; use another name"
+            raise ApiError(BAD_REQUEST, problem, param="lora_name")
+        await context.engine.adapters.load(body.lora_name, body.lora_path, body.load_inplace)
+        await renew(context)
+        return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+
+    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    async def unload_lora_adapter(body: UnloadAdapterRequest) -> str:
+        """Serve an adapter no longer. Open requests that use it finish."""
+        await context.read_adapters()
+        if body.lora_name not in context.adapters:
+            problem = f"the adapter {body.lora_name!r} is not loaded"
+            raise ApiError(NOT_FOUND, problem, param="lora_name")
+        await context.engine.adapters.unload(body.lora_name)
+        await renew(context)
+        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+
+    return router
+
+
+async def renew(context: ServerContext) -> None:
+    """Every front end of the server knows the same adapters when the client gets its answer."""
+    await context.read_adapters()
+    await context.peers.ask("adapters", ())

@@ -10,14 +10,10 @@ from msgspec.structs import replace
 
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.sampling_rules import SamplingRules
-from paceline.server.background import start
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.conversations import Turn, conversation_id
 from paceline.server.errors import TOO_LARGE, ApiError
-from paceline.server.event_response import EventResponse
-from paceline.server.message_logprobs import MessageLogprobs
 from paceline.server.parse import (
     check_common,
     common,
@@ -26,11 +22,14 @@ from paceline.server.parse import (
     template_variables,
     unsupported,
 )
-from paceline.server.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing
-from paceline.server.respond import GenerationJob, GenerationResponse
-from paceline.server.response_input import Item, input_items, messages
-from paceline.server.response_store import StoredResponse
-from paceline.server.responses_writer import ItemsWriter, ResponsesWriter, ScoreReader
+from paceline.server.replies.event_stream import MessageLogprobs, TokenOffsets
+from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing
+from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.responses.background import EventResponse, start
+from paceline.server.responses.conversations import Turn, conversation_id
+from paceline.server.responses.events import ItemsWriter, ResponsesWriter, ScoreReader
+from paceline.server.responses.input import Item, input_items, messages
+from paceline.server.responses.store import StoredResponse
 from paceline.server.routes.stored_responses import check_stored, items_before
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import Envelope
@@ -38,7 +37,6 @@ from paceline.server.schemas.openapi import ERRORS, GENERATED
 from paceline.server.schemas.requests import InputTokensRequest, ResponseRequest
 from paceline.server.schemas.responses import ResponseBody, ResponseFault
 from paceline.server.settings import ServerSettings
-from paceline.server.text_offsets import TokenOffsets
 from paceline.text.tokenizer import Tokenizer
 
 TEXT_FORMAT = {"type": "text"}

@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Query, Response
 
-from paceline.server.background import cancelled, removed, stored
 from paceline.server.context import ServerContext
-from paceline.server.conversations import conversation, conversation_id
 from paceline.server.errors import BAD_REQUEST, ApiError
-from paceline.server.event_response import EventResponse
 from paceline.server.parse import unsupported
-from paceline.server.response_store import Item
+from paceline.server.responses.background import EventResponse, cancelled, removed, stored
+from paceline.server.responses.conversations import conversation, conversation_id
+from paceline.server.responses.store import Item
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.settings import ServerSettings
 

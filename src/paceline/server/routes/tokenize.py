@@ -13,7 +13,7 @@ from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.parse import check_template, with_documents
 from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
-from paceline.text.image_parts import images_of
+from paceline.text.chat_messages import images_of
 from paceline.text.tokenizer import Tokenizer
 
 

@@ -14,13 +14,14 @@ from paceline.server.schemas.completions import (
     CompletionUsage,
     KVTransferParams,
     PromptTokensDetails,
+    RequestTimes,
     StageTimings,
     TextChoice,
     event,
     spent_by,
+    times_of,
     usage_of,
 )
-from paceline.server.schemas.request_times import RequestTimes, times_of
 from paceline.server.schemas.requests import GenerationBody, ScoredBody, StreamOptions
 from paceline.server.settings import ServerSettings
 

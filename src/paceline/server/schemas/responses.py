@@ -9,10 +9,10 @@ from paceline.engine.api import ChoiceOutput, RequestOutput
 from paceline.server.schemas.completions import (
     ChatLogprob,
     PromptTokensDetails,
+    RequestTimes,
     StageTimings,
     encode,
 )
-from paceline.server.schemas.request_times import RequestTimes
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 

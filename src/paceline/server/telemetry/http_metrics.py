@@ -12,10 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.arrays import F64
 from paceline.engine.frontend.metrics import LATENCY_S
-from paceline.engine.histogram import Histogram
+from paceline.engine.report import Histogram
 from paceline.server.errors import BROKEN
-from paceline.server.telemetry.metric_help import METRIC_HELP
-from paceline.server.telemetry.prometheus import buckets
+from paceline.server.telemetry.prometheus import METRIC_HELP, buckets
 
 REQUEST_LABELS = ("handler", "method", "status")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

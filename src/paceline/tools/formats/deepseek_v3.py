@@ -5,9 +5,9 @@ from typing import Any
 
 from paceline.tools.definitions import Tool
 from paceline.tools.json_call import stream_object
+from paceline.tools.parser import ToolParser
 from paceline.tools.structure import separated, tag, triggered
 from paceline.tools.text_reader import Waiting
-from paceline.tools.tool_parser import ToolParser
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

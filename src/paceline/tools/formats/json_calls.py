@@ -1,7 +1,7 @@
 """JSON without markers: an object with "name" and "arguments", or an array of them."""
 
+from paceline.tools.parser import ToolParser
 from paceline.tools.text_reader import Waiting
-from paceline.tools.tool_parser import ToolParser
 
 
 class JsonCallParser(ToolParser):

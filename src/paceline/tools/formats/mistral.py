@@ -7,9 +7,9 @@ from typing import Any
 from paceline.tools.calls import short_call_id
 from paceline.tools.definitions import Tool
 from paceline.tools.json_call import stream_object
+from paceline.tools.parser import ToolParser
 from paceline.tools.structure import calls_of, separated, tag, triggered
 from paceline.tools.text_reader import Waiting
-from paceline.tools.tool_parser import ToolParser
 
 CALLS = "[TOOL_CALLS]"
 ID = "[CALL_ID]"

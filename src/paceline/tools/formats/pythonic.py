@@ -1,8 +1,8 @@
 """Llama 4 and others: `[look(q=1), get_weather(city="Zürich")]`, a list of calls in Python."""
 
+from paceline.tools.parser import ToolParser
 from paceline.tools.text_reader import TextReader, Waiting
-from paceline.tools.text_values import json_string, python_value
-from paceline.tools.tool_parser import ToolParser
+from paceline.tools.written_arguments import json_string, python_value
 
 START, END = "<|python_start|>", "<|python_end|>"
 NAME_ENDS = " \n\t()[]{},=\"'"

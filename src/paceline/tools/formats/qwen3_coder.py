@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.tools.definitions import Tool
+from paceline.tools.parser import ToolParser
 from paceline.tools.structure import calls_of, tag
 from paceline.tools.text_reader import Waiting
-from paceline.tools.tool_parser import ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

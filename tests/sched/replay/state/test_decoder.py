@@ -23,7 +23,7 @@ def written(classes: Any, layouts: Any, nodes: Any, root: Any) -> bytes:
         ("os", "system"),
         ("paceline.cli.main", "main"),
         ("paceline.core.plugins", "import_module"),
-        ("paceline.core.config", "Config.of"),
+        ("paceline.core.settings.config", "Config.of"),
     ],
 )
 def test_a_foreign_class_is_refused(module: str, name: str) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.core.arrays import I32
 from paceline.runner.attention.backend import Attention, GraphAttention
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.kernels.columns import begin
-from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore

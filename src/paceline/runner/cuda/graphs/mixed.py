@@ -14,10 +14,10 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
 from paceline.runner.attention.backend import GraphAttention, Queries
 from paceline.runner.batch import Batch
+from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
 from paceline.runner.cuda.graphs.decode import sizes
 from paceline.runner.cuda.kernels.columns import spread
-from paceline.runner.cuda.masks import LogitMasks
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore

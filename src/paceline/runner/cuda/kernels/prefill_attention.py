@@ -16,8 +16,14 @@ from torch import Tensor
 
 from paceline.runner.attention.backend import Queries
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.instructions import multiply
-from paceline.runner.cuda.kernels.nvrtc import ALIGNED, Kernel, TensorMap, can_compile, source_of
+from paceline.runner.cuda.kernels.nvrtc import (
+    ALIGNED,
+    Kernel,
+    TensorMap,
+    can_compile,
+    multiply,
+    source_of,
+)
 from paceline.runner.kv_store import KVStore
 
 DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel

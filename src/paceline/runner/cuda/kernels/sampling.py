@@ -4,9 +4,6 @@ They choose the same tokens as `runner.token_choice`, for rows that take the lik
 from the whole vocabulary. Rows with further settings use the sampler.
 """
 
-# Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0124, PLR0913, PLR0917
-
 from math import gcd
 from typing import Any
 
@@ -16,7 +13,44 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.core.sampling import Sampling
-from paceline.runner.token_choice import CELL
+from paceline.runner.sampling.token_choice import CELL
+
+# Kernels take pointers, strides and sizes one by one.
+
+
+MASK_CHUNK = 4096  # logits that one program looks at
+BITS = tl.constexpr(32)
+
+
+def mask_logits(logits: Tensor, mask_of: Tensor, bits: Tensor) -> None:
+    """Give tokens that are not allowed a logit of -inf; other logits are not touched.
+
+    Line i of logits [lines, vocab] has mask `mask_of[i]`, or none if that is negative. Bit b of
+    word w of a mask allows the token 32 w + b; `bits` has all masks, one after the other.
+    """
+    lines, vocab = logits.shape
+    _mask[(lines, triton.cdiv(vocab, MASK_CHUNK))](
+        logits, mask_of, bits, VOCAB=vocab, MASK_CHUNK=MASK_CHUNK
+    )
+
+
+@triton.jit
+def _mask(logits, mask_of, bits, VOCAB: tl.constexpr, MASK_CHUNK: tl.constexpr):
+    line, chunk = tl.program_id(0), tl.program_id(1)
+    mask = tl.load(mask_of + line)
+    if mask >= 0:
+        at = chunk * MASK_CHUNK + tl.arange(0, MASK_CHUNK)
+        words = (VOCAB + BITS - 1) // BITS
+        is_token = at < VOCAB
+        word = tl.load(bits + mask.to(tl.int64) * words + at // BITS, mask=is_token, other=0)
+        is_forbidden = ((word >> (at % BITS)) & 1) == 0
+        line_start = logits + line.to(tl.int64) * VOCAB
+        tl.store(line_start + at, float("-inf"), mask=is_token & is_forbidden)
+
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0124, PLR0913, PLR0917
+
 
 CHUNK = 8192  # logits that one program reads
 LEAST_WEIGHT = tl.constexpr(-60.0)  # as in `token_choice`

@@ -10,13 +10,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.runner.cuda.kernels.instructions import multiply
 from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,
     SHARED_BYTES,
     Kernel,
     TensorMap,
     can_compile,
+    multiply,
     source_of,
 )
 from paceline.runner.layers.linear import DenseLinear

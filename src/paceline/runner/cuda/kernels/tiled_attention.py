@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from paceline.runner.cuda.kernels.soft_cap import capped
+from paceline.runner.cuda.kernels.layers import capped
 
 
 @triton.jit

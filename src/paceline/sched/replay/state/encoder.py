@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.item import ItemContent
+from paceline.core.multimodal import ItemContent
 from paceline.kv.connector import Connector, TransferObserver
 from paceline.sched.replay.records import LENGTH, to_json
 from paceline.sched.replay.state.layout import (

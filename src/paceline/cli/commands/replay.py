@@ -1,0 +1,203 @@
+"""`paceline replay`: run a recording again and check that every plan is the same."""
+
+import json
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.command import os_problem
+from paceline.core.errors import RequestError
+from paceline.core.plan import Outputs, Plan
+from paceline.engine.loop.ports import NOT_OBSERVED, StepObserver
+from paceline.engine.trace import trace_file
+from paceline.engine.trace.step_trace import RecordedTrace
+from paceline.engine.trace.trace_file import TraceFile
+from paceline.sched.explain.sentences import plural
+from paceline.sched.replay.reader import (
+    CutBeginning,
+    RecordingEnd,
+    files_of_run,
+    older_files_of_run,
+)
+from paceline.sched.replay.records import RecordingError
+from paceline.sched.replay.replayer import Replay, ReplaySummary
+from paceline.viewer.request_lives import RequestLives
+
+IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
+COMPLETE = (RecordingEnd.CLOSED, RecordingEnd.CONTINUED, RecordingEnd.UNREAD)
+AloneFlag = Annotated[
+    bool,
+    typer.Option("--alone", help="Read FILE only, and not the older files of the same run."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """The recording, and what to print."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
+    explain: Annotated[
+        str | None, typer.Option(metavar="ID", help="Also explain this request.")
+    ] = None
+    until: Annotated[
+        int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
+    ] = None
+    alone: AloneFlag = False
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT", help="Write a timeline to this file, which Perfetto opens."),
+    ] = None
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print each plan as a line of JSON; everything else goes to standard error.",
+        ),
+    ] = False
+
+
+def run(options: ReplayOptions) -> int:
+    """Run a recording again and check that every plan is the same.
+
+    If FILE continues older files that lie beside it (FILE.1, FILE.2, ...), the replay begins with
+    the oldest of them. Exit status: 0 if all plans are identical, 1 if one differs, 2 if a file
+    cannot be read or has no request of the given id.
+    """
+    try:
+        replay = replay_of(options.file, options.alone, "replay")
+        lives = RequestLives(replay, options.explain or "")
+        with timeline(replay, options.trace) as trace:
+            for plan in replay.plans(options.until):
+                lives.see(plan)
+                trace.planned(plan)
+                if options.json:
+                    print(json.dumps(plan.to_dict()))
+    except BrokenPipeError:  # the program that reads the plans has ended
+        raise
+    except RecordingError as error:
+        complain("replay", error)
+        return UNREADABLE
+    except OSError as error:
+        complain("replay", os_problem(error))
+        return UNREADABLE
+    out = sys.stderr if options.json else sys.stdout
+    print(*report(replay, options.until), sep="\n", file=out)
+    if options.explain is not None:
+        try:
+            print(lives.explanation(options.explain), file=out)
+        except RequestError as error:
+            complain("replay", error)
+            return UNREADABLE
+    return status(replay)
+
+
+@contextmanager
+def timeline(replay: Replay, path: Path | None) -> Generator[StepObserver]:
+    """Writes what is replayed to a file, by the times of the recording.
+
+    OSError if the file cannot be written.
+    """
+    if path is None:
+        yield NOT_OBSERVED
+        return
+    trace_file.begin(path)
+    file = TraceFile(path, f"recorded in {replay.reader.path.name}")
+    trace = RecordedTrace(file, replay.scheduler, lambda: replay.now)
+
+    def committed(plan: Plan, outputs: Outputs) -> None:
+        trace.landed(plan)
+        trace.committed(plan, outputs)
+
+    replay.on_commit = committed
+    try:
+        yield trace
+    finally:
+        trace.close()
+
+
+def replay_of(path: Path, alone: bool, command: str) -> Replay:
+    """A replay of a file, with the older files of the run unless it is to be read alone.
+
+    OSError or RecordingError if a file cannot be read.
+    """
+    try:
+        return Replay(*([path] if alone else files_of_run(path)))
+    except CutBeginning as error:
+        older = [] if alone else older_files_of_run(path)
+        if not older:
+            raise
+        complain(command, f"{error}; it is left out")
+    return Replay(*older)
+
+
+def complain_of_cuts(command: str, path: Path, replay: Replay) -> None:
+    """Say where a replay diverged, or that its recording breaks off."""
+    if replay.divergence is not None:
+        complain(command, f"{path}: the replay diverged, {replay.divergence}")
+    if replay.reader.ending not in COMPLETE:
+        complain(command, f"{replay.reader.current.path}: {ending(replay)}")
+
+
+def status(replay: Replay) -> int:
+    if replay.divergence is not None:
+        return DIVERGED
+    return UNREADABLE if replay.reader.ending is RecordingEnd.DAMAGED else IDENTICAL
+
+
+def complain(command: str, problem: object) -> None:
+    print(f"paceline {command}: {problem}", file=sys.stderr)
+
+
+def report(replay: Replay, until: int | None) -> list[str]:
+    """The files, what was replayed, and whether it was identical, a line each."""
+    reader, summary = replay.reader, replay.summary
+    lines = [
+        f"file      {file.path}, {file.size_bytes:,} bytes, made by paceline "
+        f"{file.preamble.made_by}"
+        for file in reader.files
+    ]
+    if replay.steps_before:
+        lines.append(f"begins    after step {replay.steps_before:,}, where an older file ends")
+    lines.append(f"replayed  {counted(summary)}")
+    if reader.ending not in (RecordingEnd.CLOSED, RecordingEnd.UNREAD):
+        where = f"{reader.current.path}: " if len(reader.files) > 1 else ""
+        lines.append(f"ends      {where}{ending(replay)}")
+    if until is not None and replay.scheduler.stats.steps < until and replay.divergence is None:
+        lines.append(f"ends      before step {until:,}")
+    return [*lines, verdict(replay, summary)]
+
+
+def ending(replay: Replay) -> str:
+    """How the last file that was read ends, and how much of it was not read."""
+    file = replay.reader.current
+    unread = file.size_bytes - file.read_bytes
+    return file.ending.value + (f" ({unread:,} bytes were not read)" if unread else "")
+
+
+def counted(summary: ReplaySummary) -> str:
+    found = [
+        plural(summary.steps, "step"),
+        plural(summary.requests, "request"),
+        plural(summary.tokens, "token"),
+        plural(summary.preemptions, "preemption"),
+    ]
+    if summary.swapped_out_blocks:
+        found.append(f"{plural(summary.swapped_out_blocks, 'block')} swapped out")
+    if summary.forks:
+        found.append(plural(summary.forks, "fork"))
+    if summary.refused:
+        found.append(f"{plural(summary.refused, 'call')} refused")
+    return ", ".join(found)
+
+
+def verdict(replay: Replay, summary: ReplaySummary) -> str:
+    if replay.divergence is not None:
+        return f"diverged  {replay.divergence}"
+    if unproven := summary.steps - summary.verified:
+        return f"verified  {summary.verified:,} plans identical, {unproven:,} without a digest"
+    return f"verified  all {summary.verified:,} plans identical"

@@ -1,0 +1,57 @@
+"""`paceline serve`: an OpenAI-compatible server for one model."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from paceline.cli.config_file import ConfigOption
+from paceline.cli.options import ModelArgument, ModelFlag, model_of
+from paceline.cli.setting_flags import ServingSettings, VllmFlags
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The model, the address and all settings."""
+
+    argument: ModelArgument = None
+    model: ModelFlag = None
+    config: ConfigOption = None
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
+    ] = 8000
+    uds: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Unix socket to listen at instead of a port.", show_default=False
+        ),
+    ] = ""
+    settings: ServingSettings = field(default_factory=ServingSettings)
+    vllm: VllmFlags = field(default_factory=VllmFlags)
+
+
+def run(options: ServeOptions) -> int:
+    """Start an OpenAI-compatible server.
+
+    It serves /v1/chat/completions, /v1/completions, /v1/responses, Anthropic's /v1/messages,
+    /metrics, /health and more. SIGTERM or Ctrl-C shuts it down after running requests have
+    finished, or after --drain-s.
+    """
+    from paceline.hub.progress_bar import ProgressBar
+    from paceline.wiring.processes.serving import serve
+
+    model = model_of(options.argument, options.model)
+    with ProgressBar(model) as bar:
+        serve(
+            model,
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            progress=bar,
+            **options.vllm,
+            **options.settings,
+        )
+    return 0

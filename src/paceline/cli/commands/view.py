@@ -1,0 +1,57 @@
+"""`paceline view`: a recording in the live page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.command import os_problem
+from paceline.cli.commands.replay import (
+    UNREADABLE,
+    AloneFlag,
+    complain,
+    complain_of_cuts,
+    replay_of,
+)
+from paceline.sched.replay.records import RecordingError
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """The recording, and where to show it."""
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
+    ] = 8001
+    alone: AloneFlag = False
+
+
+def run(options: ViewOptions) -> int:
+    """Show a recording in the live page.
+
+    It replays FILE through the scheduler, serves the page of `paceline serve` on this machine, and
+    prints its address. The page goes back over the whole recording. Ctrl-C ends it. Exit status: 2
+    if the file cannot be read.
+    """
+    from paceline.server.listen import check_port
+    from paceline.viewer.page import RecordedFrames, serve
+    from paceline.viewer.replayed import ReplayedRun
+
+    if options.port:
+        check_port(HOST, options.port)
+    try:
+        replay = replay_of(options.file, options.alone, "view")
+        source = RecordedFrames(ReplayedRun(replay), options.file.name)
+    except RecordingError as error:
+        complain("view", error)
+        return UNREADABLE
+    except OSError as error:
+        complain("view", os_problem(error))
+        return UNREADABLE
+    complain_of_cuts("view", options.file, replay)
+    serve(source, HOST, options.port)
+    return 0

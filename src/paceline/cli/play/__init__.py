@@ -1,1 +1,0 @@
-"""`paceline play`: the real scheduler on a small workload, drawn step by step."""

@@ -1,0 +1,238 @@
+"""Settings of optional parts: attention groups, connectors, KV events, drafts, recordings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, cast, get_args
+
+from paceline.core.arrays import I32
+from paceline.core.settings.checks import check_types, not_negative, one_of, positive, require
+
+AttentionKind = Literal["full", "sliding_window", "chunked_local"]
+Positions = TypeVar("Positions", int, I32)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Layers that read the same positions.
+
+        full              all positions up to its own
+        sliding_window    the last `window` positions up to its own
+        chunked_local     those of its own chunk: `window` positions, counted from the first one
+
+    All groups of a model have the same number of layers, so a block has the same size in each.
+    """
+
+    kind: AttentionKind = "full"
+    window: int = 0  # positions of a window or of a chunk; 0 for full attention
+    count: int = 1  # groups of this kind; each has its own block tables
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("the kind of an attention group", self.kind, get_args(AttentionKind))
+        positive(self, "count")
+        require(
+            (self.window > 0) == self.slides,
+            f"the window of a {self.kind} attention group is {self.window}; it must be "
+            f"{'positive' if self.slides else '0'}",
+        )
+
+    @property
+    def slides(self) -> bool:
+        """Whether a sequence reads its first positions no more when it has grown."""
+        return self.kind != "full"
+
+    def unread(self, computed: Positions) -> Positions:
+        """How many of the first positions no position from `computed` on reads."""
+        if self.kind == "full":
+            return computed * 0
+        if self.kind == "sliding_window":
+            return (computed - self.window + 1) * (computed >= self.window)
+        return computed // self.window * self.window
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, from which `attention_groups` makes the same group."""
+        return {"kind": self.kind, "window": self.window, "count": self.count}
+
+
+FULL_ATTENTION: tuple[AttentionGroup, ...] = (AttentionGroup(),)
+
+
+def attention_groups(given: Any) -> tuple[AttentionGroup, ...]:
+    """Groups from groups or plain data. ConfigError if they cannot be."""
+    complaint = (
+        f"attention_groups is {given!r}; it lists groups such as "
+        '{"kind": "sliding_window", "window": 1024, "count": 5}'
+    )
+    require(isinstance(given, list | tuple) and given not in ([], ()), complaint)
+    return tuple(_group(one, complaint) for one in cast("list[Any]", given))
+
+
+def _group(given: Any, complaint: str) -> AttentionGroup:
+    if isinstance(given, AttentionGroup):
+        return given
+    require(isinstance(given, dict), complaint)
+    plain = cast("dict[str, Any]", given)
+    require(plain.keys() <= {"kind", "window", "count"}, complaint)
+    return AttentionGroup(**plain)
+
+
+LoadFailurePolicy = Literal["recompute", "fail"]
+ConnectorRole = Literal["kv_both", "kv_producer", "kv_consumer"]
+
+
+def no_options() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingConfig:
+    """What becomes of a request whose KV a connector cannot load."""
+
+    kv_load_failure_policy: LoadFailurePolicy = "recompute"  # "fail": it ends with an error
+    kv_load_timeout_s: float = 30.0  # seconds to wait for KV before it is computed
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("kv_load_failure_policy", self.kv_load_failure_policy, get_args(LoadFailurePolicy))
+        limit = self.kv_load_timeout_s
+        require(0 < limit < inf, f"kv_load_timeout_s is {limit}; it must be positive and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorConfig:
+    """Which connector an engine has, in vLLM's names. The scheduler does not read it."""
+
+    kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
+    kv_role: ConnectorRole = "kv_both"  # whether it stores KV (producer), loads it, or both
+    engine_id: str = ""  # names this engine to others; "": the connector chooses a name
+    kv_connector_extra_config: Mapping[str, Any] = field(default_factory=no_options)  # its options
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("kv_role", self.kv_role, get_args(ConnectorRole))
+        given: Any = self.kv_connector_extra_config
+        require(
+            isinstance(given, Mapping),
+            f"kv_connector_extra_config is {given!r:.200}; it maps names of options to values",
+        )
+        object.__setattr__(self, "kv_connector_extra_config", MappingProxyType(dict(given)))
+
+
+Publisher = Literal["", "null", "zmq"]
+EventEncoding = Literal["array", "map"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVEventsConfig:
+    """Where stored and removed blocks are published, in vLLM's names; `encoding` is ours, and so is
+    `data_parallel_rank`, which several engines of a server get."""
+
+    enable_kv_cache_events: bool = False  # publish events
+    publisher: Publisher = ""  # "null": none; "": zmq if events are enabled
+    endpoint: str = "tcp://*:5557"  # bound if it has a wildcard or is a file, else connected to
+    replay_endpoint: str = ""  # bound, to send past batches again; "": they are not kept
+    buffer_steps: int = 10_000  # batches kept for that
+    hwm: int = 100_000  # batches queued for a subscriber that reads too slowly; more are dropped
+    max_queue_size: int = 100_000  # batches that wait to be sent; more are dropped
+    topic: str = ""  # first frame of each message, which subscribers filter by
+    encoding: EventEncoding = "array"  # of events; "map": as vLLM from 0.24 on
+    data_parallel_rank: int = 0  # which of several engines publishes; a part of each batch
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        one_of("publisher", self.publisher or "zmq", get_args(Publisher)[1:])
+        one_of("encoding", self.encoding, get_args(EventEncoding))
+        positive(self, "buffer_steps", "max_queue_size")
+        not_negative(self, "hwm", "data_parallel_rank")
+        for name in ("endpoint", "replay_endpoint"):
+            given = getattr(self, name)
+            require(
+                "://" in given or (given == "" and name == "replay_endpoint"),
+                f"{name} is {given!r}; write it as PROTOCOL://ADDRESS, such as tcp://*:5557",
+            )
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether subscribers connect to the endpoint, rather than the publisher to it."""
+        return any(sign in self.endpoint for sign in ("*", "::", "ipc://", "inproc://"))
+
+
+MOST_LOOKUP = 64  # tokens; a proposer compares each of them with the whole sequence
+LEAST_DEPTH, MOST_DEPTH = 3, 256  # tokens; each token of an output adds a path of so many
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Draft tokens: who proposes them, and how many a step verifies.
+
+    Names that vLLM has in its `speculative_config` are the same here, except `proposer`, which is
+    its `method`, and `speculative_model`, which is its `model`.
+    """
+
+    num_speculative_tokens: int = 0  # drafts per sequence and step, where a request names none
+    proposer: str = "ngram"  # a module in runner/proposers, or a dotted path to a class
+    speculative_model: str = ""  # draft_model, eagle3: the model that drafts
+    prompt_lookup_min: int = 2  # ngram: fewest latest tokens that must have occurred before
+    prompt_lookup_max: int = 4  # ngram: most latest tokens that are looked for
+    suffix_decoding_max_tree_depth: int = 24  # suffix: tokens of a path in its tree
+    suffix_decoding_max_cached_requests: int = 10000  # suffix: outputs kept; 0: of no other request
+    suffix_decoding_max_spec_factor: float = 1.0  # suffix: most drafts for each token that matches
+    suffix_decoding_min_token_prob: float = 0.1  # suffix: drafts less likely than this are left out
+    speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
+    speculation_max_batch_tokens: int = 0  # most rows and drafts of a step; 0: as step times say
+    lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        not_negative(self, "num_speculative_tokens", "lookahead_slots")
+        not_negative(self, "speculation_max_batch_tokens")
+        positive(self, "prompt_lookup_min")
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        require(
+            least <= most <= MOST_LOOKUP,
+            f"prompt_lookup_max is {most}; it must lie between prompt_lookup_min ({least}) and "
+            f"{MOST_LOOKUP}",
+        )
+        self._check_suffixes()
+
+    def _check_suffixes(self) -> None:
+        depth, likely = self.suffix_decoding_max_tree_depth, self.suffix_decoding_min_token_prob
+        require(
+            LEAST_DEPTH <= depth <= MOST_DEPTH,
+            f"suffix_decoding_max_tree_depth is {depth}; it must lie between "
+            f"{LEAST_DEPTH} and {MOST_DEPTH}",
+        )
+        not_negative(self, "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor")
+        require(
+            0.0 <= likely <= 1.0,
+            f"suffix_decoding_min_token_prob is {likely}; it must lie in [0, 1]",
+        )
+
+
+LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class RecordConfig:
+    """What is written of a run. It changes no decision, so it is not in `Config`."""
+
+    record: str = ""  # the file to write the scheduler's calls to; an empty name: no recording
+    record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
+    record_files: int = 4  # files that are kept; 1: the recording stops when its file is full
+    trace: str = ""  # a file for a timeline of steps and requests, which Perfetto opens
+    trace_name: str = "engine"  # of the engine in the timeline
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(
+            self.record_max_bytes >= LEAST_RECORD_BYTES,
+            f"record_max_bytes is {self.record_max_bytes}; it must be at least "
+            f"{LEAST_RECORD_BYTES}",
+        )
+        positive(self, "record_files")

@@ -1,1 +1,0 @@
-"""The step loop, and the thread or process that runs it."""

@@ -1,0 +1,166 @@
+"""The messages between the step loop and the front end: ids and arrays, no text."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.core.arrays import F32, I32, I64
+from paceline.core.errors import PacelineError, RequestError
+from paceline.core.plan import Candidates, Ended, PromptScores
+from paceline.core.pooling import PooledSpan
+from paceline.core.request import Request
+from paceline.core.settings.config import Config
+
+Verb = Literal[
+    "explain",
+    "snapshot",
+    "gauges",
+    "pause",
+    "paused",
+    "resume",
+    "drain",
+    "reset_prefix_cache",
+    "adapters",
+    "load_adapter",
+    "unload_adapter",
+    "frames",
+    "life",
+]
+
+
+class EngineFailed(PacelineError):
+    """The engine's fault: it has stopped and refuses requests."""
+
+
+class EngineUnavailable(EngineFailed):
+    """The engine is being restarted; the client may try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The sizes of an engine, fixed when it is built. Several engines have the same ones."""
+
+    max_model_len: int  # tokens of a sequence, prompt and output together
+    block_size: int  # positions in one block
+    num_blocks: int
+    max_num_seqs: int  # sequences that run at once
+    max_num_queued_reqs: int  # requests that wait
+    enable_prefix_caching: bool = True
+    engines: int = 1  # with a step loop each, for different requests
+
+    @staticmethod
+    def of(config: Config) -> "Capacity":
+        return Capacity(
+            max_model_len=config.step.max_model_len,
+            block_size=config.cache.block_size,
+            num_blocks=config.cache.num_blocks,
+            max_num_seqs=config.step.max_num_seqs,
+            max_num_queued_reqs=config.queue.max_num_queued_reqs,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Let a request wait, or park it for a reason until a `Wake`."""
+
+    request: Request
+    parked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request, or one of its choices."""
+
+    request_id: str
+    child: int | None = None  # None: the whole request
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Set a waiting request aside until a `Wake`; ignored if the request is not waiting."""
+
+    request_id: str
+    reason: str  # what it waits for: "grammar", "remote_kv", ...
+
+    def __post_init__(self) -> None:
+        if not self.reason:
+            raise RequestError(f"request {self.request_id!r} cannot be parked without a reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Let a parked request wait in its old place; ignored if the request is not parked."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to the engine between two steps; the answer is plain data."""
+
+    verb: Verb
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingQuestion:
+    """A question, and the future for its answer."""
+
+    question: Question
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPrepared:
+    """Something that a request needs before it runs is there, or cannot be had."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """The files of an adapter were read, well or badly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLost:
+    """The runner can run nothing more, whether or not a step is in flight."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """The connector has news, for which the next step asks."""
+
+
+CoreNews = RequestPrepared | AdapterRead | TransferEnded | RunnerLost
+Command = Submit | Abort | Park | Wake | PendingQuestion | CoreNews  # from any thread to an engine
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that never started."""
+
+    request_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """The report of one turn, in columns: the first `count[i]` of `ids[i]` are the new tokens of
+    row i."""
+
+    time: float  # seconds on the engine's clock
+    handle: I64  # of each sequence: `handle` of its request, plus its place among several
+    ids: I32  # [rows, 1 + most drafts]
+    count: I32
+    logprob: F32 | None = None  # [rows, 1 + most drafts]
+    candidates: Candidates | None = None  # of the first new token of each row
+    ended: tuple[Ended, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    prompt: tuple[PromptScores, ...] = ()
+    pooled: tuple[PooledSpan, ...] = ()
+    engine: int = 0  # which of several engines reports
+    broken: str = ""  # why the engine has stopped for good; it gives its requests up with an error

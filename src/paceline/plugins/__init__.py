@@ -1,1 +1,0 @@
-"""Parts of paceline inside other engines."""

@@ -1,0 +1,46 @@
+"""Gemma: norms on both sides of attention and MLP, and layers with a window."""
+
+from paceline.runner.models.traits import DecoderNames, TextPart, Traits
+
+GEMMA2 = Traits(
+    activation="gelu_pytorch_tanh",
+    post_norms=True,
+    norm_offset=1.0,
+    scaled_embedding=True,
+    tied_embedding=True,
+    global_every=2,
+    score_cap=50.0,
+    logit_cap=30.0,
+)
+# Five layers with a window for each one without. Of models with images, the text part is computed.
+GEMMA3 = Traits(
+    activation="gelu_pytorch_tanh",
+    qk_norm=True,
+    post_norms=True,
+    norm_offset=1.0,
+    scaled_embedding=True,
+    tied_embedding=True,
+    global_every=6,
+    local_theta=10_000.0,
+    text_part=TextPart(
+        DecoderNames("model.language_model", older="language_model.model"),
+        defaults=(
+            ("vocab_size", 262_208),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("max_position_embeddings", 131_072),
+            ("rope_theta", 1_000_000.0),
+            ("query_pre_attn_scalar", 256),
+            ("sliding_window", 4096),
+        ),
+        images=(
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+            "language_model.lm_head.",
+        ),
+    ),
+)
+ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3}

@@ -1,0 +1,250 @@
+"""Samples tokens from logits, verifies drafts, and computes log-probabilities."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from paceline.core.arrays import I32
+from paceline.core.errors import StepError
+from paceline.core.request import Request
+from paceline.runner.sampling.controls import Controls, SamplingGroup, SequenceSampling
+from paceline.runner.sampling.penalties import TokenCounts
+from paceline.runner.sampling.rejection import DrawnDrafts
+from paceline.runner.sampling.token_choice import HALF, by_cells, key_of, relative_weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """Log-probabilities from unmodified logits: of a given token, and of the likeliest tokens.
+
+    Alternatives are in descending order, ties by ascending id, so that the first few are the same
+    however many there are. A row that names its alternatives has them in the order of their ids.
+    """
+
+    given: Tensor  # [scored]
+    rank: Tensor  # [scored]; 1 for the likeliest
+    ids: Tensor  # [scored, alternatives]
+    values: Tensor  # [scored, alternatives]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """One token per row. A bad row has no finite logits; its id is 0 and has no meaning."""
+
+    ids: Tensor  # [rows]
+    bad: Tensor  # [rows]
+    scores: TokenScores | None  # of the rows in `controls.scored`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """The first `count` ids of a row are those that it would sample one by one; the others are -1.
+
+    The last of them has no finite logits if the row is bad.
+    """
+
+    ids: Tensor  # [rows, 1 + drafts]
+    count: Tensor  # [rows]
+    bad: Tensor  # [rows]
+    scores: tuple[TokenScores | None, ...]  # of each of the 1 + drafts places
+
+
+def seed_of(request: Request) -> int:
+    """The seed of a request, or one made from its id, so that it is the same after a resume."""
+    if request.seed is not None:
+        return request.seed
+    digest = blake2b(request.id.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def score(
+    logits: Tensor, ids: Tensor, alternatives: int, named: Tensor | None = None
+) -> TokenScores:
+    """Score the given ids [scored] and the likeliest ids by logits [scored, vocab].
+
+    Instead of the likeliest, those in `named` [scored, alternatives] are scored, except for -1.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
+    norm = peak + total.log()[:, None]  # [scored, 1]
+    own = logits.gather(-1, ids[:, None])
+    above = torch.gt(logits, own, out=torch.empty_like(logits))
+    best = likeliest(logits, alternatives)
+    if named is not None:
+        best = torch.where(named < 0, best, named)
+    return TokenScores(
+        given=(own - norm)[:, 0].float(),
+        rank=by_cells(above).sum(-1).sum(-1).long() + 1,
+        ids=best,
+        values=(logits.gather(-1, best) - norm).float(),
+    )
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """The ids of the largest logits in descending order, ties by ascending id.
+
+    The `count` largest logits are in the `count` cells with the largest maxima, ties by order.
+    """
+    count = min(count, logits.shape[-1])  # beams with many stop tokens may need more
+    cells = by_cells(logits)  # [rows, cells, cell]
+    size, width = cells.shape[1:]
+    numbers = torch.arange(size, device=logits.device).expand(len(logits), size)
+    best = foremost(cells.amax(-1), numbers, min(count, size))  # [rows, best]
+    ids = best[:, :, None] * width + torch.arange(width, device=logits.device)
+    ids = ids.flatten(1)  # [rows, best * cell]
+    return foremost(logits.gather(-1, ids), ids, count)
+
+
+def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
+    """The ids of the largest values in descending order, ties by ascending id.
+
+    Value and id become one integer key: the bits of the value, mapped so that they rise with it,
+    above the complement of the id.
+    """
+    bits = (values + 0.0).view(torch.int32)  # a negative zero becomes a zero
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (rising.long() << 32) | (HALF - ids)
+    return HALF - (keys.topk(count).values & HALF)  # [rows, count]
+
+
+def by_groups(
+    logits: Tensor,
+    groups: Sequence[SamplingGroup],
+    positions: Tensor,
+    drafts: DrawnDrafts | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The token id of each row, and its largest logit."""
+    if len(groups) == 1:
+        return groups[0].choose(logits, positions, drafts)
+    ids = positions.new_empty(len(logits), dtype=torch.long)
+    peak = logits.new_empty(len(logits))
+    for group in groups:
+        rows = group.rows
+        own = logits[rows] if isinstance(rows, slice) else logits.index_select(0, rows)
+        drawn = None if drafts is None else drafts.of(rows)
+        ids[rows], peak[rows] = group.choose(own, positions[rows], drawn)
+    return ids, peak
+
+
+def chosen(
+    logits: Tensor,
+    controls: Controls,
+    positions: Tensor,
+    ahead: Tensor,
+    drafts: DrawnDrafts | None = None,
+) -> Sampled:
+    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted, and
+    with regard to drafts of this position that were drawn at random."""
+    scored = controls.scored
+    raw = None if scored is None else logits.index_select(0, scored.rows)
+    for edit in controls.edits:
+        edit.apply(logits, positions, ahead)
+    ids, peak = by_groups(logits, controls.groups, positions, drafts)
+    bad = (peak - peak) != 0.0  # not zero for infinities and NaN
+    ids = ids.masked_fill(bad, 0)
+    if scored is None or raw is None:
+        return Sampled(ids, bad, None)
+    given = ids.index_select(0, scored.rows)
+    return Sampled(ids, bad, score(raw, given, scored.most, scored.named))
+
+
+def drawn_at(place: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:
+    """The drafts of one place, if they were drawn at random. The last place has none."""
+    if probabilities is None or place == drafts.shape[1]:
+        return None
+    return DrawnDrafts(drafts[:, place], probabilities[:, place])
+
+
+class Sampler:
+    """Sampling settings and token counts of every resident sequence, by slot.
+
+    A batch is any list of slots. Its `Controls` stay valid while the list and the owners of its
+    slots stay the same; `Controls.observe` counts the tokens in between.
+    """
+
+    def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
+        self.vocab = vocab
+        self._tally = TokenCounts(vocab, max_model_len, device)
+        self._residents: dict[int, SequenceSampling] = {}
+
+    def admit(self, slot: int, request: Request, tokens: I32) -> None:
+        """Add a sequence. `tokens` are all that it has so far, including the prompt."""
+        assert slot not in self._residents, f"slot {slot} is taken"
+        prompt, sampling = len(request.prompt), request.sampling
+        # The mask of a constraint knows when an end token is all that is left.
+        ends = request.eos_token_ids if request.constraint is None else ()
+        stops = ends + request.stop_token_ids
+        self._residents[slot] = SequenceSampling(
+            sampling=sampling,
+            key=key_of(seed_of(request)),
+            free_at=prompt + request.min_tokens,
+            stops=stops if request.min_tokens else (),
+            prompt=prompt,
+            line=self._tally.open(tokens, prompt) if sampling.penalised else -1,
+        )
+
+    def release(self, slot: int) -> None:
+        line = self._residents.pop(slot).line
+        if line >= 0:
+            self._tally.close(line)
+
+    def controls(self, slots: Iterable[int]) -> Controls:
+        """The controls of the sequences in these slots."""
+        return Controls.of([self._residents[slot] for slot in slots], self._tally)
+
+    def sample(self, logits: Tensor, controls: Controls, positions: Tensor) -> Sampled:
+        """Sample a token for each row at its position [rows]. Overwrites logits [rows, vocab]."""
+        self._check(logits, controls.count, self.vocab)
+        return chosen(logits, controls, positions, positions.new_empty(controls.count, 0))
+
+    def verify(
+        self,
+        logits: Tensor,
+        drafts: Tensor,
+        controls: Controls,
+        positions: Tensor,
+        at: Tensor | None = None,
+        probabilities: Tensor | None = None,
+    ) -> Verified:
+        """Sample tokens from each row's position on, as long as its drafts agree with them.
+
+        Overwrites logits [rows, 1 + drafts, vocab], computed with the drafts [rows, drafts]; or
+        logits [lines, vocab], where place i of a row has line `at[row, i]`. A draft of -1 is no
+        draft. Each place is sampled as if the drafts before it were right, and drafts are compared
+        afterwards. Drafts that were drawn at random come with their probabilities [rows, drafts,
+        vocab].
+        """
+        width = drafts.shape[1] + 1
+        if at is None:
+            self._check(logits, controls.count, width, self.vocab)
+        else:
+            self._check(logits, len(logits), self.vocab)
+        places = [
+            chosen(
+                logits[:, place] if at is None else logits.index_select(0, at[:, place]),
+                controls,
+                positions + place,
+                drafts[:, :place],
+                drawn_at(place, drafts, probabilities),
+            )
+            for place in range(width)
+        ]
+        ids = torch.stack([sampled.ids for sampled in places], 1)  # [rows, 1 + drafts]
+        bad = torch.stack([sampled.bad for sampled in places], 1)
+        right = (ids[:, :-1] == drafts) & ~bad[:, :-1]
+        count = right.long().cumprod(-1).sum(-1) + 1  # [rows]
+        beyond = torch.arange(width, device=logits.device) >= count[:, None]
+        return Verified(
+            ids=ids.masked_fill(beyond, -1),
+            count=count,
+            bad=bad.gather(1, count[:, None] - 1)[:, 0],
+            scores=tuple(sampled.scores for sampled in places),
+        )
+
+    def _check(self, logits: Tensor, *shape: int) -> None:
+        if logits.shape != shape or logits.dtype != torch.float32:
+            found = f"{list(logits.shape)} of {logits.dtype}"
+            raise StepError(f"logits are {found}; they must be {list(shape)} of torch.float32")

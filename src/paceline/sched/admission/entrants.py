@@ -1,0 +1,221 @@
+"""Sequences that want to join a step, and what letting them in takes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from paceline.core.errors import RequestError
+from paceline.core.request import Request, Sequence
+from paceline.core.settings.config import Config
+from paceline.kv.cache import KVCache
+from paceline.kv.hit import Hit
+from paceline.sched.admission.limits import Limits
+from paceline.sched.admission.rows import ArrivalRow
+from paceline.sched.admission.step_room import StepRoom
+from paceline.sched.groups.forks import Forks
+from paceline.sched.plugin_checks import check_room
+from paceline.sched.state import SchedulerState
+
+
+def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
+    """The tokens at which the request ends at the latest. RequestError if it can never run."""
+    step, prompt = config.step, len(request.prompt)
+    if prompt >= step.max_model_len:
+        raise RequestError(
+            f"request {request.id!r}: a prompt of {prompt} tokens leaves no room for one more "
+            f"within max_model_len {step.max_model_len}"
+        )
+    longest = step.max_model_len
+    if request.max_tokens is not None:
+        longest = min(longest, prompt + request.max_tokens)
+    known = prompt + max((len(one or ()) for one in request.generated), default=0)
+    if known >= longest:
+        raise RequestError(
+            f"request {request.id!r}: it has {known} tokens from another engine, and this one ends "
+            f"it at {longest}"
+        )
+    width, span = request.width, longest - 1 + config.speculation.lookahead_slots
+    if width > step.max_num_seqs:
+        raise RequestError(
+            f"request {request.id!r} asks for {width} sequences at once, and max_num_seqs "
+            f"is {step.max_num_seqs}"
+        )
+    need = cache.tables.most_blocks(min(span, step.max_model_len), width, shared=prompt - 1)
+    have = cache.pool.size
+    if need > have:
+        several = f" in each of {width} sequences" if width > 1 else ""
+        raise RequestError(
+            f"request {request.id!r}: {prompt} prompt tokens and up to {longest - prompt} new "
+            f"ones{several} need {need} blocks of {cache.block_size}, and the whole pool "
+            f"has {have}"
+        )
+    if request.items and (problem := unfit_items(request, config)):
+        raise RequestError(f"request {request.id!r}: {problem}")
+    return longest
+
+
+def unfit_items(request: Request, config: Config) -> str:
+    """Why the items of a request can never be encoded or computed; empty if they can."""
+    step, lengths = config.step, {item.identity: item.length for item in request.items}
+    longest, total = max(lengths.values()), sum(lengths.values())
+    for name, most in (
+        ("max_num_encoder_input_tokens", config.encoder_budget),
+        ("encoder_cache_size", config.encoder_capacity),
+    ):
+        if longest > most:
+            return f"an item has {longest} embeddings, and {name} is {most}: use a smaller one"
+        if total > most and not step.enable_chunked_prefill:
+            return (
+                f"its items have {total} embeddings in all, and {name} is {most}; a prompt is "
+                "computed in one step without enable_chunked_prefill"
+            )
+    # Other residents may take one position each of every step.
+    room = step.max_num_batched_tokens - step.max_num_seqs + 1
+    room = min(room, step.long_prefill_token_threshold or room)
+    if config.encoder.disable_chunked_mm_input and longest > room and step.enable_chunked_prefill:
+        return (
+            f"an item has {longest} positions, and with disable_chunked_mm_input a row of a step "
+            f"has room for {room}: raise max_num_batched_tokens, or use a smaller item"
+        )
+    return ""
+
+
+Chunk = Callable[[ArrivalRow], int]
+"""Positions that an arrival's row may have."""
+
+
+class Entrant(ABC):
+    """A sequence that wants to join a step, together with those of its family.
+
+    size     slots that it takes
+    rest     positions that it wants
+    room     positions of the step's budget that its policy leaves it
+    tokens   positions that the limits let it begin with
+    ready    what is kept of it on the host is all there
+    """
+
+    __slots__ = ("rest", "room", "sequence", "size", "tokens")
+
+    ready = True
+    lacks = "budget"  # what it waits for if `tokens` is 0
+
+    def __init__(self, sequence: Sequence, size: int, rest: int, room: int, tokens: int) -> None:
+        self.sequence = sequence
+        self.size = size
+        self.rest = rest
+        self.room = room
+        self.tokens = tokens
+
+    @abstractmethod
+    def short_of_blocks(self, free: int) -> int:
+        """Blocks that it needs beyond `free` ones; 0 or less if they suffice."""
+
+
+class WaitingEntrant(Entrant):
+    """A sequence of the waiting queue. It begins behind the prefix that it finds in the cache."""
+
+    __slots__ = ("_entrants", "_row", "hit", "most", "span")
+
+    def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
+        state = entrants.state
+        self.most = entrants.most(head)
+        hit = state.prefixes.lookup(head, self.most)
+        rest, taken = entrants.rest(head, hit), entrants.budget - room.left
+        allowed = state.policy.room(head, rest, taken, room.left)
+        if allowed is not room.left:
+            check_room(state.policy, head, allowed, room.left)
+        row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
+        size = 1 if head.child < 0 else len(state.group(head))
+        super().__init__(head, size, rest, allowed, chunk(row))
+        self._entrants = entrants
+        self._row = row
+        self.hit = hit
+        self.span = entrants.span(head, hit, self.tokens)  # positions whose blocks it takes
+
+    @property
+    def lacks(self) -> str:
+        return self._entrants.limits.reason(self._row.again())
+
+    def short_of_blocks(self, free: int) -> int:
+        if self.size == 1 and self._entrants.state.cache.tables.most_blocks(self.span) <= free:
+            return 0  # it fits even if no other sequence holds anything of the hit
+        return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
+
+
+class SwappedEntrant(Entrant):
+    """A sequence that returns from the host with its family, each with one position to begin."""
+
+    __slots__ = ("_entrants", "members", "spans")
+
+    def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom) -> None:
+        members = entrants.state.group(head)
+        size, left = len(members), room.left
+        super().__init__(head, size, rest=size, room=left, tokens=size if size <= left else 0)
+        self._entrants = entrants
+        self.members = members
+        self.spans = [entrants.reach(len(one.tokens)) for one in members]
+
+    @property
+    def ready(self) -> bool:
+        return self._entrants.state.swapping.tier.ready(self.sequence)
+
+    def short_of_blocks(self, free: int) -> int:
+        return self._entrants.state.swapping.tier.need(self.members, self.spans) - free
+
+
+class Entrants:
+    """Makes entrants, and computes what they take."""
+
+    def __init__(self, config: Config, state: SchedulerState, forks: Forks, limits: Limits) -> None:
+        self.state = state
+        self.limits = limits
+        self.budget = config.step.max_num_batched_tokens
+        self._forks = forks
+        self._longest = config.step.max_model_len
+        self._lookahead = config.speculation.lookahead_slots
+        self._reserves_prompt = config.step.reserve_full_prompt
+
+    def most(self, head: Sequence) -> int | None:
+        """Most tokens of the prefix that a waiting sequence begins behind; None: no limit.
+
+        If others will fork from it and windows slide, it is no longer than what all share: behind
+        that, the sequence lacks blocks that the others read.
+        """
+        if self.state.cache.tables.slides:
+            family = self.state.family(head)
+            if family is not None and len(family.members) > 1:
+                return family.fork_point
+        return None
+
+    def rest(self, head: Sequence, hit: Hit) -> int:
+        """Positions to compute before it samples, or before its family forks."""
+        family = self.state.family(head)
+        if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
+            return family.fork_point - hit.tokens
+        return len(head.tokens) - hit.tokens
+
+    def reach(self, tokens: int) -> int:
+        """Positions that need blocks where `tokens` are computed."""
+        return min(tokens + self._lookahead, self._longest)
+
+    def span(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Positions whose blocks the admission of a waiting sequence takes."""
+        return self.reach(len(head.tokens) if self._reserves_prompt else hit.tokens + tokens)
+
+    def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
+        """Free blocks that an admission uses up, with those its family takes when it forks."""
+        family = self.state.family(head)
+        missing = self.state.cache.tables.missing(hit, self.span(head, hit, tokens))
+        if family is not None and len(family.members) > 1:
+            missing += self._forks.need(family, self._span_alone, hit)
+        return missing
+
+    def missing_at_last(self, entrant: WaitingEntrant, hit: Hit) -> int:
+        """Free blocks that an admission behind a hit uses up, at least those of all known
+        tokens."""
+        head = entrant.sequence
+        whole = self.state.cache.tables.missing(hit, len(head.tokens))
+        return max(whole, self.missing(head, hit, min(entrant.tokens, self.rest(head, hit))))
+
+    def _span_alone(self, sequence: Sequence) -> int:
+        """Positions of a member of a family whose blocks are counted when it is admitted."""
+        return len(sequence.tokens if self._reserves_prompt else sequence.request.prompt)

@@ -1,0 +1,168 @@
+"""Slots: `max_num_seqs`."""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from paceline.core.errors import PluginError
+from paceline.core.settings.config import Config
+from paceline.sched.admission.entrants import Entrant
+from paceline.sched.admission.step_room import Shut, StepRoom
+from paceline.sched.policy import Policy
+from paceline.sched.state import SchedulerState
+
+
+class AdmissionGate(Protocol):
+    """One condition that a sequence meets before it joins a step.
+
+    A gate keeps no state. It is asked about sequences that wait, about swapped ones that return,
+    and about those that would join if some residents were gone: `room` says what there is.
+    """
+
+    @classmethod
+    @abstractmethod
+    def create(cls, config: Config, state: SchedulerState) -> "AdmissionGate | None":
+        """The gate with its settings; None if these settings never shut it."""
+
+    @abstractmethod
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        """Why the entrant may not join now; None: it may."""
+
+
+class Gates:
+    """An ordered list of gates; the first one that is shut answers."""
+
+    def __init__(
+        self, kinds: Iterable[type[AdmissionGate]], config: Config, state: SchedulerState
+    ) -> None:
+        made = [kind.create(config, state) for kind in kinds]
+        self._gates = [gate for gate in made if gate is not None]
+
+    def __len__(self) -> int:
+        return len(self._gates)
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        """Why the entrant may not join now; None: it may."""
+        for gate in self._gates:
+            shut = gate.shut(entrant, room)
+            if shut is not None:
+                if not isinstance(shut, Shut):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise PluginError(
+                        f"gate {type(gate).__name__} answers {shut!r:.80} for request "
+                        f"{entrant.sequence.id!r}; it must be a Shut, or None"
+                    )
+                return shut
+        return None
+
+
+REASON = "an adapter slot"
+
+
+class AdapterSlots(AdmissionGate):
+    """Residents use at most `max_loras` different adapters; a request with a further one is passed
+    over."""
+
+    def __init__(self, state: SchedulerState, most: int) -> None:
+        self._table, self._most = state.table, most
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "AdapterSlots | None":
+        return cls(state, config.step.max_loras) if config.step.max_loras else None
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        adapter = entrant.sequence.request.adapter
+        if not adapter:
+            return None
+        used = self._table.adapters if not room.gone else self._left_by(room.gone)
+        if adapter in used or len(used) < self._most:
+            return None
+        return Shut(REASON, 1, passes_over=True)
+
+    def _left_by(self, gone: tuple[int, ...]) -> Counter[str]:
+        """Adapters in use if these residents were gone."""
+        leaving = [self._table.sequence(slot).request.adapter for slot in gone]
+        return Counter(self._table.adapters) - Counter(leaving)
+
+
+class FirstRow(AdmissionGate):
+    """The limits let the entrant compute something in this step."""
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "FirstRow":
+        return cls()
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        if entrant.tokens:
+            return None
+        reason = entrant.lacks
+        return Shut(reason, max(entrant.rest - room.left, 0), lasting=reason == "budget")
+
+
+class FreeBlocks(AdmissionGate):
+    """There are blocks for the entrant and for the sequences that fork from it."""
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "FreeBlocks":
+        return cls()
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        short = entrant.short_of_blocks(room.free)
+        return Shut("blocks", short, lasting=True) if short > 0 else None
+
+
+class HostCopy(AdmissionGate):
+    """A swapped sequence returns only after all of its blocks have reached the host."""
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "HostCopy | None":
+        return cls() if config.preemption.swap_space else None
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        return None if entrant.ready else Shut("swapping")
+
+
+class PolicyRoom(AdmissionGate):
+    """The policy leaves the entrant positions of the budget to begin with."""
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "PolicyRoom | None":
+        leaves_all = type(state.policy).room is Policy.room
+        return None if leaves_all else cls()
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        return Shut("room") if not entrant.tokens and entrant.room < room.left else None
+
+
+class SlotsForOthers(AdmissionGate):
+    """A request of more sequences than `spared` joins when there are slots for all of them and some
+    are left; until then it is passed over. One that is so wide that too few are left takes what
+    there are. One that was preempted returns without more than its own slots."""
+
+    def __init__(self, spared: int, slots: int) -> None:
+        self._spared, self._slots = spared, slots
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "SlotsForOthers | None":
+        step = config.step
+        return cls(step.slots_for_others, step.max_num_seqs) if step.slots_for_others else None
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        size = entrant.size
+        returns = entrant.sequence.preemptions or entrant.sequence.swapped
+        if size <= self._spared or returns:
+            return None
+        short = min(size + self._spared, self._slots) - room.vacant
+        return Shut("others", short, passes_over=True) if short > 0 else None
+
+
+class VacantSlots(AdmissionGate):
+    """There is a slot for every sequence of a request."""
+
+    @classmethod
+    def create(cls, config: Config, state: SchedulerState) -> "VacantSlots":
+        return cls()
+
+    def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
+        short = entrant.size - room.vacant
+        return Shut("seqs", short, lasting=True) if short > 0 else None

@@ -1,1 +1,0 @@
-"""Requests with several sequences: parallel samples and beams."""

@@ -1,1 +1,0 @@
-"""What stops an admission, one gate per file."""

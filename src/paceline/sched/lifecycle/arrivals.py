@@ -1,0 +1,166 @@
+"""How sequences enter: they wait, are admitted into slots, or return from the host."""
+
+from paceline.core.events import Happened
+from paceline.core.plan import Admitted, Blocks
+from paceline.core.request import Sequence
+from paceline.kv.hit import Hit
+from paceline.sched import stats as hits
+from paceline.sched.admission.bodies import HELD, REMOTE_KV
+from paceline.sched.commit.stops import StopWatch
+from paceline.sched.explain.journal import note
+from paceline.sched.groups.group import FORK_POINT, LOCKSTEP
+from paceline.sched.state import SchedulerState
+
+
+class Arrivals:
+    """Moves sequences into queues and slots, and notes it in their lives."""
+
+    def __init__(self, state: SchedulerState, stops: StopWatch) -> None:
+        self._state = state
+        self._stops = stops
+
+    def enter(self, sequence: Sequence, parked: str = "") -> None:
+        """A new sequence begins to wait, or is parked."""
+        state = self._state
+        note(sequence, Happened.SUBMITTED, state.now, state.step, state.waiting)
+        state.live[sequence.id] = sequence
+        state.policy.joined(sequence)
+        state.bodies.latest = sequence.serial
+        if parked:
+            self._park(sequence, parked)
+        elif state.bodies.takes(sequence.request):
+            state.queue.push(sequence)
+        else:
+            self._hold(sequence)
+
+    def park(self, sequence: Sequence, reason: str) -> bool:
+        """Set aside a sequence that waits, or that others of its body hold up; False if it does
+        neither. One whose KV is loaded keeps the share of its body."""
+        if sequence not in self._state.queue or sequence.parked not in ("", HELD):
+            return False
+        if sequence.parked:  # a load is for one that waits
+            if reason == REMOTE_KV:
+                return False
+            self._repark(sequence, reason)
+            return True
+        self._park(sequence, reason)
+        if reason != REMOTE_KV:
+            self._state.bodies.left(sequence.request)
+        return True
+
+    def _hold(self, sequence: Sequence) -> None:
+        """Park one of a body, so that others need not wait for it."""
+        self._park(sequence, HELD)
+        self._state.bodies.hold(sequence.request)
+
+    def _park(self, sequence: Sequence, reason: str) -> None:
+        state = self._state
+        note(sequence, Happened.PARKED, state.now, state.step, cause=reason)
+        state.journal.left(sequence, state.now)
+        state.policy.parked(sequence)
+        state.queue.park(sequence, reason)
+
+    def _repark(self, sequence: Sequence, reason: str) -> None:
+        """One that is parked stays so, for another reason."""
+        note(sequence, Happened.PARKED, self._state.now, self._state.step, cause=reason)
+        sequence.parked = reason
+
+    def wake(self, sequence: Sequence) -> bool:
+        """Let a sequence wait again, or hold it for others of its body. False if it was not set
+        aside."""
+        state = self._state
+        if sequence.parked in ("", HELD):
+            return False
+        note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
+        if not (state.bodies.counts(sequence.request) or state.bodies.takes(sequence.request)):
+            self._repark(sequence, HELD)
+            state.bodies.hold(sequence.request)
+            return True
+        state.policy.woken(sequence)
+        state.queue.wake(sequence)
+        return True
+
+    def admit(
+        self, sequence: Sequence, hit: Hit, tokens: int, loaded: int | None = None
+    ) -> Admitted:
+        """Move a waiting sequence into a slot with blocks for `tokens` positions. A connector
+        loaded `loaded` tokens of the hit; None: there is no connector.
+
+        Slots are kept for the rest of its family, which forks from it later.
+        """
+        state = self._state
+        resumed = sequence.preemptions > 0
+        state.queue.remove(sequence)
+        slot = state.table.admit(sequence, hit.tokens, self.drafts(sequence))
+        blocks = state.cache.attach(slot, sequence, hit, tokens)
+        happened = Happened.RESUMED if resumed else Happened.ADMITTED
+        note(sequence, happened, state.now, state.step, hit.tokens)
+        more = len(sequence.tokens) - len(sequence.request.prompt)
+        if more and not resumed:
+            note(sequence, Happened.CONTINUED, state.now, state.step, more)
+        if hit.host:
+            self._load(sequence, hit)
+        state.stats.admissions += 1
+        hits.count(state.stats, sequence, hit, state.cache, loaded)
+        state.journal.passed(sequence, len(sequence.tokens) - hit.tokens, state.step)
+        family = state.family(sequence)
+        if family is not None and len(family.members) > 1:
+            family.kept = [state.table.reserve() for _ in family.members[1:]]
+            state.families.forking[sequence.id] = family
+            if hit.tokens <= family.fork_point:
+                state.table.cap(slot, FORK_POINT, family.fork_point)
+        return self.settle(sequence, hit.tokens, blocks)
+
+    def _load(self, sequence: Sequence, hit: Hit) -> None:
+        """Let the next step copy the host part of a hit to the device."""
+        state = self._state
+        moves = state.cache.load(sequence.slot, sequence, hit, state.step)
+        state.changes.swap_in += moves
+        state.stats.swapped_in_blocks += len(moves)
+        tokens = len(moves) * state.cache.block_size
+        note(sequence, Happened.LOADED, state.now, state.step, tokens)
+
+    def settle(self, sequence: Sequence, computed: int, blocks: tuple[Blocks, ...]) -> Admitted:
+        """Complete an admission: the sequence has its slot and its blocks."""
+        state = self._state
+        if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
+            state.table.need_host(sequence.slot, "best sequences")
+        if sequence.request.items:
+            state.items.join(sequence, computed)
+        self._stops.watch(sequence.request)
+        state.policy.admitted(sequence, len(sequence.tokens) - computed)
+        request, resumed = sequence.request, sequence.preemptions > 0
+        if sequence.child >= 0:
+            request = request.child(sequence.child)
+            if request.beam_width:
+                state.table.cap(sequence.slot, LOCKSTEP, len(sequence.tokens))
+        tokens, more = sequence.tokens, blocks[1:]
+        return Admitted(sequence.slot, request, tokens, computed, blocks[0], resumed, more)
+
+    def drafts(self, sequence: Sequence) -> int:
+        """Most drafts per step. Beams draft nothing, because the host chooses their tokens."""
+        request = sequence.request
+        if request.beam_width:
+            return 0
+        usual = self._state.speculation.config.num_speculative_tokens
+        return min(usual if request.drafts is None else request.drafts, sequence.limit)
+
+    def restore(self, sequence: Sequence, spans: list[int]) -> list[Admitted]:
+        """Bring a swapped sequence and its family back, with room for `spans[i]` positions."""
+        state = self._state
+        state.swapped.remove(sequence)
+        members = state.group(sequence)
+        starts = [state.swapping.tier.stored(one).tokens for one in members]
+        slots = [
+            state.table.admit(one, start, self.drafts(one))
+            for one, start in zip(members, starts, strict=True)
+        ]
+        moves = state.swapping.tier.restore(members, slots, spans, state.step)
+        for one in members:
+            one.swapped = False
+        state.changes.swap_in += moves
+        state.stats.swapped_in_blocks += len(moves)
+        state.journal.passed(sequence, 0, state.step)
+        note(sequence, Happened.RETURNED, state.now, state.step, len(moves))
+        blocks = [state.cache.tables.entries(one.slot) for one in members]
+        return list(map(self.settle, members, starts, blocks))

@@ -1,0 +1,209 @@
+"""How sequences leave: they are preempted, swapped out, or end."""
+
+from dataclasses import replace
+
+from paceline.core.arrays import NO_I32
+from paceline.core.events import Happened
+from paceline.core.plan import Ended
+from paceline.core.request import Finish, Sequence
+from paceline.sched.commit.stops import StopWatch
+from paceline.sched.explain.journal import note
+from paceline.sched.groups.group import Family
+from paceline.sched.state import SchedulerState
+
+
+class Departures:
+    """Moves sequences out of slots and queues, with the others of their family where they go
+    together, and notes it in their lives."""
+
+    def __init__(self, state: SchedulerState, stops: StopWatch) -> None:
+        self._state = state
+        self._stops = stops
+
+    def preempt(self, slot: int, cause: str, may_swap: bool = True) -> None:
+        """Take the slots and blocks of a resident and its family.
+
+        It waits in front of its equals, or on the host if that is cheaper and has room.
+        """
+        state = self._state
+        members = state.group(state.table.sequence(slot))
+        residents = [one for one in members if one.slot >= 0]
+        moved = len(state.changes.swap_out)  # for others, in this step
+        swaps = may_swap and len(residents) == len(members) and self._swap_out(residents)
+        self._vacate(members)
+        self._count_preemption(members, cause)
+        if swaps:
+            moved = len(state.changes.swap_out) - moved
+            note(members[0], Happened.SWAPPED, state.now, state.step, moved)
+            state.swapped.push(members[0], in_front=True)
+        else:
+            state.queue.push(members[0], in_front=True)
+
+    def _count_preemption(self, members: list[Sequence], cause: str) -> None:
+        state = self._state
+        for one in members:
+            one.preemptions += 1
+        state.stats.preemptions += 1
+        state.changes.preempted.append(members[0].id)
+        known = sum(len(one.tokens) for one in members)
+        note(members[0], Happened.PREEMPTED, state.now, state.step, known, cause)
+
+    def _swap_out(self, residents: list[Sequence]) -> bool:
+        """Keep what residents computed on the host, if they should and can be kept there."""
+        state = self._state
+        if not state.swapping.wanted(residents):
+            return False
+        for one in residents:
+            state.prefixes.seal_filled(one.slot)
+        moves = state.swapping.out(residents, state.step)
+        if moves is None:
+            state.stats.swaps_refused += 1
+            cause = "no room on the host"
+            note(residents[0], Happened.DEMOTED, state.now, state.step, cause=cause)
+            return False
+        for one in residents:
+            one.swapped = True
+        for pairs in state.changes.keep_copies([one.slot for one in residents]):
+            state.cache.fences.add_copies(state.step, pairs)
+        state.changes.swap_out += moves
+        state.stats.swapped_out_blocks += len(moves)
+        return True
+
+    def _vacate(self, members: list[Sequence]) -> None:
+        """Release the slots of a group, also those that were kept for it."""
+        state = self._state
+        for one in reversed(members):
+            if one.slot >= 0:
+                self._release(one.slot)
+                one.tokens = one.tokens.copy()
+        family = state.family(members[0])
+        if family is not None:
+            state.families.forking.pop(family.request.id, None)
+            family.reports.clear()
+            while family.kept:
+                state.table.give_back(family.kept.pop())
+
+    def demote(self, sequence: Sequence, cause: str = "the copy did not come about") -> None:
+        """What was kept of a swapped sequence is gone: it computes everything again."""
+        state = self._state
+        state.swapped.remove(sequence)
+        for one in state.group(sequence):
+            state.swapping.tier.discard(one)
+            one.swapped = False
+        note(sequence, Happened.DEMOTED, state.now, state.step, cause=cause)
+        state.queue.push(sequence, in_front=True)
+
+    def finish(
+        self, sequence: Sequence, finish: Finish, stop_token: int | None = None
+    ) -> list[Ended]:
+        """End a resident sequence, and its request if it was the last one of it."""
+        state = self._state
+        family = state.family(sequence)
+        handed = state.stores.hand_over(sequence, finish) if family is None else None
+        self._release(sequence.slot)
+        sequence.finish = finish
+        if family is None:
+            end = self._close(sequence, finish, stop_token)
+            return [end if handed is None else replace(end, kv_transfer_params=handed)]
+        outputs = sequence.tokens[len(sequence.request.prompt) :].tolist()
+        family.ended(sequence, tuple(outputs), stop_token)
+        ends = (
+            []
+            if family.request.silent
+            else [Ended(sequence.id, finish, stop_token, child=sequence.child)]
+        )
+        if not family.members:
+            return [*ends, self._close(sequence, family.finish)]
+        state.live[sequence.id] = family.leader
+        if family.leader.slot < 0:
+            self._restart_others(family)
+        return ends
+
+    def _restart_others(self, family: Family) -> None:
+        """The leader ended before the others forked from it: they compute the prompt again."""
+        self._vacate(list(family.members))
+        self._count_preemption(family.members, "the end of the one that computed the prompt")
+        self._state.queue.push(family.leader, in_front=True)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence that never began to wait."""
+        state = self._state
+        state.queue.remove(sequence)
+        state.families.pop(sequence.id, None)
+        del state.live[sequence.id]
+        state.policy.left(sequence)
+        state.bodies.left(sequence.request)
+
+    def dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
+        """End a request with all its sequences, wherever it is."""
+        state = self._state
+        members = state.group(sequence)
+        if sequence.slot >= 0:
+            self._vacate(members)
+        else:
+            state.queue.remove(sequence)
+            state.swapped.remove(sequence)
+            state.journal.left(sequence, state.now)
+        for one in members:
+            state.swapping.tier.discard(one)
+            one.finish, one.swapped = finish, False
+        ends = (
+            []
+            if sequence.child < 0 or sequence.request.silent
+            else [Ended(sequence.id, finish, message=message, child=one.child) for one in members]
+        )
+        return [*ends, self._close(members[0], finish, message=message)]
+
+    def conclude(self, family: Family) -> Ended:
+        """A beam search is over: its beams go, its ends are reported."""
+        members = list(family.members)
+        self._vacate(members)
+        for one in members:
+            one.finish = family.finish
+        return self._close(members[0], family.finish)
+
+    def _close(
+        self, sequence: Sequence, finish: Finish, stop_token: int | None = None, message: str = ""
+    ) -> Ended:
+        """The request of a sequence is over."""
+        state = self._state
+        family = state.families.pop(sequence.id, None)
+        whole = finish in (Finish.STOP, Finish.LENGTH)
+        choices = family.best() if family is not None and whole else ()
+        unreturned = 0 if family is None else family.unreturned(choices)
+        del state.live[sequence.id]
+        state.changes.finished[sequence.id] = sequence
+        state.stats.finished += 1
+        state.policy.left(sequence)
+        state.bodies.left(sequence.request)
+        sequence.parked = ""
+        known = len(sequence.tokens)
+        cause = message or finish.value
+        note(sequence, Happened.FINISHED, state.now, state.step, known, cause)
+        sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
+        if sequence.request.items:
+            sequence.request = sequence.request.without_content()
+        state.journal.ended(sequence)
+        return Ended(
+            sequence.id, finish, stop_token, message, choices=choices, unreturned=unreturned
+        )
+
+    def _release(self, slot: int) -> Sequence:
+        """Empty a slot. What it computed stays findable until its blocks are reused."""
+        state = self._state
+        computed = int(state.table.computed[slot])
+        if computed < state.table.given[slot] or state.cache.index.is_eager:
+            state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
+        has_sampled = state.table.known[slot] > state.table.given[slot]
+        sequence = state.table.release(slot)
+        state.items.leave(slot)
+        if drafted := int(state.table.drafted[slot]):
+            accepted = int(state.table.accepted[slot])
+            note(sequence, Happened.DRAFTED, state.now, state.step, accepted, str(drafted))
+        computed = min(computed, len(sequence.tokens))
+        if state.stores.wanted and has_sampled:
+            state.stores.store(slot, sequence, computed)
+        state.cache.release(slot, sequence, computed)
+        self._stops.unwatch(sequence.request)
+        state.changes.release(slot)
+        return sequence

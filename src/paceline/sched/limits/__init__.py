@@ -1,1 +1,0 @@
-"""What clips the rows of a step, one limit per file."""

@@ -1,1 +1,0 @@
-"""Measures the steps of a runner, and fits a profile to them."""
