@@ -1,4 +1,4 @@
-"""What a runner can do beyond sampling the next token of a text."""
+"""What a runner can do beyond sampling the next token, and how long its steps take."""
 
 from dataclasses import dataclass
 from math import isfinite

@@ -1,4 +1,4 @@
-"""A prompt in which images have their places."""
+"""Multimodal inputs: their settings, embeddings, and prompts with images in place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Classes found by the name of their file, or by a dotted path to them."""
+"""Classes by the name of their module or by a dotted path, and optional libraries."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Chooses one GGUF file of a repository, which often has one for each quantization."""
+"""The files of a repository: its name, what is missing, and which GGUF file to take."""
 
 import re
 from collections.abc import Callable, Sequence

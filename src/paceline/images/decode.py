@@ -1,4 +1,4 @@
-"""Decodes images, within limits."""
+"""Reads and decodes the images of prompts, within limits."""
 
 import binascii
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""The result of a lookup: the cached prefix of a sequence, and where it is."""
+"""The result of a lookup: the cached prefix of a sequence, where it is, and what can be loaded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Keys and values of every position, in blocks."""
+"""Keys and values of every position in blocks, and the bytes of a block."""
 
 import mmap
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Drafts and samples the tokens of a step, under the controls and masks of its requests."""
+"""Samples the tokens of a step under its controls and masks, and makes its result."""
 
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""Running totals that metrics are made of."""
+"""Running totals that metrics are made of, and where cached tokens were found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

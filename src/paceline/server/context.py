@@ -1,4 +1,4 @@
-"""State that all routes share: the engine, the model names, and the open requests."""
+"""State that all routes share: the engine, model names, open requests, load and peers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where a server listens: checks of the address, and sockets that several processes share."""
+"""Where a server listens, and running it until it is stopped."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Figures of all processes of a server, in memory that they share."""
+"""Figures of all processes of a server in shared memory, and what follows from them."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The requests of a simulation, and how the scheduler gets them."""
+"""The requests of a simulation, and those on their way to the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

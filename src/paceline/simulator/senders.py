@@ -1,4 +1,4 @@
-"""The clients of a load: what they send, and what became of it."""
+"""The clients of a load: what they send, which replica gets it, and what became of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

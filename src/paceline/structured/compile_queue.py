@@ -1,4 +1,4 @@
-"""Which of the constraints that wait is compiled next."""
+"""Which constraint is compiled next, what was compiled, and how many of each kind."""
 
 import re
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""JSON schemas as values: their parts, their references, and objects without further keys."""
+"""JSON schemas as values, and tags of Lark grammars."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A grammar that holds the answer, behind the reasoning of the model."""
+"""A grammar that holds the answer behind the reasoning of the model, and its markers."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What all parsers of a model's text have in common."""
+"""What parsers of tool calls and of reasoning have in common."""
 
 import logging
 from abc import ABC, abstractmethod

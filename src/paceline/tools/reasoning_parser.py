@@ -1,4 +1,4 @@
-"""Splits reasoning from the answer, where the model writes it in a block of its own."""
+"""Splits reasoning from the answer, in the formats of the models that write it."""
 
 from dataclasses import replace
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Serves a recording on this machine until it is interrupted."""
+"""Serves a recording as a live page until it is interrupted."""
 
 import socket
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Builds the components of an engine from the name of a model."""
+"""Builds the components of an engine from the name of a model and its settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

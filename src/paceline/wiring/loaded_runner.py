@@ -1,4 +1,4 @@
-"""A runner on a device with the settings of its scheduler, for all of a model or one rank."""
+"""A runner on a device with the settings of its scheduler, and its measured step times."""
 
 from dataclasses import dataclass, replace
 from typing import Any

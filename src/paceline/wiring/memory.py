@@ -1,4 +1,4 @@
-"""The free memory of this machine."""
+"""Free memory of this machine, and the attention groups that KV is sized for."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Finds a model by name: its weights and its tokenizer."""
+"""Finds a model and its drafter by name: weights and tokenizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

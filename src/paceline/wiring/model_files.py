@@ -1,4 +1,4 @@
-"""Loads what reads the images of prompts, without the weights."""
+"""What front ends load of a model without its weights: tokenizer, template, image reader."""
 
 import logging
 from collections.abc import Sequence

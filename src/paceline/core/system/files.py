@@ -1,4 +1,4 @@
-"""The cache folder: files that can be downloaded or made again."""
+"""Folders of the user's cache, and JSON files."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Limits how long idle threads of OpenMP, which are torch's threads, spin before they sleep.
+"""The machine: its processors, the garbage collector, and the threads of OpenMP.
 
 A thread that spins holds a core. Beside other busy processes, the threads that it waits for then
 wait for that core, and a step takes several times as long.

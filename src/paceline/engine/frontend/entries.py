@@ -1,4 +1,4 @@
-"""The log-probabilities of the new tokens of a choice."""
+"""Log-probabilities of prompts and new tokens, and images of prompts, as clients get them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The life of a request as a page draws it."""
+"""The life of a request as a page draws it, and the times of its tokens."""
 
 from collections.abc import Sequence as Several
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The answer of an engine to "gauges", before it has any requests and when it does not answer."""
+"""Counts of steps, and the answer of an engine to "gauges"."""
 
 from asyncio import timeout
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The steps in flight, oldest first."""
+"""Messages to the step loop, and the steps in flight, oldest first."""
 
 from collections import deque
 from collections.abc import Callable

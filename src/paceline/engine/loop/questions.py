@@ -1,4 +1,4 @@
-"""Answers questions about the scheduler with plain data."""
+"""Questions about the scheduler, and their answers as plain data."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Measures how long whole turns of an engine take, by running some before there are requests."""
+"""How long turns of an engine take, and when one takes too long."""
 
 from dataclasses import replace
 from statistics import median

@@ -1,4 +1,4 @@
-"""Which of several engines has which request, and which one gets the next."""
+"""Which of several engines has which request, and the columns of its sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""A front end in a process of its own, as the owner of the core sees it."""
+"""A front end in a process of its own: its messages, and the core's end of the link."""
 
 import logging
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Serves a model as a worker of NVIDIA Dynamo, whose frontend tokenizes, routes and answers."""
+"""A worker of NVIDIA Dynamo: its settings, its model card, and its life."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The application for Ray Serve: an entry, and replicas of an engine behind it."""
+"""The application for Ray Serve: its settings, an entry, and replicas of an engine."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Connectors whose content is in a store that may be slow: threads look up, load and save."""
+"""Connectors whose content is in a slow store: threads look up, load and save."""
 
 import logging
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""Blocks that are kept for other engines until they were read, or until a lease ends."""
+"""Blocks kept for other engines until they are read or a lease ends, and who may read them."""
 
 import re
 from collections import Counter

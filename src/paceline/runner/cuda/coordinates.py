@@ -1,4 +1,4 @@
-"""Coordinates of positions on a GPU, for models in which a position has a row and a column."""
+"""Rotary cos/sin tables and coordinates of positions on the GPU."""
 
 import numpy as np
 import torch

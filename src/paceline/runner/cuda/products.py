@@ -1,4 +1,4 @@
-"""The products of a layer on a GPU, fused with the norm, activation or sum around them."""
+"""Linears of a layer on a GPU, fused with the norm, activation or sum around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The requests in the slots of a GPU runner, and the order of their rows in a step."""
+"""Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping

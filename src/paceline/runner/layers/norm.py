@@ -1,4 +1,4 @@
-"""Root-mean-square norms."""
+"""RMS norms, rotary embeddings, and the inputs that all layers of a step share."""
 
 from dataclasses import dataclass
 

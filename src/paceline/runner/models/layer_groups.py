@@ -1,4 +1,4 @@
-"""Groups of layers that read one block table, from the windows of all layers."""
+"""Groups of layers with one block table, and what a backend supports of a model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass

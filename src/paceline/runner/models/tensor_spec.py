@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint: its name and shape in HF's files, and its form in a GGUF file."""
+"""The shape and names of a tensor, and the description of a vision tower."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

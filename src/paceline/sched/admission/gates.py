@@ -1,4 +1,4 @@
-"""Slots: `max_num_seqs`."""
+"""Gates: what must hold for one more sequence to join a step."""
 
 from abc import abstractmethod
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Multimodal items that a row cannot have, however much of the step is left for it."""
+"""Limits: how many positions of its row a sequence may compute in a step."""
 
 from abc import abstractmethod
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Parallel samples of which a request returns only the best."""
+"""What a sequence group reports: its beams, or the best of its parallel samples."""
 
 import numpy as np
 

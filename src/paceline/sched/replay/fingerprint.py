@@ -1,4 +1,4 @@
-"""Plans as digests, so that two plans can be compared without keeping either."""
+"""Digests of plans, and where a replay differs from its recording."""
 
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""Turns the deltas of a request into server-sent events while they are delivered."""
+"""Turns the deltas of a request into server-sent events, with log-probabilities."""
 
 from asyncio import Event, Future, gather
 from collections import deque

@@ -1,4 +1,4 @@
-"""Fields of requests that this server refuses, because ignoring them would change the answer."""
+"""Fields of requests that constrain outputs, and those that this server refuses."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

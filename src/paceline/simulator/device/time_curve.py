@@ -1,4 +1,4 @@
-"""A piecewise linear function: seconds by how much there is of something."""
+"""Seconds by how much there is of something, and rates by rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What happened to each request, in columns."""
+"""What happened to each request, in columns, and a histogram of the gaps between tokens."""
 
 from collections.abc import Sequence
 from math import exp, isfinite, log, nan

@@ -1,4 +1,4 @@
-"""`role`: a part of each request, as settings of the connector that hands KV to other engines."""
+"""vLLM's kv_transfer_config and our `role`, as settings of a connector."""
 
 import json
 from collections.abc import Mapping
