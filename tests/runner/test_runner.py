@@ -16,7 +16,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
-from paceline.runner.sampling.penalties import TokenCounts
+from paceline.runner.sampling.token_choice import TokenCounts
 from paceline.runner.weights.dummy import Dummy
 from paceline.testing.oracle import OracleRunner
 from tests.property.schedules import Drive

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.simulator.comparison import (
+from paceline.simulator.experiment import (
+    Experiment,
+    VariantResult,
     comparison_page,
     explanations,
     largest_changes,
@@ -15,8 +17,8 @@ from paceline.simulator.comparison import (
     sentence,
     to_dict,
     undominated,
+    variants_of,
 )
-from paceline.simulator.experiment import Experiment, VariantResult, variants_of
 from paceline.simulator.loads import Workload
 from paceline.simulator.requests import SimulatedRequest
 from paceline.workloads.call import Segment

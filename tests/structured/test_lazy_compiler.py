@@ -6,8 +6,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
-from paceline.structured.compiler import GrammarCompiler
-from paceline.structured.lazy_compiler import LazyCompiler
+from paceline.structured.compiler import GrammarCompiler, LazyCompiler
 from tests.structured.support import accepts, table
 
 WAIT_S = 60.0

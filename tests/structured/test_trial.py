@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, RequestError
-from paceline.structured.trial import mean_fill_s, try_out
+from paceline.structured.worker_process import mean_fill_s, try_out
 from tests.structured.support import backend, every_backend, table
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.tools.definitions import NO_PARAMETERS, NamedTool, Tool, read_choice, read_tools
+from paceline.tools.calls import NO_PARAMETERS, NamedTool, Tool, read_choice, read_tools
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 LOOK = {"name": "look", "description": "Looks it up.", "parameters": SCHEMA}

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from paceline.tools.calls import CallDelta, Reply, ToolCall
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import CallDelta, Reply, Tool, ToolCall
 from paceline.tools.formats.deepseek_v3 import DeepseekV3Parser
 from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.hermes import HermesParser

@@ -1,4 +1,4 @@
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Tool
 from paceline.tools.structure import calls_schema, holdable, relocated
 
 LOOK = {

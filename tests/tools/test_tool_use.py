@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.tools.definitions import NamedTool
+from paceline.tools.calls import NamedTool
 from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.tools.calls import CallDelta, Reply
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import CallDelta, Reply, Tool
 from paceline.tools.formats.glm45 import Glm45Parser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from paceline.core.errors import PacelineError
 from paceline.structured.backend import GrammarBackend, load_backend
 from paceline.structured.token_table import TokenTable
-from paceline.structured.trial import EndWorker, GrammarTrial, Setup, StartWorker, try_out
+from paceline.structured.worker_process import EndWorker, GrammarTrial, Setup, StartWorker, try_out
 
 STATM = Path("/proc/self/statm")
 

@@ -5,8 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
-from paceline.tools.calls import CallDelta, ContentDelta, Reply, ReplyDelta, call_id, joined, merged
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import (
+    CallDelta,
+    ContentDelta,
+    Reply,
+    ReplyDelta,
+    Tool,
+    call_id,
+    joined,
+    merged,
+)
 from paceline.tools.json_call import JsonCall
 from paceline.tools.text_reader import TextReader, Waiting
 from paceline.tools.written_arguments import WrittenArguments

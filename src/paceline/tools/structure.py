@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Tool
 
 # Whitespace characters in a row. A model that is held to JSON may write them without an end.
 MOST_SPACE = 8

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.tools.calls import CallDelta, call_id
-from paceline.tools.definitions import NamedTool, Tool, ToolChoice, read_choice, read_tools
+from paceline.tools.calls import (
+    CallDelta,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    call_id,
+    read_choice,
+    read_tools,
+)
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.parser import OutputParser, TextParser, ToolParser
 from paceline.tools.structure import (

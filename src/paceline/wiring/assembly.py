@@ -26,8 +26,7 @@ from paceline.kv.connector import BlockMemory, Bytes, Connector
 from paceline.runner.kv_store import BlockBytes
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
-from paceline.structured.compiler import CompilerLimits, GrammarCompiler
-from paceline.structured.lazy_compiler import LazyCompiler
+from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCompiler
 from paceline.structured.token_table import TokenTable
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
@@ -35,8 +34,7 @@ from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
-from paceline.wiring.ranks.ranked_device import RankedDevice
-from paceline.wiring.ranks.ranked_runner import RankedBlocks
+from paceline.wiring.ranks.ranked_runner import RankedBlocks, RankedDevice
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
 from paceline.wiring.vllm.kv_events import kv_events_in, record_events

@@ -11,8 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.config import Config, LoadConfig
 from paceline.hub.repository_files import Progress
 from paceline.runner.encoders.config import TextEncoderConfig, encoder_config
-from paceline.runner.encoders.model import TextEncoder
-from paceline.runner.encoders.runner import EncoderRunner
+from paceline.runner.encoders.model import EncoderRunner, TextEncoder
 from paceline.runner.weights.safetensors import files_in
 from paceline.sched.scheduler import Scheduler
 from paceline.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.runner.vision.qwen import Windows, patch_places
+from paceline.runner.vision.towers import Windows, patch_places
 from tests.golden.image_models import close, image_model, random_image
 
 

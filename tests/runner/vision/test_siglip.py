@@ -3,7 +3,7 @@ import torch
 from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
-from paceline.runner.vision.siglip import position_ids
+from paceline.runner.vision.towers import position_ids
 from tests.golden.image_models import close, image_model, random_image
 
 

@@ -1,7 +1,6 @@
 import pytest
 
-from paceline.tools.calls import Reply, ToolCall
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Reply, Tool, ToolCall
 from paceline.tools.formats.json_calls import JsonCallParser
 from tests.tools.support import assert_splits_agree, call
 

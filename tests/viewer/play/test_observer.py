@@ -16,11 +16,10 @@ from paceline.sched.disciplines.unified import Unified
 from paceline.sched.slots import SlotTable
 from paceline.sched.state import SchedulerState
 from paceline.testing.loop import SimulatedTurn
-from paceline.viewer.play.fields import ScriptError
 from paceline.viewer.play.history import Blocked, History, Kind, PlayedRequest, line_of
 from paceline.viewer.play.palette import MARKS, Palette
 from paceline.viewer.play.picture import frame, picture
-from paceline.viewer.play.plan_notes import CLOSED
+from paceline.viewer.play.plan_notes import CLOSED, ScriptError
 from paceline.viewer.play.simulation import Stage
 from paceline.viewer.play.summary import story, summary
 from paceline.viewer.play.synthetic_model import BLOCK_S, STEP_S

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.viewer.play.fields import ScriptError
+from paceline.viewer.play.plan_notes import ScriptError
 from paceline.viewer.play.synthetic_model import NEVER, STOP_TOKEN
 from paceline.viewer.play.workload_file import SMALL, Script, build, built_in, built_in_names, load
 

@@ -31,8 +31,7 @@ from paceline.wiring.model import find_checkpoint, find_draft_weights
 from paceline.wiring.ranks import ranked_runner as ranked_blocks
 from paceline.wiring.ranks.rank_processes import RankProcesses
 from paceline.wiring.ranks.rank_wire import CopyBlocks, RankedModel
-from paceline.wiring.ranks.ranked_device import RankedDevice
-from paceline.wiring.ranks.ranked_runner import RankedRunner
+from paceline.wiring.ranks.ranked_runner import RankedDevice, RankedRunner
 from tests.conformance.architectures import Case, architectures
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive

@@ -28,17 +28,20 @@ from paceline.cli.simulation_report import (
     print_record,
 )
 from paceline.core.system.host import usable_cores
-from paceline.simulator.comparison import (
+from paceline.simulator.experiment import (
     COLUMNS,
+    Experiment,
     RequestChange,
+    Variant,
+    VariantResult,
     comparison_page,
     explanations,
     largest_changes,
     rows_of,
     sentence,
     to_dict,
+    variants_of,
 )
-from paceline.simulator.experiment import Experiment, Variant, VariantResult, variants_of
 from paceline.simulator.recorded import RecordedLoad
 from paceline.simulator.results.cells import number
 

@@ -19,9 +19,9 @@ from paceline.core.errors import RequestError
 from paceline.core.settings.config import Config
 from paceline.sched.explain.sentences import plural
 from paceline.testing.loop import SimulatedTurn
-from paceline.viewer.play.fields import ScriptError
 from paceline.viewer.play.palette import MARKS, POOL, STEPS, STORED, STRONG, Palette, letters
 from paceline.viewer.play.picture import frame, picture
+from paceline.viewer.play.plan_notes import ScriptError
 from paceline.viewer.play.simulation import Stage
 from paceline.viewer.play.summary import Heading, finish, heading, life, story, summary
 from paceline.viewer.play.workload_file import (

@@ -1,13 +1,20 @@
 """A text encoder: every position reads others on both sides, so a text is computed in one pass."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import log
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.capabilities import Capabilities
 from paceline.core.errors import ConfigError
+from paceline.core.plan import Plan, StepResult
+from paceline.core.pool_spans import PoolSpan, pool_spans, pooled_span
+from paceline.core.pooling import PooledSpan
+from paceline.core.request import Request
 from paceline.runner.encoders.config import TextEncoderConfig
 from paceline.runner.encoders.spec import (
     Around,
@@ -270,3 +277,70 @@ def buckets(place: Tensor) -> Tensor:
     grown = (far.clamp(min=1).float() / exact).log() / log(FARTHEST / exact) * (half - exact)
     coarse = (exact + grown.long()).clamp_(max=half - 1)
     return torch.where(far < exact, far, coarse) + half * (ahead > 0)
+
+
+ALIKE = 1.25  # texts are padded to the same length if the longest is at most this much longer
+
+
+class EncoderRunner:
+    """A text is computed by one row, so nothing is kept between steps and there is no KV memory.
+
+    Each text gets one token that has no meaning, which ends its request.
+    """
+
+    capabilities = Capabilities(pooling=True, generation=False)
+
+    def __init__(self, model: TextEncoder, separator: int | None = None) -> None:
+        self._model, self._separator = model, separator
+        self._requests: dict[int, Request] = {}  # by slot
+        self._results: deque[StepResult] = deque()
+
+    def launch(self, plan: Plan) -> None:
+        for slot in plan.released:
+            self._requests.pop(slot, None)
+        for new in plan.admitted:
+            self._requests[new.slot] = new.request
+        if not plan.empty:
+            self._results.append(self._run(plan))
+
+    def wait(self) -> StepResult:
+        return self._results.popleft()
+
+    def is_lost(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._results.clear()
+
+    def _run(self, plan: Plan) -> StepResult:
+        rows = len(plan.rows)
+        spans = pool_spans(plan, plan.start.tolist(), self._requests)
+        found: list[PooledSpan] = []
+        for group in alike(spans, plan.rows.count.tolist()):
+            found += self._pooled(plan, group)
+        ids, count = np.zeros((rows, 1), np.int32), np.ones(rows, np.int32)
+        return StepResult(ids, count, pooled=tuple(found))
+
+    def _pooled(self, plan: Plan, spans: Sequence[PoolSpan]) -> list[PooledSpan]:
+        asked = [self._requests[int(plan.rows.slot[span.row])] for span in spans]
+        ids = [torch.from_numpy(one.prompt.astype(np.int64)) for one in asked]
+        hidden = self._model.forward(ids, self._separator)
+        wanted = zip(hidden, spans, strict=True)
+        totals = torch.stack(
+            [one[span.first : span.first + span.count].float().sum(0) for one, span in wanted]
+        )
+        if self._model.config.classes:
+            totals = self._model.classified(hidden).float()
+        values = totals.cpu().numpy()
+        return [pooled_span(plan, span, values[place]) for place, span in enumerate(spans)]
+
+
+def alike(spans: Sequence[PoolSpan], count: Sequence[int]) -> list[list[PoolSpan]]:
+    """Texts of similar length together, so that little is computed for padding."""
+    groups: list[list[PoolSpan]] = []
+    for span in sorted(spans, key=lambda span: count[span.row]):
+        if groups and count[span.row] <= ALIKE * count[groups[-1][0].row]:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from paceline.core.errors import StepError
 from paceline.core.sampling import Sampling
-from paceline.runner.sampling.penalties import Penalties, TokenCounts
 from paceline.runner.sampling.token_choice import (
     DraftedDraw,
     Filter,
     Greedy,
     MinP,
+    Penalties,
     RandomDraw,
+    TokenCounts,
     TopK,
     TopP,
 )

@@ -11,9 +11,14 @@ from paceline.core.arrays import I32
 from paceline.core.errors import StepError
 from paceline.core.request import Request
 from paceline.runner.sampling.controls import Controls, SamplingGroup, SequenceSampling
-from paceline.runner.sampling.penalties import TokenCounts
 from paceline.runner.sampling.rejection import DrawnDrafts
-from paceline.runner.sampling.token_choice import HALF, by_cells, key_of, relative_weights
+from paceline.runner.sampling.token_choice import (
+    HALF,
+    TokenCounts,
+    by_cells,
+    key_of,
+    relative_weights,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
 from paceline.runner.parallel.group import decides
-from paceline.runner.vision.qwen import QwenTower
-from paceline.runner.vision.siglip import SigLIPTower
+from paceline.runner.vision.towers import QwenTower, SigLIPTower
 
 # Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]

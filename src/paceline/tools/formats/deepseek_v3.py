@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Tool
 from paceline.tools.json_call import stream_object
 from paceline.tools.parser import ToolParser
 from paceline.tools.structure import separated, tag, triggered

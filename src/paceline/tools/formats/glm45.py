@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Tool
 from paceline.tools.parser import ToolParser
 from paceline.tools.structure import calls_of, tag
 from paceline.tools.text_reader import Waiting

@@ -4,8 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.tools.calls import short_call_id
-from paceline.tools.definitions import Tool
+from paceline.tools.calls import Tool, short_call_id
 from paceline.tools.json_call import stream_object
 from paceline.tools.parser import ToolParser
 from paceline.tools.structure import calls_of, separated, tag, triggered

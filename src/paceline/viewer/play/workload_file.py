@@ -14,7 +14,7 @@ from paceline.core.errors import PacelineError, RequestError
 from paceline.core.request import Request, child_label
 from paceline.core.settings.config import Config
 from paceline.sched.scheduler import Scheduler
-from paceline.viewer.play.fields import Fields, ScriptError, shown, whole
+from paceline.viewer.play.plan_notes import Fields, ScriptError, shown, whole
 from paceline.viewer.play.synthetic_model import NEVER, STOP_TOKEN, token
 
 MOST_TOKENS = 100_000  # of a prompt or an output
