@@ -23,7 +23,7 @@ import cpu_served as served
 import torch
 from cpu_sides import LlamaCpp, Ours, Side, Transformers
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_stack import KINDS

@@ -20,7 +20,7 @@ from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import paceline.runner.attention
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Blocks, Piece, batch_of, spoil_passed, tiny

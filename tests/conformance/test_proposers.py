@@ -16,7 +16,7 @@ import paceline.runner.proposers
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.model import Model

@@ -12,7 +12,7 @@ from paceline import SamplingParams, Scheduler
 from paceline.engine.components import EngineComponents
 from paceline.engine.offline.offline import OfflineEngine
 from paceline.hub.repository_files import silent
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_stack import KINDS
 from paceline.runner.models.model import Model

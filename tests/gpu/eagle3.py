@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline import Request, Scheduler
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes

@@ -2,7 +2,7 @@
 
 from paceline import Scheduler
 from paceline.core.masks import TokenMasks
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import filled_store, spoil_passed, tiny
 
@@ -104,9 +104,10 @@ def test_triton_caps_scores(counts: list[tuple[int, int]], window: int | None) -
 
 
 @pytest.mark.skipif(not known("flashinfer"), reason="no flashinfer")
-def test_flashinfer_refuses_to_cap_scores() -> None:
-    with pytest.raises(ConfigError, match=r"capped at 0\.7, which the FlashInfer backend"):
-        compare("flashinfer", DECODES, Shape(16, 8, 128, 16), cap=0.7)
+def test_flashinfer_declares_what_it_does_not_support() -> None:
+    support = load("flashinfer").support
+    declared = support.caps, support.sinks, support.windows, support.mixed_graphs
+    assert declared == (False, False, False, False)
 
 
 @every_backend

@@ -9,7 +9,7 @@ import torch
 
 from paceline import Item, Request, Scheduler
 from paceline.core.multimodal import ItemContent
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore

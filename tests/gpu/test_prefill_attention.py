@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.runner.attention.backend import Queries, load
+from paceline.runner.attention_backend import Queries, load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of

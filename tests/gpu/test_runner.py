@@ -8,7 +8,7 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find

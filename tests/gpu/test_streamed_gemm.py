@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
 from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.weights.dummy import Dummy

@@ -9,7 +9,7 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.kernels import adapters as kernels

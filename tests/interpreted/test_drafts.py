@@ -10,7 +10,7 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.engine.grammar import constrained_requests as constrained_requests_module
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.kernels.drafts import accept, put_drafts
 from paceline.runner.cuda.model import CudaModel

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline import Scheduler
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy

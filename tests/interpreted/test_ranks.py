@@ -17,7 +17,7 @@ from paceline.core.masks import TokenMasks
 from paceline.core.sampling import Sampling
 from paceline.core.settings.config import LoadConfig
 from paceline.images.processor import image_item
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head

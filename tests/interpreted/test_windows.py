@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore

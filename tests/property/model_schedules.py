@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.core.settings.features import FULL_ATTENTION, AttentionGroup
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.model import Model

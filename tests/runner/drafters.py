@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Drafter, load

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig

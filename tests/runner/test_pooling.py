@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.core.pooling import CLS, LAST, MEAN
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model

@@ -8,7 +8,7 @@ import torch
 
 from paceline import Request, Scheduler
 from paceline.images.processor import image_item
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore

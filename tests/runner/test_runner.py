@@ -11,7 +11,7 @@ from paceline.core.capabilities import StepCost
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram

@@ -10,12 +10,12 @@ import torch
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.core.settings.config import LoadConfig
 from paceline.hub.repository_files import silent
+from paceline.runner.attention_backend import load_for
 from paceline.runner.models.describe import config_in, named_shapes
 from paceline.runner.models.model import Model
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import cpu, cuda
 from paceline.wiring.assembly import build, device_of
-from paceline.wiring.cuda import capturable
 from paceline.wiring.model import find_model
 from paceline.wiring.model_files import bytes_as_tokens
 from tests.conformance.architectures import SIZES
@@ -56,8 +56,8 @@ def test_attention_of_a_card_is_refused_on_a_cpu(folder: Path, attention: str) -
 
 @pytest.mark.parametrize("attention", ["sdpa", "native", "paged"])
 def test_attention_that_cannot_be_captured_is_refused_on_a_card(attention: str) -> None:
-    with pytest.raises(ConfigError, match=f"{attention}.* cannot be captured in a graph"):
-        capturable(attention)
+    with pytest.raises(ConfigError, match=f"{attention}.* does not run on cuda"):
+        load_for(attention, "cuda", "triton")
 
 
 def test_kv_in_fp8_is_refused_on_a_cpu(folder: Path) -> None:

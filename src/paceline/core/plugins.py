@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from paceline.core.errors import ConfigError
 
 T = TypeVar("T")
+EXTRAS = ("flashinfer",)  # packages that an extra of the same name installs
 
 
 def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
@@ -20,6 +21,9 @@ def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
             raise ConfigError(f"no {what} {name!r}: there are {', '.join(known)}, and dotted paths")
     try:
         found: Any = getattr(import_module(module), own)
+    except ModuleNotFoundError as error:
+        how = f"; pip install 'paceline[{error.name}]'" if error.name in EXTRAS else ""
+        raise ConfigError(f"{what} {name!r} cannot be imported: {error}{how}") from None
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"no {what} {name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, base)):

@@ -13,7 +13,7 @@ from paceline.core.capabilities import Capabilities, StepCost
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
-from paceline.runner.attention.backend import Attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
 from paceline.runner.encoder_store import ResidentItems

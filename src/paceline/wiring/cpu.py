@@ -14,9 +14,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.system.host import limit_early
+from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
-from paceline.runner.attention.backend import Attention, runs_on_gpu
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
@@ -96,10 +96,10 @@ def load(
             "dtype is %s; a CPU computes in float32, and weights says how products read the model",
             own.dtype,
         )
-    attention = load_attention(ATTENTION if own.attention == "auto" else own.attention)
-    if runs_on_gpu(attention):
-        raise ConfigError(f"attention {own.attention!r} is for a GPU; on a CPU, use {ATTENTION!r}")
+    name = ATTENTION if own.attention == "auto" else own.attention
+    attention = attention_backend.load_for(name, "cpu", ATTENTION)
     sizes, ranks = part_of_model(checkpoint.config, group), 1 if group is None else group.shard.size
+    attention_backend.check(attention, sizes, torch.float32)
     suited = check(settings, own, sizes, CPU_DEFAULTS)
     drafter, drafter_bytes = drafter_of(part_of(SpeculationConfig, suited), draft, group)
     check_memory(suited, own, sizes, free_bytes() // ranks, drafter_bytes)

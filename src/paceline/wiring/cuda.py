@@ -15,13 +15,11 @@ from paceline.core.multimodal import MultimodalConfig
 from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.engine.loop.turn_times import TurnTimer
 from paceline.engine.loop.warm_up import WarmUp
-from paceline.runner.attention.backend import load as load_attention
-from paceline.runner.attention.backend import runs_on_gpu
+from paceline.runner import attention_backend
+from paceline.runner.attention_backend import Attention
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head, check_embedding
-from paceline.runner.cuda.graphs.decode import Capturable
-from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaItems
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -92,11 +90,13 @@ def load(
 ) -> LoadedRunner:
     """Load the model, run the largest step once, give the remaining memory to KV, and capture the
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
-    attention = capturable(ATTENTION if own.attention == "auto" else own.attention)
+    name = ATTENTION if own.attention == "auto" else own.attention
+    attention = attention_backend.load_for(name, "cuda", ATTENTION)
     own = checked(own, adapters, attention, group)
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = part_of_model(checkpoint.config, group)
+    attention_backend.check(attention, model_config, kv_dtype)
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
     step = part_of(StepConfig, chosen)
@@ -108,7 +108,7 @@ def load(
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, own)
     groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
-    needed, rate = run_largest_step(model, drafter, sizes, (kv_dtype, groups), masks)
+    needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
     stores = 1 if draft is None else 1 + DRAFT_STORES
     needed += stores * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
@@ -171,14 +171,14 @@ def ranks_on_gpu(size: int) -> int:
 
 
 def checked(
-    own: LoadConfig, adapters: AdapterConfig, attention: Capturable, group: RankGroup | None
+    own: LoadConfig, adapters: AdapterConfig, attention: Attention, group: RankGroup | None
 ) -> LoadConfig:
     """The settings. Refuse what a GPU does not have. Gloo exchanges nothing inside of graphs."""
     check_room(swap_bytes(own), memory.free_bytes())
-    most = getattr(attention, "most_in_flight", own.depth)
+    most = attention.support.most_in_flight or own.depth
     if own.depth > most:
         raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
-    if adapters.enable_lora and not isinstance(attention, MixedCapturable):
+    if adapters.enable_lora and not attention.support.mixed_graphs:
         # Capturing graphs for steps of any rows compiles all that steps with adapters need.
         raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
     if own.weights != "auto" or own.threads:
@@ -208,13 +208,6 @@ def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:
     if model.images is not None:
         runner.use_items(CudaItems(model.images, model, runner.state))
     return runner
-
-
-def capturable(name: str) -> Capturable:
-    attention: Any = load_attention(name)
-    if not runs_on_gpu(attention):
-        raise ConfigError(f"attention {name!r} cannot be captured in a graph; use {ATTENTION!r}")
-    return attention
 
 
 def drafter_of(
@@ -272,6 +265,7 @@ def free_bytes(utilization: float) -> int:
 def run_largest_step(
     model: CudaModel,
     drafter: Drafter,
+    attention: Attention,
     sizes: RunnerSizes,
     kv_kind: tuple[torch.dtype, LayerGroups],
     masks: TokenMasks | None,
@@ -281,7 +275,7 @@ def run_largest_step(
     before = torch.cuda.memory_allocated()
     kv_dtype, groups = kv_kind
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
-    runner = CudaRunner(model, kv, capturable(ATTENTION), drafter, sizes, masks)
+    runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     if model.images is not None:

@@ -198,7 +198,7 @@ def test_a_plan_without_a_digest_is_told(
 def test_a_full_recording_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.core.settings.config.LEAST_RECORD_BYTES", 1)
+    monkeypatch.setattr("paceline.core.settings.features.LEAST_RECORD_BYTES", 1)
     with record(tmp_path / "run") as recorder:
         size = recorder.recording.size_bytes
     record(tmp_path / "run", record_max_bytes=size, record_files=1).close()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.adapters.weights import read_adapter
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.config import ModelConfig

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import Request, Scheduler
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram

@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention import native as module
-from paceline.runner.attention.backend import load
 from paceline.runner.attention.native import Native, NativeStep, tiles_of
 from paceline.runner.attention.paged import PagedStep
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import is_available
 from tests.runner.support import Piece, batch_of, tiny

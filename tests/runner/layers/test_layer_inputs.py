@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE

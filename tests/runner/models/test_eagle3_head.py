@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.weights.eagle3 import Eagle3Folder

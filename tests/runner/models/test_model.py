@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model

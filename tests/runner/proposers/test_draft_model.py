@@ -10,7 +10,7 @@ from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import load as load_attention
+from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.batch import ItemEmbeddings
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.norm import LayerInputs

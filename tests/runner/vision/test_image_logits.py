@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.runner.attention.backend import load
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import ImagePlace, ItemEmbeddings, prompt_coordinates
 from paceline.runner.kv_store import KVStore
 from tests.golden.image_models import IDS, ImageModel, Pixels, close, image_model, random_image

@@ -208,7 +208,7 @@ def test_errors_of_recordings_are_ours() -> None:
 
 @pytest.fixture
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.settings.config.LEAST_RECORD_BYTES", 1)
+    monkeypatch.setattr("paceline.core.settings.features.LEAST_RECORD_BYTES", 1)
 
 
 def files_of(path: Path) -> list[Path]:

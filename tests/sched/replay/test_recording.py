@@ -17,7 +17,7 @@ CALL = b"c" * 100
 
 @pytest.fixture(autouse=True)
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.settings.config.LEAST_RECORD_BYTES", 1)
+    monkeypatch.setattr("paceline.core.settings.features.LEAST_RECORD_BYTES", 1)
 
 
 def recording(path: Path, files: int = 3, begin: Any = lambda: BEGIN) -> Recording:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.runner.adapters.targets import Site
 from paceline.runner.adapters.weights import AdapterWeights
-from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import DecoderLayer, TorchStack

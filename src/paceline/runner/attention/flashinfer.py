@@ -11,7 +11,7 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.core.errors import ConfigError
+from paceline.runner.attention_backend import Attention, AttentionSupport, GraphAttention, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.columns import flatten_table
 from paceline.runner.cuda.staging import lengths
@@ -22,15 +22,23 @@ PLANS = 4  # most steps in flight: a plan is copied to the GPU after the call re
 HEAD_DIMS = (64, 128, 256)
 
 
-class Flashinfer:
+class Flashinfer(Attention):
     """Plans on the host which program reads what, once for all layers of a step.
 
     A plan is copied from pinned memory after the call returns. So there are as many pinned buffers
     as steps in flight, used in turn.
     """
 
-    most_in_flight = PLANS
-    plans_on_host = True  # so the host must know where rows begin
+    support = AttentionSupport(
+        device="cuda",
+        windows=False,  # in CUDA graphs
+        caps=False,
+        sinks=False,
+        head_dims=HEAD_DIMS,
+        dtypes=(torch.bfloat16, torch.float16),
+        plans_on_host=True,
+        most_in_flight=PLANS,
+    )
 
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
@@ -38,13 +46,11 @@ class Flashinfer:
         self._turn = 0
 
     def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
-        check_supported(kv)
         self._turn = (self._turn + 1) % PLANS
         return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
-        check_supported(kv)
         return FlashinferDecodeGraph(batch, kv, self.scratch(kv), heads)
 
     def scratch(self, kv: KVStore) -> Tensor:
@@ -52,32 +58,6 @@ class Flashinfer:
             device = kv.content.device
             self._scratch = torch.zeros(SCRATCH_BYTES, dtype=torch.uint8, device=device)
         return self._scratch
-
-
-def check_supported(kv: KVStore) -> None:
-    if kv.dtype not in (torch.bfloat16, torch.float16) or kv.head_dim not in HEAD_DIMS:
-        raise ConfigError(
-            f"FlashInfer has no kernels for a head size of {kv.head_dim} in {kv.dtype}; "
-            "choose another attention backend"
-        )
-    if kv.groups.windows != (None,):
-        raise ConfigError(
-            "FlashInfer does not support sliding windows in CUDA graphs; choose another attention "
-            "backend"
-        )
-
-
-def refuse_other_scores(cap: float | None, sinks: Tensor | None) -> None:
-    if sinks is not None:
-        raise ConfigError(
-            "the heads of this model have sinks, which the FlashInfer backend does not compute; "
-            "choose another attention backend"
-        )
-    if cap is not None:
-        raise ConfigError(
-            f"the scores of this model are capped at {cap}, which the FlashInfer backend does not "
-            "compute; choose another attention backend"
-        )
 
 
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +88,7 @@ class RowGroup:
         return RowGroup(index, own, contexts[index], torch.from_numpy(places).to(device))
 
 
-class FlashinferStep:
+class FlashinferStep(Prepared):
     """A step: one call for rows of one position and one for the others."""
 
     def __init__(
@@ -134,7 +114,7 @@ class FlashinferStep:
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        refuse_other_scores(cap, sinks)
+        assert cap is sinks is None, "a model that this backend does not support"
         if window not in self._planned:
             self._planned[window] = [
                 self._plan(rows, query, window, scale) for rows in self._groups
@@ -181,7 +161,7 @@ class FlashinferStep:
         return wrapper
 
 
-class FlashinferDecodeGraph:
+class FlashinferDecodeGraph(GraphAttention):
     """Decodes of a fixed number of rows, captured once and planned before each replay.
 
     `lay_out` builds the tables on the GPU, inside the graph; `refresh` plans on the host which
@@ -265,11 +245,6 @@ class FlashinferDecodeGraph:
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        refuse_other_scores(cap, sinks)
-        if window is not None:
-            raise ConfigError(
-                "FlashInfer does not support sliding windows in CUDA graphs; choose "
-                "another attention backend"
-            )
+        assert window is cap is sinks is None, "a model that this backend does not support"
         self._wrapper._sm_scale = scale
         return self._wrapper.run(query, keys_and_values(self._kv, layer))

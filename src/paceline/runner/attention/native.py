@@ -6,18 +6,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from paceline.runner.attention.backend import Prepared
 from paceline.runner.attention.paged import Paged
+from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import StepStruct, is_available, library
 
 
-class Native:
+class Native(Attention):
     """A position's result is the same bits alone, beside others, and in a chunk of any length.
 
     `Paged` computes it if there is no compiler, or if the store is not of float32 on a CPU.
     """
+
+    support = AttentionSupport()
 
     def __init__(self) -> None:
         # Checked once: if compiling fails, every step would try again.
@@ -29,7 +31,7 @@ class Native:
         return kind(batch, kv)
 
 
-class NativeStep:
+class NativeStep(Prepared):
     """One step. It holds the tensors that the kernels read."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:

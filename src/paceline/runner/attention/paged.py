@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention.sdpa import ScoreRule, attention
+from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
@@ -14,8 +15,10 @@ SHORT = 8  # positions of a row that is still grouped with others: decodes, and 
 SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached when read
 
 
-class Paged:
+class Paged(Attention):
     """Copies the contexts of rows side by side, as torch's products need them."""
+
+    support = AttentionSupport()
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)
@@ -33,7 +36,7 @@ class Row:
     blocks: int  # from there to the end of its context
 
 
-class PagedStep:
+class PagedStep(Prepared):
     """One step, cut into pieces for each group and window. Layers that have both in common gather
     the same blocks."""
 

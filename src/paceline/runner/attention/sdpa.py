@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 
@@ -65,14 +66,16 @@ def explicit_attention(
     return (weights @ values.float()).to(query.dtype)
 
 
-class Sdpa:
+class Sdpa(Attention):
     """Reads each row through its block table, and computes the formula."""
+
+    support = AttentionSupport()
 
     def prepare(self, batch: Batch, kv: KVStore) -> "SdpaStep":
         return SdpaStep(batch, kv)
 
 
-class SdpaStep:
+class SdpaStep(Prepared):
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
         starts = batch.row_start.tolist()

@@ -7,8 +7,13 @@ import torch
 import triton
 from torch import Tensor
 
-from paceline.core.arrays import I32
-from paceline.runner.attention.backend import Prepared, Queries
+from paceline.runner.attention_backend import (
+    Attention,
+    AttentionSupport,
+    GraphAttention,
+    Prepared,
+    Queries,
+)
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.context_parts import FIELDS, JOINED, ContextCut, PartList
 from paceline.runner.cuda.kernels.decode_attention import decode
@@ -39,12 +44,14 @@ def context_cut(rows: int, kv_heads: int) -> ContextCut:
     return ContextCut(-(-busy // kv_heads), least=2)
 
 
-class Triton:
+class Triton(Attention):
     """Reads block tables on the GPU, so that the host launches a step without knowing them.
 
     Everything that depends on the step is in the tensors of its batch: kernels in a graph read
     their content when the graph is replayed.
     """
+
+    support = AttentionSupport(device="cuda", mixed_graphs=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
@@ -70,7 +77,7 @@ class Triton:
         return MixedAttention(DecodeAttention(batch, kv, cut, bounds), others)
 
 
-class DecodeAttention:
+class DecodeAttention(GraphAttention):
     """Rows of one position each, whose contexts are cut into parts.
 
     Every part is read by one program for each head of keys. Of those that read the same context,
@@ -92,9 +99,6 @@ class DecodeAttention:
     def lay_out(self) -> None:
         for listed in self._lists.values():
             listed.lay_out()
-
-    def refresh(self, contexts: I32) -> None:
-        """Nothing to do: the kernels read the contexts on the GPU."""
 
     def attend(
         self,
@@ -188,10 +192,12 @@ class FusedDecodeAttention(DecodeAttention):
     """Rows of one position each, none of which reads what another one writes in this step. With few
     rows, the kernel also rotates queries and keys and writes them to the store."""
 
+    rotates = True
+
     def attend_new(
         self,
         qkv: Tensor,
-        turn: HeadRotation,
+        rotation: HeadRotation,
         layer: int,
         window: int | None,
         scale: float,
@@ -206,13 +212,13 @@ class FusedDecodeAttention(DecodeAttention):
         rows, total, dim = qkv.shape
         heads = total - 2 * self._kv.kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
-        given = turn.turns, qkv if turn.factor is None else turn.factor, turn.floor
-        sizes = {"NEW": True, "NORMED": turn.factor is not None, "BY_ROW": turn.is_by_row}
+        given = rotation.turns, qkv if rotation.factor is None else rotation.factor, rotation.floor
+        sizes = {"NEW": True, "NORMED": rotation.factor is not None, "BY_ROW": rotation.is_by_row}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
 
 
-class TiledAttention:
+class TiledAttention(GraphAttention):
     """Rows of any length, cut into tiles of positions and heads that share keys.
 
         row_start   0           5   6               11     tiles of 4
@@ -291,7 +297,7 @@ class TiledAttention:
         )
 
 
-class MixedAttention:
+class MixedAttention(GraphAttention):
     """Rows of one position by one kernel, and longer rows by another, which is launched first.
 
     They run side by side, as far as there are multiprocessors for both.

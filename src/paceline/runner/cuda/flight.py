@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
-from paceline.runner.attention.backend import Attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paceline.runner.adapters.targets import AdapterTargets
-from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import TurnTable
@@ -67,26 +66,6 @@ CUDA = BackendSupport(
 )
 
 
-@runtime_checkable
-class RotatingAttention(Protocol):
-    """Attention that also rotates new queries and keys and writes them to the store.
-
-    For few rows. It starts before the product that it waits for; with more rows it would take
-    processors from that product.
-    """
-
-    def attend_new(
-        self,
-        qkv: Tensor,
-        turn: HeadRotation,
-        layer: int,
-        window: int | None,
-        scale: float,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaLayerContext:
     """What all layers read in one step."""
@@ -130,7 +109,7 @@ class CudaLayer:
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
         places, is_few = step.places, takes(*hidden.shape) and step.places is None
-        turning = attention if is_few and isinstance(attention, RotatingAttention) else None
+        turning = attention if is_few and attention.rotates else None
         turn, own = self._turn, step.turns.get(self._turns)
         turn = turn if own is None else replace(turn, turns=own, is_by_row=True)
         found, late = self._qkv(hidden, places)

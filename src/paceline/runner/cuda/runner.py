@@ -15,14 +15,15 @@ from paceline.core.errors import StepError
 from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, Rows, StepResult
 from paceline.runner.adapters.host import HostAdapters
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.drafting.drafts import DraftedSteps, Verification
 from paceline.runner.cuda.flight import EagerSteps, LaunchedStep, Silent, UnsampledStep
 from paceline.runner.cuda.graphs.capture import GraphMemory
-from paceline.runner.cuda.graphs.decode import Capturable, DecodeGraphs
+from paceline.runner.cuda.graphs.decode import DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
-from paceline.runner.cuda.graphs.mixed import Extent, MixedCapturable, MixedGraphs
+from paceline.runner.cuda.graphs.mixed import Extent, MixedGraphs
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
 from paceline.runner.cuda.residents import BlockCopies, CudaItems, Residents
@@ -73,7 +74,7 @@ class CudaRunner:
         self,
         model: CudaModel,
         kv: KVStore,
-        attention: Capturable,
+        attention: Attention,
         drafter: Drafter,
         sizes: RunnerSizes,
         masks: TokenMasks | None = None,
@@ -94,7 +95,7 @@ class CudaRunner:
         own = None if masks is None else LogitMasks(masks, *sizes_of_masks)
         self.graphs = DecodeGraphs(model, kv, attention, state, memory, own)
         self.mixed = drafted = None
-        if isinstance(attention, MixedCapturable):
+        if attention.support.mixed_graphs:
             extent = Extent.of_prompts(sizes.positions, slots)
             self.mixed = MixedGraphs(model, kv, attention, state, extent, memory)
             extent = Extent.of_drafts(sizes.positions)
@@ -204,7 +205,7 @@ class CudaRunner:
             self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None))
             return
         is_moving = any(step.is_drafted for step in self._flight)
-        if is_moving and getattr(self._attention, "plans_on_host", False):
+        if is_moving and self._attention.support.plans_on_host:
             plan = replace(plan, start=self.state.stands(plan.rows.slot))
             is_moving = False
         with self._residents.encoded(plan):

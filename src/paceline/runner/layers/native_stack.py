@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import Prepared
 from paceline.runner.attention.native import NativeStep
+from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED, DecoderLayer, TorchStack

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.attention.backend import Attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import LayerContext, SelfAttention

@@ -6,7 +6,7 @@ from torch import Tensor
 from paceline.runner.adapters.adapted_stack import AdaptedStack
 from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.adapters.weights import AdapterWeights
-from paceline.runner.attention.backend import Attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import TORCH, TorchStack

@@ -8,7 +8,7 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import Attention
+from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch, batch_of_slots
 from paceline.runner.model_drafter import ModelDrafter, check_vocab
 from paceline.runner.models.config import ModelConfig

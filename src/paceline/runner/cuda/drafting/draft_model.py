@@ -1,6 +1,6 @@
 """A smaller model on a GPU with the same vocabulary, which drafts token by token."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import Prepared, Queries
+from paceline.runner.attention_backend import Attention, GraphAttention, Prepared, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.drafting.model_drafter import CudaModelDrafter
 from paceline.runner.cuda.model import CudaModel
@@ -26,12 +26,11 @@ def cells_in(store: KVStore, other: KVStore, cells: Tensor) -> Tensor:
     return block * own.stride(0) + offset * own.stride(2)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PairedPrepared:
+class PairedPrepared(GraphAttention):
     """Attention of one step, prepared for both models."""
 
-    main: Any
-    second: Any
+    def __init__(self, main: Any, second: Any) -> None:
+        self.main, self.second = main, second
 
     def lay_out(self) -> None:
         self.main.lay_out()
@@ -41,15 +40,16 @@ class PairedPrepared:
         self.main.refresh(contexts)
         self.second.refresh(contexts)
 
-    def attend(self, *_: Any) -> Tensor:
+    def attend(self, *_: Any, **__: Any) -> Tensor:
         raise AssertionError("each model has its own")
 
 
-class PairedAttention:
+class PairedAttention(Attention):
     """An attention backend that prepares steps for both models."""
 
-    def __init__(self, attention: Any, second: CudaModel, kv: KVStore) -> None:
+    def __init__(self, attention: Attention, second: CudaModel, kv: KVStore) -> None:
         self._attention, self._second, self._kv = attention, second, kv
+        self.support = attention.support
 
     def prepare(self, batch: Batch, kv: KVStore) -> PairedPrepared:
         prepare = self._attention.prepare

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.settings.features import SpeculationConfig
-from paceline.runner.attention.backend import Prepared
+from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import rotary_table
 from paceline.runner.cuda.drafting.model_drafter import CudaModelDrafter

@@ -14,10 +14,9 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
+from paceline.runner.attention_backend import GraphAttention
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.graphs.decode import DecodeGraphAttention
 from paceline.runner.cuda.graphs.drafts import ROWS
-from paceline.runner.cuda.graphs.mixed import MixedCapturable
 from paceline.runner.cuda.kernels.columns import place
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.residents import BlockCopies
@@ -66,7 +65,7 @@ class CudaModelDrafter(Drafter):
         super().__init__(config)
         self._heads = heads
         self._attention: Any = None  # a backend, from `accompany` on
-        self._held: dict[int, DecodeGraphAttention] = {}
+        self._held: dict[int, GraphAttention] = {}
 
     def attach(self, runner: DraftingFor) -> None:
         self.runner, self._buffers = runner, DraftBuffers.of(runner)
@@ -98,7 +97,7 @@ class CudaModelDrafter(Drafter):
         return ids
 
     def accompany(self, model: Any, attention: Any) -> tuple[Any, Any]:
-        if not isinstance(attention, MixedCapturable):
+        if not attention.support.mixed_graphs:
             proposer = self.config.proposer
             raise ConfigError(f"proposer {proposer!r} needs attention 'triton' on a GPU: set it")
         self._attention = attention
@@ -143,7 +142,7 @@ class CudaModelDrafter(Drafter):
             found[:, ahead] = torch.where(is_drafted, latest, -1)
         return Drafts(found[:count])
 
-    def _batch(self, owner: Tensor, at: Tensor) -> tuple[Batch, DecodeGraphAttention]:
+    def _batch(self, owner: Tensor, at: Tensor) -> tuple[Batch, GraphAttention]:
         """Rows of one position each, and attention over them."""
         columns, buffers, rows = self.runner.columns, self._buffers, len(owner)
         tokens, cells = place(columns.tokens, columns.table, owner, at, self.kv)

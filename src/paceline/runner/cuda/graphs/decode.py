@@ -2,13 +2,13 @@
 
 from bisect import bisect_left
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.runner.attention.backend import Attention, GraphAttention
+from paceline.runner.attention_backend import Attention, GraphAttention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
@@ -16,22 +16,6 @@ from paceline.runner.cuda.kernels.columns import begin
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
-
-
-class DecodeGraphAttention(GraphAttention, Protocol):
-    """Attention over rows of one position each, in a CUDA graph."""
-
-    def refresh(self, contexts: I32) -> None:
-        """Prepare a step on the host, before the graph."""
-        ...
-
-
-class Capturable(Attention, Protocol):
-    """An attention backend that can be part of a CUDA graph."""
-
-    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> DecodeGraphAttention:
-        """Prepare rows of one position each, none of which reads what another one writes."""
-        ...
 
 
 def sizes(most: int) -> list[int]:
@@ -51,7 +35,7 @@ class DecodeGraphs:
         self,
         model: CudaModel,
         kv: KVStore,
-        attention: Capturable,
+        attention: Attention,
         state: CudaState,
         memory: GraphMemory | None,
         masks: LogitMasks | None = None,
@@ -66,7 +50,7 @@ class DecodeGraphs:
         self._table = torch.zeros((len(kv.groups), rows, state.table.shape[2]), **column)
         self._row_start = torch.arange(rows + 1, **column)
         self._sizes = sizes(rows)
-        self._held: dict[int, DecodeGraphAttention] = {}
+        self._held: dict[int, GraphAttention] = {}
         self._steps = {
             (samples, is_adapted): CapturedGraphs(
                 partial(self._step, samples=samples, is_adapted=is_adapted), memory

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan
-from paceline.runner.attention.backend import GraphAttention, Queries
+from paceline.runner.attention_backend import Attention, GraphAttention, Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.graphs.capture import Capture, CapturedGraphs, GraphMemory
@@ -25,17 +25,6 @@ from paceline.runner.kv_store import KVStore
 LEAST_ROWS = 8
 DRAFTED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)  # positions
 BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(7)
-
-
-@runtime_checkable
-class MixedCapturable(Protocol):
-    """An attention backend whose rows of any length can be part of a CUDA graph."""
-
-    def prepare_mixed_graph(
-        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
-    ) -> GraphAttention:
-        """Prepare rows of one position up to `bounds[0]`, then `longer` rows up to `bounds[1]`."""
-        ...
 
 
 def lengths(most: int) -> list[int]:
@@ -92,7 +81,7 @@ class MixedGraphs:
         self,
         model: CudaModel,
         kv: KVStore,
-        attention: MixedCapturable,
+        attention: Attention,
         state: CudaState,
         extent: Extent,
         memory: GraphMemory | None,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.attention.backend import Queries
+from paceline.runner.attention_backend import Queries
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,

@@ -1,0 +1,158 @@
+"""Attention over paged memory: what a backend declares and computes, and how one is found."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.core import plugins
+from paceline.core.arrays import I32
+from paceline.core.errors import ConfigError
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import ModelConfig
+
+PACKAGE = "paceline.runner.attention"  # one file per backend, found by its name
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSupport:
+    """What a backend supports of models and steps, and what it needs on the host.
+
+    device          where it runs; on a GPU, rows of one position can be part of a CUDA graph
+    mixed_graphs    so can rows of any length
+    windows         sliding windows
+    caps, sinks     soft caps of scores, and sinks
+    head_dims       head sizes; empty: all
+    dtypes          types of keys and values; empty: all
+    plans_on_host   the host must know where rows begin
+    most_in_flight  most steps in flight; 0: any number
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    mixed_graphs: bool = False
+    windows: bool = True
+    caps: bool = True
+    sinks: bool = True
+    head_dims: tuple[int, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    plans_on_host: bool = False
+    most_in_flight: int = 0
+
+    def lacks(self, model: ModelConfig, dtype: torch.dtype) -> list[str]:
+        """What a model needs, with KV of this type, that is not supported."""
+        found = {
+            f"head size {model.head_dim}": self.head_dims and model.head_dim not in self.head_dims,
+            f"KV in {dtype}": self.dtypes and dtype not in self.dtypes,
+            "sliding windows": not self.windows and any(model.windows),
+            f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
+            "sinks": not self.sinks and model.has_sinks,
+        }
+        return [name for name, is_lacking in found.items() if is_lacking]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The queries of a model."""
+
+    heads: int
+    dtype: torch.dtype
+    is_capped: bool = False  # whether their scores are
+    has_sinks: bool = False  # scores that take weight and have no value
+
+
+class Prepared(ABC):
+    """What a backend has computed for one step, for all layers of it."""
+
+    rotates = False  # does it implement `attend_new`?
+
+    @abstractmethod
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of every position over its row, which the store holds already.
+
+        `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
+        runs. With a window, a position sees itself and the window - 1 positions before it. With a
+        cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are extra scores, one for each
+        head, that take weight in the softmax and have no value.
+        """
+
+    def attend_new(
+        self,
+        qkv: Tensor,
+        rotation: Any,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Rotate new queries and keys, write keys and values to the store, and attend.
+
+        For few rows: it starts before the GEMM that it waits for, and with more rows it would take
+        processors from that GEMM.
+        """
+        raise NotImplementedError
+
+
+class GraphAttention(Prepared):
+    """Attention over a batch whose tensors stay where they are while their content changes, for a
+    CUDA graph."""
+
+    @abstractmethod
+    def lay_out(self) -> None:
+        """Prepare a step on the GPU, for all layers; part of the graph."""
+
+    def refresh(self, contexts: I32) -> None:
+        """Prepare a step on the host, before the graph. Nothing, unless a backend plans there."""
+
+
+class Attention(ABC):
+    """A way to compute attention. It keeps nothing from one step to the next."""
+
+    support: AttentionSupport
+
+    @abstractmethod
+    def prepare(self, batch: Batch, kv: KVStore) -> Prepared: ...
+
+    def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> GraphAttention:
+        """Prepare rows of one position each, none of which reads what another one writes."""
+        raise NotImplementedError
+
+    def prepare_mixed_graph(
+        self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
+    ) -> GraphAttention:
+        """Prepare rows of one position up to `bounds[0]`, then `longer` rows up to `bounds[1]`."""
+        raise NotImplementedError
+
+
+def load(name: str) -> Attention:
+    """Load a backend by its module name in `attention`, or by the dotted path of a class."""
+    return plugins.load("attention backend", name, PACKAGE, Attention)()
+
+
+def load_for(name: str, device: str, usual: str) -> Attention:
+    """Load a backend that runs on a device. ConfigError if it runs on others."""
+    attention = load(name)
+    if attention.support.device != device:
+        raise ConfigError(f"attention {name!r} does not run on {device}; use {usual!r}")
+    return attention
+
+
+def check(attention: Attention, model: ModelConfig, dtype: torch.dtype) -> None:
+    """ConfigError names what the model needs and the backend does not support."""
+    if lacking := attention.support.lacks(model, dtype):
+        name = type(attention).__name__.lower()
+        raise ConfigError(
+            f"attention {name!r} does not support {', '.join(lacking)}, which this model needs; "
+            "set attention to 'auto'"
+        )
