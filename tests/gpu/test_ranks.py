@@ -14,13 +14,16 @@ from paceline.engine.api import SamplingParams
 from paceline.engine.offline.offline import OfflineEngine
 from paceline.images.processor import image_item
 from paceline.runner.models.config import ModelConfig
-from paceline.wiring.assembly import build, device_module
+from paceline.wiring.assembly import build
+from paceline.wiring.device import ModelLoad, device_named
 from paceline.wiring.model import find_checkpoint, find_draft_weights
+from paceline.wiring.ranks.ranked_runner import assemble_ranks
 from tests.conformance.architectures import SIZES, Case
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_engine import PLAIN, PROMPTS, SWAP
 from tests.runner.driving import drive
 from tests.runner.eagle3 import head_folder
+from tests.wiring.assembled import assembled
 
 pytestmark = ON_GPU
 SAMPLINGS: list[dict[str, Any]] = [
@@ -102,14 +105,14 @@ def test_rank_0_encodes_images_for_all(tmp_path: Path) -> None:
     own = LoadConfig("cuda", "dummy", dtype="float32", num_gpu_blocks_override=64)
     own = replace(own, enforce_eager=True)
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4}
-    due = drive(*device_module("cuda", own, model).assemble(sizes, own, checkpoint), asked)
+    due = drive(*assembled("cuda", sizes, own, checkpoint), asked)
     head = str(head_folder(tmp_path / "head", checkpoint.config))
     drafting = {"proposer": "eagle3", "speculative_model": head, "speculation": "fixed"}
     settings = {**sizes, **drafting, "num_speculative_tokens": 2}
     draft = find_draft_weights(settings, own, "cuda", lambda *_: None)
     own = replace(own, tensor_parallel_size=2)
-    ranked = device_module("cuda", own, model)
-    scheduler, runner = ranked.assemble(settings, own, checkpoint, draft=draft)
+    load = ModelLoad(settings, own, checkpoint, draft=draft)
+    scheduler, runner = assemble_ranks(device_named("cuda"), model, load)
     try:
         assert drive(scheduler, runner, asked, depth=2) == due
     finally:

@@ -34,7 +34,6 @@ from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
-from paceline.wiring import cpu
 from paceline.wiring.model import embedding_for
 from tests.conformance.architectures import Case
 from tests.gpu.cuda_backend import LaidOutForGPU
@@ -45,6 +44,7 @@ from tests.runner.eagle3 import head_folder
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
+from tests.wiring.assembled import assembled
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 1,
@@ -177,7 +177,7 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
         for one in asked([Sampling(temperature=0.0)])
     ]
     own = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01)
-    due = drive(*cpu.assemble({"max_model_len": 64}, own, checkpoint), shown)
+    due = drive(*assembled("cpu", {"max_model_len": 64}, own, checkpoint), shown)
     head_config = {"eagle_aux_hidden_state_layer_ids": (0, 0, 0)}
     files = Eagle3Folder(head_folder(tmp_path, checkpoint.config, **head_config))
     use_host(monkeypatch)

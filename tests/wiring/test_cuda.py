@@ -38,7 +38,7 @@ from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
-from paceline.wiring.loaded_runner import LoadedRunner
+from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import sort_settings
 from tests.golden.image_models import QWEN, random_image
@@ -143,7 +143,7 @@ def loaded_with(
         with TemporaryDirectory() as folder:
             draft = Eagle3Folder(head_folder(Path(folder), config, intermediate_size=96))
     given: dict[str, Any] = {"masks": masks, "draft": draft, "adapters": adapters}
-    return own, cuda.load(rest, own, Dummy(config, seed=3), **given, group=group)
+    return own, cuda.load(ModelLoad(rest, own, Dummy(config, seed=3), **given), group)
 
 
 def random_requests(random: Random) -> list[Request]:

@@ -14,11 +14,11 @@ from paceline.runner.attention_backend import load_for
 from paceline.runner.models.describe import config_in, named_shapes
 from paceline.runner.models.model import Model
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring import cpu, cuda
 from paceline.wiring.assembly import build, device_of
 from paceline.wiring.model import find_model
 from paceline.wiring.model_files import bytes_as_tokens
 from tests.conformance.architectures import SIZES
+from tests.wiring.assembled import assembled
 
 
 @pytest.fixture
@@ -69,15 +69,14 @@ def test_kv_in_fp8_is_refused_on_a_cpu(folder: Path) -> None:
 def test_settings_of_a_cpu_are_refused_on_a_card(folder: Path, setting: dict[str, Any]) -> None:
     found = find_model(str(folder), "dummy", "cpu", silent)
     with pytest.raises(ConfigError, match="are for a CPU"):
-        cuda.assemble({}, LoadConfig(**setting), found.checkpoint)
+        assembled("cuda", {}, LoadConfig(**setting), found.checkpoint)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_swap_space_is_memory_of_the_host(folder: Path, device: str) -> None:
     found = find_model(str(folder), "dummy", "cpu", silent)
-    assemble = {"cpu": cpu.assemble, "cuda": cuda.assemble}[device]
     with pytest.raises(ConfigError, match=r"swap_space requests 900000\.0 GiB of memory"):
-        assemble({}, LoadConfig(swap_space=900_000), found.checkpoint)
+        assembled(device, {}, LoadConfig(swap_space=900_000), found.checkpoint)
 
 
 def test_a_model_is_loaded_for_the_longest_sequence(
@@ -93,7 +92,7 @@ def test_a_model_is_loaded_for_the_longest_sequence(
 
     monkeypatch.setattr(Model, "load", noted)
     found = find_model(str(folder), "dummy", "cpu", silent)
-    cpu.assemble({"max_model_len": 32}, LoadConfig(kv_cache_gib=0.01), found.checkpoint)
+    assembled("cpu", {"max_model_len": 32}, LoadConfig(kv_cache_gib=0.01), found.checkpoint)
     assert lengths == [32]
 
 

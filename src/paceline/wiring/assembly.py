@@ -1,9 +1,9 @@
 """Builds the components of an engine from the name of a model and its settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
-from paceline.core.settings.config import CacheConfig, LoadConfig, require
+from paceline.core.settings.config import CacheConfig, Config, LoadConfig, require
 from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
 from paceline.core.system.host import collection_paused
 from paceline.engine.components import EngineComponents
@@ -30,11 +30,12 @@ from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCo
 from paceline.structured.token_table import TokenTable
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.device import Device, ModelLoad, assemble, device_named
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
 from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
-from paceline.wiring.ranks.ranked_runner import RankedBlocks, RankedDevice
+from paceline.wiring.ranks.ranked_runner import RankedBlocks, assemble_ranks
 from paceline.wiring.recording import scheduler_of
 from paceline.wiring.settings import pop_settings, sort_settings
 from paceline.wiring.vllm.kv_events import kv_events_in, record_events
@@ -217,7 +218,7 @@ def build(
             model, own.load_format, device, progress, own.chat_template
         )
         draft = find_draft_weights(rest, own, device, progress, source)
-        on = device_module(device, own, model)
+        on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)
     constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab, own)
     images = load_images(source.path, source.tokenizer, own)
@@ -225,15 +226,9 @@ def build(
     usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
     rest = with_encoder_room(rest, images, usual, longest)
     rest["model_fingerprint"] = fingerprint(source.checkpoint, device, own)
-    scheduler, runner = on.assemble(
-        rest,
-        own,
-        source.checkpoint,
-        partial(scheduler_of, record=record),
-        constrained,
-        draft,
-        lora,
-    )
+    given = replace(own, device=device)
+    load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
+    scheduler, runner = assembled(on, model, load, partial(scheduler_of, record=record))
     depth = own.steps_in_flight(on.DEPTH)
     rules = sampling_rules(source.tokenizer, own)
     return EngineComponents(
@@ -254,11 +249,12 @@ def build(
     )
 
 
-def device_module(device: str, own: LoadConfig, model: str) -> Any:
-    """What assembles an engine. There is a module for each device, so that CUDA is imported on a
-    GPU alone."""
-    on = import_module(f"paceline.wiring.{device}")
-    return on if own.tensor_parallel_size == 1 else RankedDevice(on, device, model)
+def assembled(
+    on: Device, model: str, load: ModelLoad, scheduler_of: Callable[[Config], Scheduler]
+) -> tuple[Scheduler, Any]:
+    if load.config.tensor_parallel_size == 1:
+        return assemble(on, load, scheduler_of)
+    return assemble_ranks(on, model, load, scheduler_of)
 
 
 def build_encoder(

@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Callable
 from time import process_time
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
+from paceline.core.adapter import AdapterConfig
 from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
-from paceline.core.masks import TokenMasks
 from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
 from paceline.core.system.host import limit_early
 from paceline.runner import attention_backend
@@ -39,8 +37,9 @@ from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
-from paceline.wiring.loaded_runner import (
+from paceline.wiring.device import (
     LoadedRunner,
+    ModelLoad,
     least_room,
     measure_steps,
     part_of_model,
@@ -65,30 +64,11 @@ ATTENTION = "native"
 log = logging.getLogger(__name__)
 
 
-def assemble(
-    settings: dict[str, Any],
-    own: LoadConfig,
-    checkpoint: Checkpoint,
-    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-    masks: TokenMasks | None = None,
-    draft: DraftWeights | None = None,
-    adapters: AdapterConfig = NO_ADAPTERS,
-) -> tuple[Scheduler, TorchRunner]:
-    loaded = load(settings, own, checkpoint, masks, draft, adapters)
-    return started(loaded, own, scheduler_of), loaded.runner
-
-
-def load(
-    settings: dict[str, Any],
-    own: LoadConfig,
-    checkpoint: Checkpoint,
-    masks: TokenMasks | None = None,
-    draft: DraftWeights | None = None,
-    adapters: AdapterConfig = NO_ADAPTERS,
-    group: RankGroup | None = None,
-) -> LoadedRunner:
+def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
     ranks have the same settings."""
+    settings, own, checkpoint = load.settings, load.config, load.checkpoint
+    masks, draft, adapters = load.masks, load.draft, load.adapters
     if own.kv_cache_dtype != "auto":
         raise ConfigError("kv_cache_dtype is for a GPU; on a CPU, KV is float32")
     if own.dtype not in ("auto", "float32"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
+from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.multimodal import MultimodalConfig
@@ -35,7 +35,13 @@ from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring import memory
-from paceline.wiring.loaded_runner import MEASURED_S, LoadedRunner, least_room, part_of_model
+from paceline.wiring.device import (
+    MEASURED_S,
+    LoadedRunner,
+    ModelLoad,
+    least_room,
+    part_of_model,
+)
 from paceline.wiring.memory import kv_groups
 from paceline.wiring.model import DraftWeights, embedding_for
 from paceline.wiring.settings import (
@@ -66,30 +72,11 @@ LINES = 10  # of the log, from beginning to end of a stage
 log = logging.getLogger(__name__)
 
 
-def assemble(
-    settings: dict[str, Any],
-    own: LoadConfig,
-    checkpoint: Checkpoint,
-    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-    masks: TokenMasks | None = None,
-    draft: DraftWeights | None = None,
-    adapters: AdapterConfig = NO_ADAPTERS,
-) -> tuple[Scheduler, CudaRunner]:
-    loaded = load(settings, own, checkpoint, masks, draft, adapters)
-    return started(loaded, own, scheduler_of), loaded.runner
-
-
-def load(
-    settings: dict[str, Any],
-    own: LoadConfig,
-    checkpoint: Checkpoint,
-    masks: TokenMasks | None = None,
-    draft: DraftWeights | None = None,
-    adapters: AdapterConfig = NO_ADAPTERS,
-    group: RankGroup | None = None,
-) -> LoadedRunner:
+def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """Load the model, run the largest step once, give the remaining memory to KV, and capture the
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
+    settings, own, checkpoint = load.settings, load.config, load.checkpoint
+    masks, draft, adapters = load.masks, load.draft, load.adapters
     name = ATTENTION if own.attention == "auto" else own.attention
     attention = attention_backend.load_for(name, "cuda", ATTENTION)
     own = checked(own, adapters, attention, group)

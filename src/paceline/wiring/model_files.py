@@ -1,7 +1,7 @@
 """What front ends load of a model without its weights: tokenizer, template, image reader."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -61,7 +61,8 @@ def load_tokenizer(path: str, form: LoadFormat, chat_template: str = "") -> Toke
 
 def sampling_rules(tokenizer: Tokenizer, load: LoadConfig) -> SamplingRules:
     """Sampling defaults of the model, unless they are switched off, and the limits of settings."""
-    recommended = tokenizer.recommended if load.generation_config == "auto" else {}
+    is_used = load.generation_config == "auto"
+    recommended: Mapping[str, Any] = tokenizer.recommended if is_used else {}
     most = load.max_logprobs
     rules = SamplingRules.of(recommended, ALL if most >= tokenizer.vocab_size else most)
     embedding = tokenizer.embedding

@@ -26,16 +26,18 @@ from paceline.images.processor import image_item
 from paceline.llm import FACTORY
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
-from paceline.wiring import assembly, cpu
+from paceline.wiring import assembly
+from paceline.wiring.device import ModelLoad, device_named
 from paceline.wiring.model import find_checkpoint, find_draft_weights
 from paceline.wiring.ranks import ranked_runner as ranked_blocks
 from paceline.wiring.ranks.rank_processes import RankProcesses
 from paceline.wiring.ranks.rank_wire import CopyBlocks, RankedModel
-from paceline.wiring.ranks.ranked_runner import RankedDevice, RankedRunner
+from paceline.wiring.ranks.ranked_runner import RankedRunner, assemble_ranks
 from tests.conformance.architectures import Case, architectures
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive
 from tests.runner.eagle3 import head_folder
+from tests.wiring.assembled import assembled
 from tests.wiring.support import until
 
 OWN = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01, threads=1)
@@ -87,10 +89,10 @@ def on_ranks(
     own: LoadConfig = OWN,
     **more: Any,
 ) -> tuple[Scheduler, RankedRunner]:
-    device = RankedDevice(cpu, "cpu", model, lambda _: ranks)
     checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
-    own = replace(own, tensor_parallel_size=2)
-    return device.assemble(settings, own, checkpoint, **more)
+    config = replace(own, device="cpu", tensor_parallel_size=2)
+    load = ModelLoad(settings, config, checkpoint, **more)
+    return assemble_ranks(device_named("cpu"), model, load, start=lambda _: ranks)
 
 
 @pytest.mark.parametrize("architecture", architectures())
@@ -99,7 +101,7 @@ def test_every_architecture_on_two_processes(
 ) -> None:
     model = shape(tmp_path / architecture, architecture)
     checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
-    plainly = drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(GREEDY))
+    plainly = drive(*assembled("cpu", SETTINGS, OWN, checkpoint), asked(GREEDY))
     assert drive(*on_ranks(ranks, model, SETTINGS), asked(GREEDY), depth=2) == plainly
 
 
@@ -109,7 +111,7 @@ def test_every_way_of_scheduling_at_once(
 ) -> None:
     model = shape(tmp_path / "llama", "llama")
     checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
-    plainly = drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(sampling))
+    plainly = drive(*assembled("cpu", SETTINGS, OWN, checkpoint), asked(sampling))
     own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
     settings = SETTINGS | TIGHT | {"max_model_len": 32}
     scheduler, runner = on_ranks(ranks, model, settings, own)
@@ -138,7 +140,7 @@ def test_rank_0_drafts_for_all(
     own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
     settings = SETTINGS | TIGHT | {"max_model_len": 32} | named
     draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
-    one = cpu.assemble(settings, own, checkpoint, draft=draft)
+    one = assembled("cpu", settings, own, checkpoint, draft=draft)
     due = drive(*one, asked(sampling), depth=2)
     scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
     assert drive(scheduler, runner, asked(sampling), depth=2) == due
@@ -162,7 +164,7 @@ def test_rank_0_encodes_images_for_all(ranks: RankProcesses, tmp_path: Path) -> 
     named = {"proposer": "eagle3", "speculative_model": head, "encoder_cache_size": 8}
     settings, own = SETTINGS | TIGHT | named, replace(OWN, swap_space=0.001)
     draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
-    due = drive(*cpu.assemble(settings, own, checkpoint, draft=draft), shown)
+    due = drive(*assembled("cpu", settings, own, checkpoint, draft=draft), shown)
     scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
     assert drive(scheduler, runner, shown, depth=2) == due
     assert scheduler.stats.encoded == 2 * 4
@@ -175,7 +177,7 @@ def test_ranks_have_the_blocks_of_the_one_with_least_memory(
     """A rank has half of the KV heads, so the same memory holds twice as many positions."""
     model = shape(tmp_path / "llama", "llama")
     checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
-    whole, _ = cpu.assemble(SETTINGS, OWN, checkpoint)
+    whole, _ = assembled("cpu", SETTINGS, OWN, checkpoint)
     divided, _ = on_ranks(ranks, model, SETTINGS)
     assert divided.config.cache.num_blocks == 2 * whole.config.cache.num_blocks
 
@@ -201,11 +203,11 @@ def test_every_rank_has_its_part_of_adapters(ranks: RankProcesses, tmp_path: Pat
                 runner.host_adapters.drop(name)
         return found
 
-    one = cpu.assemble(settings, OWN, checkpoint, adapters=lora)
+    one = assembled("cpu", settings, OWN, checkpoint, adapters=lora)
     scheduler, runner = on_ranks(ranks, model, settings, adapters=lora)
     due = adapted(*one, depth=1)
     assert adapted(scheduler, runner, depth=2) == due
-    assert due[0] != drive(*cpu.assemble(SETTINGS, OWN, checkpoint), asked(GREEDY))
+    assert due[0] != drive(*assembled("cpu", SETTINGS, OWN, checkpoint), asked(GREEDY))
     (folders["x"] / "adapter_model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(RequestError, match="cannot be read"):
         runner.host_adapters.read(str(folders["x"]))  # pyright: ignore[reportOptionalMemberAccess]
@@ -239,7 +241,7 @@ class LentRanks:
 def lent(ranks: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let engines with two ranks use those of this module, with these settings."""
     start: Any = lambda _: LentRanks(ranks)
-    monkeypatch.setattr(assembly, "RankedDevice", partial(RankedDevice, start=start))
+    monkeypatch.setattr(assembly, "assemble_ranks", partial(assemble_ranks, start=start))
     return ONE_AT_A_TIME | {"tensor_parallel_size": 2, "depth": 2}
 
 

@@ -198,13 +198,17 @@ def log_keys(settings: ServerSettings, host: str) -> None:
         )
 
 
+def exit_at_once(_signal: int, _frame: object) -> None:
+    sys.exit(0)
+
+
 @contextmanager
 def exit_on_sigterm() -> Generator[None]:
     """No request is open yet, so exit at once. Only the main thread receives signals."""
     if current_thread() is not main_thread():
         yield
         return
-    before = signal(SIGTERM, lambda *_: sys.exit(0))
+    before = signal(SIGTERM, exit_at_once)
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
 from time import sleep
 from typing import Any
 
@@ -31,6 +30,7 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.kv_store import BlockBytes
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import ExchangeFailed, RankGroup
+from paceline.wiring.device import ModelLoad, device_named
 from paceline.wiring.model import find_checkpoint, find_draft_weights
 from paceline.wiring.ranks.rank_wire import (
     BuildRank,
@@ -176,13 +176,14 @@ def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     """Load the model's part of a rank, beside the other ranks."""
     model, shard = message.model, Shard(message.rank, message.size)
     settings, own = as_declared(model.settings), model.load
-    on: Any = import_module(f"paceline.wiring.{own.device}")
+    on = device_named(own.device)
     on.choose_device(shard)
     checkpoint, _ = find_checkpoint(model.name, own.load_format, own.device, silent)
     draft = find_draft_weights(settings, own, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, model.backend)
-    loaded = on.load(settings, own, checkpoint, None, draft, model.adapters, group)
+    load = ModelLoad(settings, own, checkpoint, draft=draft, adapters=model.adapters)
+    loaded = on.load(load, group)
     keep_heap()
     return RankLoop(
         loaded.runner, RankTasks(loaded.runner, shard, outbox), own.steps_in_flight(on.DEPTH)

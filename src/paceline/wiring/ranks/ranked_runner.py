@@ -11,10 +11,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
-from paceline.core.masks import TokenMasks
 from paceline.core.plan import Plan, StepResult
 from paceline.core.settings.config import Config, LoadConfig, require
 from paceline.kv.connector import Bytes, needs_memory
@@ -24,7 +22,7 @@ from paceline.runner.kv_store import BlockBytes, lazy_zeros
 from paceline.runner.parallel.divide import Shard, check_size
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
-from paceline.wiring.model import DraftWeights
+from paceline.wiring.device import Device, ModelLoad
 from paceline.wiring.ranks.rank_processes import RankProcesses
 from paceline.wiring.ranks.rank_wire import (
     CopyBlocks,
@@ -179,45 +177,31 @@ class RankedRunner:
         self.ranks.close()
 
 
-class RankedDevice:
-    """Stands for the module of a device, such as `wiring.cpu`, if there are several ranks."""
+Start = Callable[[int], RankProcesses]
 
-    def __init__(
-        self,
-        on: Any,
-        device: str,
-        model: str,
-        start: Callable[[int], RankProcesses] = RankProcesses,
-    ) -> None:
-        """`start` gives so many ranks."""
-        self._on, self._device, self._model, self._start = on, device, model, start
-        self.USUAL_TOKENS: int = on.USUAL_TOKENS
-        self.DEPTH: int = on.DEPTH
 
-    def assemble(
-        self,
-        settings: dict[str, Any],
-        own: LoadConfig,
-        checkpoint: Checkpoint,
-        scheduler_of: Callable[[Config], Scheduler] = Scheduler,
-        masks: TokenMasks | None = None,
-        draft: DraftWeights | None = None,
-        adapters: AdapterConfig = NO_ADAPTERS,
-    ) -> tuple[Scheduler, RankedRunner]:
-        own = replace(own, device=self._device)
-        check_ranks(own, checkpoint)
-        size = own.tensor_parallel_size
-        self._on.choose_device(Shard(0, size))
-        ranks, backend = self._start(size), self._on.backend_of(size)
-        try:
-            group = ranks.build(RankedModel(self._model, settings, own, adapters, backend))
-            given = settings, own, checkpoint, masks, draft, adapters
-            loaded = ranks.guarded(partial(self._on.load, *given, group=group))
-            runner = RankedRunner(loaded.runner, ranks)
-            return self._on.started(replace(loaded, runner=runner), own, scheduler_of), runner
-        except BaseException:
-            ranks.close()
-            raise
+def assemble_ranks(
+    device: Device,
+    model: str,
+    load: ModelLoad,
+    scheduler_of: Callable[[Config], Scheduler] = Scheduler,
+    start: Start = RankProcesses,
+) -> tuple[Scheduler, RankedRunner]:
+    """The same as `assemble` if there are several ranks, each with a part of every layer. `start`
+    gives so many ranks; `load.config` names the device."""
+    config = load.config
+    check_ranks(config, load.checkpoint)
+    size = config.tensor_parallel_size
+    device.choose_device(Shard(0, size))
+    ranks, backend = start(size), device.backend_of(size)
+    try:
+        group = ranks.build(RankedModel(model, load.settings, config, load.adapters, backend))
+        loaded = ranks.guarded(partial(device.load, load, group))
+        runner = RankedRunner(loaded.runner, ranks)
+        return device.started(replace(loaded, runner=runner), config, scheduler_of), runner
+    except BaseException:
+        ranks.close()
+        raise
 
 
 def check_ranks(own: LoadConfig, checkpoint: Checkpoint) -> None:

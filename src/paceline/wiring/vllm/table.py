@@ -14,7 +14,15 @@ from paceline.wiring.vllm.values import (
     several,
 )
 
-NOTHING: tuple[Any, ...] = (None, False, "", {}, [], (), set())  # ask for nothing, anywhere
+NOTHING: tuple[object, ...] = (
+    None,
+    False,
+    "",
+    dict[str, Any](),
+    list[Any](),
+    (),
+    set[Any](),
+)  # ask for nothing, anywhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def fields_of(name: str, value: Any) -> dict[str, Any]:
     is_plain = isinstance(given, Mapping)
     if not (is_plain or hasattr(given, "__dict__")):
         raise ConfigError(f"{name} is {value!r:.80}; it must be an object with fields")
-    defaults = {} if is_plain else vars(type(given))
+    defaults: Mapping[str, Any] = {} if is_plain else vars(cast("type[Any]", type(given)))
     fields = cast("Mapping[str, Any]", given if is_plain else vars(given))
     return {
         key: one

@@ -1,0 +1,126 @@
+"""What a device does for a model: load, size, start; one module for each kind of device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
+from paceline.core.capabilities import StepCost, StepTimes
+from paceline.core.masks import TokenMasks
+from paceline.core.settings.config import Config, LoadConfig
+from paceline.engine.loop.adapters import AdapterHost
+from paceline.engine.loop.ports import Runner
+from paceline.runner.kv_store import BlockBytes
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.parallel.divide import Shard
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.step_times import Room, StepTimer
+from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.sched.scheduler import Scheduler
+from paceline.sched.transfers.swapping import Rates
+from paceline.wiring.model import DraftWeights
+from paceline.wiring.settings import Hardware
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelLoad:
+    """What a device loads: a checkpoint, with the settings of the scheduler and of loading."""
+
+    settings: dict[str, Any]
+    config: LoadConfig
+    checkpoint: Checkpoint
+    masks: TokenMasks | None = None
+    draft: DraftWeights | None = None
+    adapters: AdapterConfig = NO_ADAPTERS
+
+
+class DeviceRunner(Runner, Protocol):
+    """A runner with blocks of KV and, if they are enabled, adapters."""
+
+    @property
+    def host_adapters(self) -> AdapterHost | None:
+        """The adapters in host memory; None: no adapters are applied."""
+        ...
+
+    def block_bytes(self) -> BlockBytes:
+        """The blocks as bytes, for other threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedRunner:
+    """What a device has built before there is a scheduler."""
+
+    config: Config
+    runner: Any  # `DeviceRunner`, or that of several ranks
+    rates: Rates | None = None  # None: blocks are not swapped
+    cost: StepCost | None = None  # of a position; None: nothing depends on it
+
+
+class Device(Protocol):
+    """A kind of device that models run on. Each is a module of this folder, so that CUDA is
+    imported on a GPU alone."""
+
+    USUAL_TOKENS: int  # positions of a step, if the settings do not say
+    DEPTH: int  # steps in flight, if the settings do not say
+
+    def load(self, load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
+        """Load the model and size its KV memory. With a group, the runner is one rank of several,
+        which all have the same settings."""
+        ...
+
+    def started(
+        self, loaded: LoadedRunner, config: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+    ) -> Scheduler:
+        """Warm up, and build a scheduler that knows the runner's speed."""
+        ...
+
+    def choose_device(self, shard: Shard) -> None:
+        """Take the device of a rank."""
+        ...
+
+    def backend_of(self, size: int) -> str:
+        """What so many ranks exchange tensors through: "nccl" or "gloo"."""
+        ...
+
+
+def device_named(name: str) -> Device:
+    return cast(Device, import_module(f"paceline.wiring.{name}"))
+
+
+def assemble(
+    device: Device, load: ModelLoad, scheduler_of: Callable[[Config], Scheduler] = Scheduler
+) -> tuple[Scheduler, Any]:
+    """A scheduler and a runner for a model on one device."""
+    loaded = device.load(load)
+    return device.started(loaded, load.config, scheduler_of), loaded.runner
+
+
+def part_of_model(model: ModelConfig, group: RankGroup | None) -> ModelConfig:
+    """The sizes of a model, or those of one rank."""
+    return model if group is None else group.shard.config(model)
+
+
+def least_room(own: Hardware, group: RankGroup | None, sharing: int) -> Hardware:
+    """The memory of the rank that has least, if so many ranks share the memory of a device."""
+    if group is None:
+        return own
+    return replace(own, free_bytes=group.least(own.free_bytes // sharing))
+
+
+MEASURED_S = 2.0  # after so many seconds no further step time is measured
+
+
+def measure_steps(scheduler: Scheduler, timer: StepTimer) -> None:
+    """Give the scheduler its step times, if the model is long enough for a step with drafts."""
+    plain, drafted = timer.measure(MEASURED_S)
+    if drafted:
+        scheduler.measure_steps(StepTimes(plain, drafted))
+
+
+def room_of(config: Config) -> Room:
+    """The sizes within which step times are measured."""
+    cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
+    sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
+    return Room(*sizes, step.max_num_batched_tokens, drafts, len(cache.groups))
