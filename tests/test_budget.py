@@ -5,7 +5,8 @@ Cyclomatic complexity is bounded by the linter (C901), not here.
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from textwrap import indent
 from typing import NamedTuple
@@ -19,6 +20,9 @@ LINES_PER_FILE = 400
 LINES_PER_FUNCTION = 60
 ATTRIBUTES_PER_CLASS = 15
 ARGUMENTS = 7
+MODULES_PER_FOLDER = 15
+# Folders whose modules are found by name, and that hold nothing else.
+PLUG_INS = {"cli/commands", "sched/policies", "runner/models/architectures", "tools/formats"}
 BANNED_WORDS = {"manager", "handler", "helper", "utils", "info", "data", "meta"}
 STRICT_LAYERS = {"core", "kv", "sched", "engine"}
 
@@ -193,6 +197,21 @@ def test_source_keeps_to_the_budget(path: Path) -> None:
     module = parse(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
     faults = [fault for rule in RULES for fault in rule(module)]
     assert not faults, "\n".join(faults)
+
+
+def crowded(paths: Iterable[PurePosixPath]) -> list[str]:
+    """Folders with more modules than fit into one."""
+    count = Counter(path.parent.as_posix() for path in paths if path.name != "__init__.py")
+    most = MODULES_PER_FOLDER
+    return [name for name, held in count.items() if held > most and name not in PLUG_INS]
+
+
+def test_a_folder_holds_few_modules() -> None:
+    assert crowded(PurePosixPath(path.relative_to(SOURCE).as_posix()) for path in FILES) == []
+    many = [PurePosixPath(f"core/a{number}.py") for number in range(16)]
+    assert crowded([*many[1:], PurePosixPath("core/__init__.py")]) == []
+    assert crowded(many) == ["core"]
+    assert all((SOURCE / name).is_dir() for name in PLUG_INS)
 
 
 # What follows shows that each rule can fail, and where it stops.

@@ -23,7 +23,7 @@ NEEDS_CARD = {"flashinfer", "triton"}  # tests/gpu judges these, in the precisio
 
 def found() -> list[str]:
     modules = (module.name for module in pkgutil.iter_modules(paceline.runner.attention.__path__))
-    own = [name for name in modules if name not in {"backend", *NEEDS_CARD}]
+    own = [name for name in modules if name not in NEEDS_CARD]
     return [*own, *os.environ.get("PACELINE_ATTENTION", "").split()]
 
 

@@ -27,7 +27,10 @@ from paceline.core.sampling import Sampling
 from paceline.core.settings.config import LoadConfig
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
 from paceline.images.processor import image_item
+from paceline.runner import attention_backend
 from paceline.runner.adapters.weights import AdapterWeights
+from paceline.runner.attention.triton import Triton
+from paceline.runner.attention_backend import AttentionSupport
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
@@ -318,10 +321,12 @@ def test_steps_without_adapters_launch_what_they_launch_otherwise(launches: Laun
 def test_adapters_need_graphs_for_all_steps(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class DecodesOnly:
+    class DecodesOnly(Triton):
         """Attention without graphs for steps of any rows."""
 
-    monkeypatch.setattr(cuda, "capturable", lambda _: DecodesOnly())
+        support = AttentionSupport(device="cuda")
+
+    monkeypatch.setattr(attention_backend, "load", lambda _: DecodesOnly())
     with pytest.raises(ConfigError, match="enable_lora needs attention 'triton' on a GPU"):
         assembled(**ADAPTED)
 
