@@ -357,7 +357,7 @@ class Drive:
         if tiered:
             others = ["", ""]
             beginnings += [[self.host.randrange(self.vocab) for _ in shared] for _ in range(3)]
-        families = 0.0 if self.plain else self.more.choice([0.0, 0.3, 0.8])
+        sequence_groups = 0.0 if self.plain else self.more.choice([0.0, 0.3, 0.8])
         for number in range(r.randint(1, 24) + (16 if tiered else 0)):
             kept = r.randint(0, len(shared))
             if tiered:
@@ -385,7 +385,7 @@ class Drive:
                     drafts=r.choice([None, None, 0, 2])
                     if self.settings["num_speculative_tokens"]
                     else None,
-                    **(self._family() if self.more.random() < families else {}),
+                    **(self._family() if self.more.random() < sequence_groups else {}),
                 )
             )
 

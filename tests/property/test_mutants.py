@@ -30,7 +30,7 @@ from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.groups.beams import BeamSearch
 from paceline.sched.groups.forks import ChildAborts, Forks
-from paceline.sched.groups.group import LOCKSTEP, Family
+from paceline.sched.groups.group import LOCKSTEP, SequenceGroup
 from paceline.sched.lifecycle.arrivals import Arrivals
 from paceline.sched.lifecycle.departures import Departures
 from paceline.sched.lifecycle.failures import Failures
@@ -373,12 +373,12 @@ def all_children_have_the_same_seed(_original: Any) -> Any:
 
 @mutant(Forks, "due")
 def a_family_forks_before_its_prompt_is_handed_out(_original: Any) -> Any:
-    return lambda self: list(self._state.families.forking.values())
+    return lambda self: list(self._state.sequence_groups.forking.values())
 
 
-@mutant(Family, "best", seed=5)
+@mutant(SequenceGroup, "best", seed=5)
 def the_first_children_are_returned_and_not_the_best(_original: Any) -> Any:
-    def best(self: Family) -> Any:
+    def best(self: SequenceGroup) -> Any:
         if self.search is not None:
             return self.search.choices()
         ended = [self.choices[child] for child in sorted(self.choices)]

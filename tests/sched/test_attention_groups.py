@@ -140,7 +140,9 @@ def test_a_family_that_returns_forks_where_its_members_read(depth: int) -> None:
         pipeline.land()
     preempt(scheduler, "a")
     cache = scheduler.state.cache
-    for other in scheduler.state.families["a"].members[1:]:  # only the leader finds its outputs
+    for other in scheduler.state.sequence_groups["a"].members[
+        1:
+    ]:  # only the leader finds its outputs
         cache.index.extend_keys(other)
         for name in [name for key in other.keys[3:] for name in cache.index.names(key)]:
             for block in cache.pool.find([name]):

@@ -1,4 +1,4 @@
-"""Families of sequences with windows, in pools of hardly more blocks than they need, end well."""
+"""Sequence groups with windows, in pools of hardly more blocks than they need, end well."""
 
 from contextlib import suppress
 from random import Random

@@ -21,11 +21,10 @@ def load(what: str, name: str, package: str, base: type[T]) -> Callable[..., T]:
             raise ConfigError(f"no {what} {name!r}: there are {', '.join(known)}, and dotted paths")
     try:
         found: Any = getattr(import_module(module), own)
-    except ModuleNotFoundError as error:
-        how = f"; pip install 'paceline[{error.name}]'" if error.name in EXTRAS else ""
-        raise ConfigError(f"{what} {name!r} cannot be imported: {error}{how}") from None
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"no {what} {name!r}: {error}") from None
+        absent = getattr(error, "name", None)
+        how = f"; pip install 'paceline[{absent}]'" if absent in EXTRAS else ""
+        raise ConfigError(f"no {what} {name!r}: {error}{how}") from None
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{what} {name!r} is not a subclass of {base.__name__}")
     missing: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())

@@ -171,7 +171,7 @@ class Request:
             if ids is not NO_TOKENS:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
         problem = self._wrong_type() or self._wrong_number() or self._wrong_text()
-        problem = problem or self._wrong_family() or unsendable(self.kv_transfer_params)
+        problem = problem or self._wrong_group() or unsendable(self.kv_transfer_params)
         if self.generated:
             problem = problem or self._wrong_continuation()
         if problem:
@@ -224,7 +224,7 @@ class Request:
             return f"a name is no text: {error}"
         return ""
 
-    def _wrong_family(self) -> str:
+    def _wrong_group(self) -> str:
         if self.pooling and (problem := self._wrong_pooling()):
             return problem
         if self.n == 1 and self.best_of is None and not self.beam_width:

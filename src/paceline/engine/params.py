@@ -225,7 +225,7 @@ class SamplingParams(Validated):
         if self.logprob_token_ids is not None:
             self._fix_scored()
         self._check_numbers()
-        self._check_family()
+        self._check_group()
         chosen = self._chosen()
         self._check_search(chosen)
         fix(self, "_sampling", chosen)
@@ -277,7 +277,7 @@ class SamplingParams(Validated):
                 whole(name, wanted, -1, LARGEST_ID, "must be at least 0, or -1 for all tokens")
                 object.__setattr__(self, name, alternatives(wanted))
 
-    def _check_family(self) -> None:
+    def _check_group(self) -> None:
         whole("n", self.n, 1, MOST_SEQUENCES, f"must lie in 1..{MOST_SEQUENCES}")
         if self.best_of is not None:
             bounds = f"must lie in n..{MOST_SEQUENCES}, and n is {self.n}"

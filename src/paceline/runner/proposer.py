@@ -99,7 +99,7 @@ class Drafter(ABC):
         self.config = config
 
     def attach(self, runner: DraftingFor) -> None:  # noqa: B027
-        """This runner will call. A further one replaces it."""
+        """Bind to a runner, replacing any previous one."""
 
     def accompany(self, model: Any, attention: Any) -> tuple[Any, Any]:
         """Return what a runner on a GPU computes steps with, instead of its model and attention: a

@@ -127,20 +127,20 @@ class Discipline(ABC):
         """A step in which nothing is computed."""
         return self.admission.closed(NOTHING, "paused", now, lasting=True)
 
-    # -- families -----------------------------------------------------------
+    # -- sequence groups -----------------------------------------------------------
 
     def _fork(self) -> None:
-        """Let families fork whose prompt has been handed out, if there are blocks for it."""
+        """Let sequence groups fork whose prompt has been handed out, if there are blocks for it."""
         state = self.state
-        for family in self._forks.due():
-            while family.kept:
-                missing = self._forks.need(family) - state.cache.pool.free
+        for sequence_group in self._forks.due():
+            while sequence_group.kept:
+                missing = self._forks.need(sequence_group) - state.cache.pool.free
                 if missing <= 0:
-                    self._forks.fork(family)
+                    self._forks.fork(sequence_group)
                 elif missing <= state.coming_blocks:
                     break  # the blocks come when the steps in flight have run
                 else:
-                    self._give_way(missing, family.leader.slot)
+                    self._give_way(missing, sequence_group.leader.slot)
 
     # -- residents ----------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Discipline(ABC):
         for number in range(len(candidates) + 1) if candidates else ():
             if self._fits_without(head, candidates[:number]):
                 for slot in candidates[:number]:
-                    if state.table.resident[slot]:  # it may have gone with its family
+                    if state.table.resident[slot]:  # it may have gone with its group
                         cause = f"{head.id!r}, which goes before it"
                         self._departures.preempt(slot, cause, may_swap=False)
                 return

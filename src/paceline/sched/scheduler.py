@@ -21,7 +21,7 @@ from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain import sentences
 from paceline.sched.explain.journal import Gate
 from paceline.sched.groups.forks import ChildAborts
-from paceline.sched.groups.group import Family
+from paceline.sched.groups.group import SequenceGroup
 from paceline.sched.lifecycle import timeouts
 from paceline.sched.lifecycle.timeouts import QueueLimits, Timeout
 from paceline.sched.planner import Planner
@@ -67,7 +67,7 @@ class Scheduler:
         arrival = self.state.now if request.arrival is None else request.arrival
         sequence = Sequence(request, self._serials, limit, arrival, request.known(0))
         if request.width > 1:
-            self.state.families[request.id] = Family.of(sequence)
+            self.state.sequence_groups[request.id] = SequenceGroup.of(sequence)
         self._serials += request.width
         try:
             self.components.arrivals.enter(sequence, parked)
@@ -83,7 +83,7 @@ class Scheduler:
             unreported and request.id in [end.request_id for end in unreported]
         ):
             raise RequestError(f"request id {request.id!r} is in use; give another one")
-        if twin := state.families.namesake(request, state.live):
+        if twin := state.sequence_groups.namesake(request, state.live):
             raise RequestError(
                 f"request ids {request.id!r} and {twin!r} would name the same sequence; "
                 "give another one"
@@ -197,7 +197,7 @@ class Scheduler:
         """End every request with work in flight with an error, after the device failed."""
         state = self.state
         for slot in self._give_up(plan, now):
-            if state.table.resident[slot]:  # it may have ended with its family
+            if state.table.resident[slot]:  # it may have ended with its group
                 leader = state.live[state.table.sequence(slot).id]
                 self._unreported += self._dismiss(leader, Finish.ERROR, message)
         return self._with_unreported(NO_OUTPUTS)
@@ -242,7 +242,7 @@ class Scheduler:
 
     def _recompute(self, slot: int, cause: str) -> None:
         """Preempt a resident whose blocks are not to be kept."""
-        if self.state.table.resident[slot]:  # it may have gone with its family
+        if self.state.table.resident[slot]:  # it may have gone with its group
             self.components.departures.preempt(slot, cause, may_swap=False)
 
     def _dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
@@ -357,7 +357,7 @@ class Scheduler:
 
     @property
     def gate(self) -> Gate | None:
-        """Why no further request was admitted in the latest step; None if none waits."""
+        """Why no other request was admitted in the latest step; None if none waits."""
         return self._planner.gate if self.state.waiting else None
 
     @property

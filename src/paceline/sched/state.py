@@ -12,7 +12,7 @@ from paceline.sched.admission.bodies import Bodies
 from paceline.sched.admission.items_ahead import ItemsAhead
 from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
-from paceline.sched.groups.group import Families, Family
+from paceline.sched.groups.group import SequenceGroup, SequenceGroups
 from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
@@ -56,7 +56,7 @@ class SchedulerState:
     """Every live request is in exactly one place: in slots, waiting, swapped, or parked.
 
     `Arrivals` and `Departures` move sequences between places, and `ChildAborts` those that end
-    before others of their family. What the runner must know of it is collected in `changes` until
+    before others of their group. What the runner must know of it is collected in `changes` until
     the next plan takes it.
 
     step, now         the latest step / seconds
@@ -70,7 +70,7 @@ class SchedulerState:
     speculation       how many drafts a row has
     queue, swapped    sequences that wait, and those among them that are on the host
     bodies            which requests of a body are parked for others
-    live, families    open requests by id, and those of several sequences
+    live, sequence groups    open requests by id, and those of several sequences
     journal, stats    what happened, and how often
     """
 
@@ -92,7 +92,7 @@ class SchedulerState:
         self.journal = Journal(config.journal)
         self.stats = Stats()
         self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
-        self.families = Families()
+        self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
         self.items = ItemsAhead(config, self.table, self.stats)
         self.cost: StepCost | None = None
@@ -113,13 +113,13 @@ class SchedulerState:
         """The queue that a sequence waits in."""
         return self.swapped if sequence.swapped else self.queue
 
-    def family(self, sequence: Sequence) -> Family | None:
-        return self.families[sequence.id] if sequence.child >= 0 else None
+    def sequence_group(self, sequence: Sequence) -> SequenceGroup | None:
+        return self.sequence_groups[sequence.id] if sequence.child >= 0 else None
 
     def group(self, sequence: Sequence) -> list[Sequence]:
         """The sequences of its request, which come and go with it."""
-        family = self.family(sequence)
-        return [sequence] if family is None else list(family.members)
+        sequence_group = self.sequence_group(sequence)
+        return [sequence] if sequence_group is None else list(sequence_group.members)
 
     def in_flight(self) -> list[int]:
         """Resident slots with positions or copies that the runner has not confirmed, oldest

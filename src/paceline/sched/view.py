@@ -162,25 +162,25 @@ class SchedulerView:
         """Show the transfers of a connector to an observer, from now on."""
         self._state.link.observer = observer
 
-    # -- families -----------------------------------------------------------
+    # -- sequence groups -----------------------------------------------------------
 
     def children(self, request_id: str) -> list[int]:
-        """The sequences of a live family that have not ended, the leader first.
+        """The sequences of a live group that have not ended, the leader first.
 
         Empty if the request is not live or has a single sequence.
         """
-        family = self._state.families.get(request_id)
-        return [] if family is None else [one.child for one in family.members]
+        sequence_group = self._state.sequence_groups.get(request_id)
+        return [] if sequence_group is None else [one.child for one in sequence_group.members]
 
     def is_silent(self, request_id: str) -> bool:
-        """Is it a live family whose tokens are reported only at its end?"""
-        family = self._state.families.get(request_id)
-        return family is not None and family.request.silent
+        """Is it a live group whose tokens are reported only at its end?"""
+        sequence_group = self._state.sequence_groups.get(request_id)
+        return sequence_group is not None and sequence_group.request.silent
 
     def child_tokens(self, request_id: str, child: int) -> I32:
         """Every known token of a resident child."""
         state = self._state
-        members = state.families[request_id].members
+        members = state.sequence_groups[request_id].members
         slot = next(one.slot for one in members if one.child == child)
         return state.table.tokens[slot, : state.table.known[slot]]
 

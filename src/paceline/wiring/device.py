@@ -109,7 +109,7 @@ def least_room(own: Hardware, group: RankGroup | None, sharing: int) -> Hardware
     return replace(own, free_bytes=group.least(own.free_bytes // sharing))
 
 
-MEASURED_S = 2.0  # after so many seconds no further step time is measured
+MEASURED_S = 2.0  # after so many seconds no other step time is measured
 
 
 def measure_steps(scheduler: Scheduler, timer: StepTimer) -> None:

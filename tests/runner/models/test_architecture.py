@@ -9,7 +9,7 @@ import pytest
 
 import paceline.runner
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import HeadNorms, NormSpec, ProductSpec, parts_of
+from paceline.runner.models.architecture import HeadNorms, LinearSpec, NormSpec, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import TensorSpec
 from tests.runner.support import tiny
@@ -71,7 +71,7 @@ def test_parts_are_found_however_deep_and_in_order() -> None:
         "layers.0.post_attention_layernorm.weight",
     ]
     assert names[-1] == "norm.weight"
-    assert len(list(parts_of(spec, ProductSpec))) == 2 * 4 + 1
+    assert len(list(parts_of(spec, LinearSpec))) == 2 * 4 + 1
 
 
 def test_a_tensor_that_is_used_twice_is_listed_once() -> None:

@@ -14,8 +14,8 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     LayerSpec,
-    MixtureSpec,
     MLPSpec,
+    MoESpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -26,7 +26,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
 PLAIN = BackendSupport("plain", frozenset())
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MixtureSpec, Rope)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def test_features_are_fields_with_other_values_than_their_defaults() -> None:
     assert features_of(described("Qwen3")) == {"layers.attention.head_norms"}
     assert features_of(described("Mistral", sliding_window=4)) == {"layers.attention.window"}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    assert features_of(described("Mixtral", **experts)) == {"layers.mlp=mixture"}
+    assert features_of(described("Mixtral", **experts)) == {"layers.mlp=moe"}
     assert features_of(described("Gemma3", sliding_window=4)) == {
         "embedding_scale",
         "layers.attention.head_norms",

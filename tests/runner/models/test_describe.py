@@ -1,6 +1,6 @@
 from typing import Any
 
-from paceline.runner.models.architecture import LayerSpec, MixtureSpec, MLPSpec
+from paceline.runner.models.architecture import LayerSpec, MLPSpec, MoESpec
 from paceline.runner.models.describe import describe
 from paceline.runner.models.rope import Rope, frequencies
 from paceline.runner.models.tensor_spec import GGUFForm
@@ -82,7 +82,7 @@ def test_a_mixture_has_a_router_and_experts() -> None:
     mixture = layer(
         architectures=["MixtralForCausalLM"], num_local_experts=3, num_experts_per_tok=2
     ).mlp
-    assert isinstance(mixture, MixtureSpec)
+    assert isinstance(mixture, MoESpec)
     assert (mixture.chosen, mixture.shares_sum_to_one, mixture.width) == (2, True, 40)
     block = "model.layers.1.block_sparse_moe"
     (router,) = mixture.router.weights
@@ -99,7 +99,7 @@ def test_some_layers_of_a_mixture_are_plain() -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     names = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4}
     spec = describe(tiny(**names, **sizes, decoder_sparse_step=2, mlp_only_layers=[3]))
-    assert [isinstance(one.mlp, MixtureSpec) for one in spec.layers] == [False, True, False, False]
+    assert [isinstance(one.mlp, MoESpec) for one in spec.layers] == [False, True, False, False]
     assert [one.mlp.width for one in spec.layers] == [40, 16, 40, 40]
 
 

@@ -50,7 +50,7 @@ def searching(**fields: Any) -> Scheduler:
 def outputs_of(scheduler: Scheduler, name: str = "a") -> list[list[int]]:
     """What each beam has generated, by index."""
     at = scheduler.state
-    family = at.families[name]
+    family = at.sequence_groups[name]
     prompt = len(family.request.prompt)
     known = at.table.known
     return [at.table.tokens[one.slot, prompt : known[one.slot]].tolist() for one in family.members]
@@ -65,7 +65,7 @@ def test_all_beams_come_from_the_first_at_first() -> None:
     assert (outputs.to_dict(), outputs_of(scheduler)) == ({}, [[1], [2], [3]])
     assert scheduler.plan(0.0).chosen == tuple(
         (one.slot, (token,))
-        for one, token in zip(scheduler.state.families["a"].members, (1, 2, 3), strict=True)
+        for one, token in zip(scheduler.state.sequence_groups["a"].members, (1, 2, 3), strict=True)
     )
 
 
@@ -78,7 +78,7 @@ def test_a_beam_that_dies_goes_on_from_another() -> None:
     scheduler.commit(plan, ranked(plan, beam_1=best), 0.0)
     scheduler.check()
     assert outputs_of(scheduler) == [[1, 1], [2, 7], [2, 8]]
-    slots = [one.slot for one in scheduler.state.families["a"].members]
+    slots = [one.slot for one in scheduler.state.sequence_groups["a"].members]
     plan = scheduler.plan(0.0)
     assert plan.released == (slots[2],)
     ((source, target),) = plan.copies
@@ -226,7 +226,7 @@ def test_a_search_gives_way_when_only_some_of_its_beams_have_told_their_candidat
     for _ in range(3):
         pipeline.launch()
         pipeline.land()
-    assert len(scheduler.state.families["a"].reports) == 1
+    assert len(scheduler.state.sequence_groups["a"].reports) == 1
     preempt(scheduler, "a")
     scheduler.check()
     assert state(scheduler, "a")["state"] == ("SWAPPED" if mode == "swap" else "PREEMPTED")

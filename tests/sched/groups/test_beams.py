@@ -278,7 +278,7 @@ def test_beams_that_go_on_from_another_are_counted_as_forks() -> None:
 def test_a_beam_that_was_preempted_forgets_what_it_reported() -> None:
     scheduler = steps.make(max_num_batched_tokens=4)
     scheduler.submit(steps.request("b", [1, 2, 3], max_tokens=4, beam_width=2), 0.0)
-    family = scheduler.state.families["b"]
+    family = scheduler.state.sequence_groups["b"]
     while not scheduler.stats.sampled:
         plan = scheduler.plan(0.0)
         told = {

@@ -1,4 +1,4 @@
-"""Families are preempted, swapped and return as a whole."""
+"""SequenceGroups are preempted, swapped and return as a whole."""
 
 import pytest
 

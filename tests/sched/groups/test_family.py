@@ -9,7 +9,7 @@ from paceline.core.events import Happened
 from paceline.core.request import Finish, Sequence
 from paceline.sched.explain.journal import note
 from paceline.sched.groups.beams import Candidate
-from paceline.sched.groups.group import Family
+from paceline.sched.groups.group import SequenceGroup
 from tests.sched.groups.support import STOP, children, forked, run
 from tests.sched.support import (
     DEPTHS,
@@ -28,13 +28,13 @@ from tests.sched.support import (
 LIMIT = 20
 
 
-def family(prompt: int = 5, **fields: Any) -> Family:
+def family(prompt: int = 5, **fields: Any) -> SequenceGroup:
     request = ask("a", prompt, **fields)
-    return Family.of(Sequence(request, 7, LIMIT, 1.5, request.prompt))
+    return SequenceGroup.of(Sequence(request, 7, LIMIT, 1.5, request.prompt))
 
 
 def end(
-    made: Family, child: int, outputs: tuple[int, ...], score: float, stop: int | None = None
+    made: SequenceGroup, child: int, outputs: tuple[int, ...], score: float, stop: int | None = None
 ) -> None:
     """Let a child end with this log-probability."""
     one = next(one for one in made.members if one.child == child)
@@ -181,7 +181,7 @@ def test_an_abort_of_the_parent_reaches_every_child() -> None:
             step(scheduler)
         assert scheduler.abort("a", 0.0)
         scheduler.check()
-        assert (scheduler.idle, scheduler.state.families) == (True, {})
+        assert (scheduler.idle, scheduler.state.sequence_groups) == (True, {})
         told = scheduler.snapshot()
         assert (told["free_blocks"], told["host_free_blocks"]) == (16, 8)
         assert scheduler.state.table.vacant == 4

@@ -8,7 +8,7 @@ from paceline import Plan, Scheduler
 from paceline.core.events import Happened
 from paceline.kv.hit import MISS
 from paceline.sched.groups.forks import Forks
-from paceline.sched.groups.group import Family
+from paceline.sched.groups.group import SequenceGroup
 from tests.sched.groups.support import child_states, children, run
 from tests.sched.support import (
     DEPTHS,
@@ -23,12 +23,14 @@ from tests.sched.support import (
 )
 
 
-def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler, Family, Forks]:
+def started(
+    prompt: int, children: int = 3, **settings: int
+) -> tuple[Scheduler, SequenceGroup, Forks]:
     """A family whose leader has been given what all share, before it forks."""
     scheduler = small(**settings)
     scheduler.submit(ask("a", prompt, n=children), 0.0)
     scheduler.plan(0.0)
-    return scheduler, scheduler.state.families["a"], Forks(scheduler.components)
+    return scheduler, scheduler.state.sequence_groups["a"], Forks(scheduler.components)
 
 
 # -- when --------------------------------------------------------------------
@@ -37,7 +39,7 @@ def started(prompt: int, children: int = 3, **settings: int) -> tuple[Scheduler,
 def test_a_family_forks_when_all_that_it_shares_was_handed_out() -> None:
     scheduler, family, forks = started(6)
     assert forks.due() == [family]
-    assert scheduler.state.families.forking == {"a": family}
+    assert scheduler.state.sequence_groups.forking == {"a": family}
 
 
 def test_and_not_while_its_prompt_is_in_pieces() -> None:
@@ -77,7 +79,7 @@ def test_a_family_forks_as_it_is_admitted_if_nothing_has_to_be_copied(
     leader = sequence(scheduler, "a")
     hit = at.prefixes.lookup(leader)
     assert hit.tokens == cached
-    assert Forks(scheduler.components).at_once(at.families["a"], hit) == expected
+    assert Forks(scheduler.components).at_once(at.sequence_groups["a"], hit) == expected
     assert (len(scheduler.plan(0.0).rows) == 2) == expected
 
 
@@ -105,7 +107,7 @@ def test_what_a_member_still_finds_of_its_own_is_not_taken_again() -> None:
         step(scheduler, **{"0_a": [1], "1_a": [2]})
     at = scheduler.state
     preempt(scheduler, "a")
-    family, forks = at.families["a"], Forks(scheduler.components)
+    family, forks = at.sequence_groups["a"], Forks(scheduler.components)
     other = family.members[1]
     assert at.prefixes.lookup(other).tokens == 12
     found = at.prefixes.lookup(family.leader)
@@ -161,7 +163,7 @@ def test_a_fork_is_counted_and_told_once() -> None:
     assert scheduler.stats.forks == 2
     told = [moment for moment in family.leader.life if moment.happened is Happened.FORKED]
     assert [(moment.amount, moment.step) for moment in told] == [(3, 1)]
-    assert (scheduler.state.families.forking, family.kept, forks.due()) == ({}, [], [])
+    assert (scheduler.state.sequence_groups.forking, family.kept, forks.due()) == ({}, [], [])
 
 
 def test_the_leader_goes_on_when_all_have_forked() -> None:

@@ -1,1 +1,1 @@
-"""LoRA adapters: reading them, keeping them, and their products beside those of the model."""
+"""LoRA adapters: reading them, keeping them, and their linears beside those of the model."""

@@ -21,7 +21,7 @@ from paceline.runner.parallel.group import SummedLinear
 class AdaptedRows:
     """Positions grouped by adapter, so that each adapter has one product for all of its rows.
 
-    It is set before the products of a step, and again when a step goes on with some positions.
+    It is set before the linears of a step, and again when a step goes on with some positions.
     """
 
     def __init__(self, adapters: Mapping[int, AdapterWeights]) -> None:
@@ -38,7 +38,7 @@ class AdaptedRows:
         self._groups = [(weights, index) for weights, index in own if len(index)]
 
     def add(self, out: Tensor, x: Tensor, site: Site) -> None:
-        """out += what the adapters add to a product of x."""
+        """out += what the adapters add to a linear of x."""
         for weights, index in self._groups:
             parts = weights.sites.get(site)
             if parts is None:
@@ -49,31 +49,31 @@ class AdaptedRows:
                 out[:, part.first : part.end].index_add_(0, index, found)
 
 
-def adapted(product: Linear, rows: AdaptedRows, site: Site) -> Linear:
-    """A product with adapters. Ranks that sum their products sum those of adapters with them."""
-    if isinstance(product, SummedLinear):
-        return product.around(AdaptedLinear(product.part, rows, site))
-    return AdaptedLinear(product, rows, site)
+def adapted(linear: Linear, rows: AdaptedRows, site: Site) -> Linear:
+    """A linear with adapters. Ranks that sum their linears sum those of adapters with them."""
+    if isinstance(linear, SummedLinear):
+        return linear.around(AdaptedLinear(linear.part, rows, site))
+    return AdaptedLinear(linear, rows, site)
 
 
 class AdaptedLinear:
-    """A product of the model, and what the adapters of its rows add."""
+    """A linear of the model, and what the adapters of its rows add."""
 
-    def __init__(self, product: Linear, rows: AdaptedRows, site: Site) -> None:
-        self._product, self._rows, self._site = product, rows, site
+    def __init__(self, linear: Linear, rows: AdaptedRows, site: Site) -> None:
+        self._linear, self._rows, self._site = linear, rows, site
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = self._product(x)
+        out = self._linear(x)
         self._rows.add(out, x, self._site)
         return out
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        self._product.add_to(total, x)
+        self._linear.add_to(total, x)
         self._rows.add(total, x, self._site)
 
 
 class AdaptedStack:
-    """The layers of a stack, with the same weights in products that add those of adapters."""
+    """The layers of a stack, with the same weights in linears that add those of adapters."""
 
     def __init__(self, stack: TorchStack, adapters: Mapping[int, AdapterWeights]) -> None:
         """`adapters` has the weights by place."""
@@ -87,7 +87,7 @@ class AdaptedStack:
         found.attention.output = adapted(layer.attention.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
-            own = found.mlp.products = copy(layer.mlp.products)
+            own = found.mlp.linears = copy(layer.mlp.linears)
             own.gate_up = adapted(own.gate_up, rows, Site(number, "gate_up"))
             own.down = adapted(own.down, rows, Site(number, "down"))
         return found

@@ -1,4 +1,4 @@
-"""The products of a model that adapters may change, by the names of their modules."""
+"""The linears of a model that adapters may change, by the names of their modules."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from torch import Tensor
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
 from paceline.runner.layers.factory import LayerFactory, paired_order
-from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, MLPSpec, ProductSpec
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LinearSpec, MLPSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
 
-Product = Literal["qkv", "output", "gate_up", "down"]
+LinearName = Literal["qkv", "output", "gate_up", "down"]
 WEIGHT = ".weight"
 
 
@@ -25,28 +25,28 @@ class Site:
     """One product of one layer."""
 
     layer: int
-    product: Product
+    linear: LinearName
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleTarget:
-    """A module: some outputs of a product.
+    """A module: some outputs of a linear.
 
-    A model may keep the factor of the norm before a product in its weights, and the outputs of
+    A model may keep the factor of the norm before a linear in its weights, and the outputs of
     attention in another order. A rank may have some inputs or some outputs of the module. The
     weights of an adapter follow all that.
     """
 
     site: Site
-    first: int  # of the outputs of the product
+    first: int  # of the outputs of the linear
     outputs: int  # of this rank
     shape: Shape  # of the whole module, [outputs, inputs]
     cut: Cut | None  # the part of this rank; None: all of it
-    factor: Tensor | None  # [inputs], of the norm before the product
+    factor: Tensor | None  # [inputs], of the norm before the linear
     order: Tensor | None  # [outputs] of this rank, where they come from
 
     def own_part(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The part of this rank of the factors [rank, inputs] and [outputs, rank]. The products of
+        """The part of this rank of the factors [rank, inputs] and [outputs, rank]. The linears of
         ranks that have some inputs each are summed."""
         if self.cut is None:
             return a, b
@@ -55,7 +55,7 @@ class ModuleTarget:
 
 @dataclass(frozen=True, slots=True)
 class SiteShape:
-    """The sizes of a product: outputs of each of its modules, in order."""
+    """The sizes of a linear: outputs of each of its modules, in order."""
 
     inputs: int
     parts: tuple[int, ...]
@@ -81,20 +81,20 @@ class AdapterTargets:
     def _add(
         self,
         site: Site,
-        product: ProductSpec,
+        linear: LinearSpec,
         factor: Tensor | None = None,
         order: Tensor | None = None,
     ) -> None:
         first = 0
-        for weight in product.weights:
+        for weight in linear.weights:
             outputs, _ = weight.shape
             own = None if order is None else order[first : first + outputs] - first
             shape = weight.whole_shape, weight.cut
             target = ModuleTarget(site, first, outputs, *shape, factor, own)
             self.modules[weight.name.removesuffix(WEIGHT)] = target
             first += outputs
-        parts = tuple(weight.shape[0] for weight in product.weights)
-        self.sites[site] = SiteShape(product.inputs, parts)
+        parts = tuple(weight.shape[0] for weight in linear.weights)
+        self.sites[site] = SiteShape(linear.inputs, parts)
 
 
 def attention_order(attention: AttentionSpec) -> Tensor | None:
@@ -175,7 +175,7 @@ class PeftConfig:
         return int(by_pattern(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor of the product of an adapter with A and B."""
+        """The factor of the linear of an adapter with A and B."""
         rank = self.rank_of(module)
         alpha = by_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / (rank**0.5 if self.use_rslora else rank)

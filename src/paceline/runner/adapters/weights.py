@@ -1,4 +1,4 @@
-"""The weights of one adapter, from PEFT's files to the form in which products use them."""
+"""The weights of one adapter, from PEFT's files to the form in which linears use them."""
 
 import re
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ VERSION_BYTES = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartWeights:
-    """What an adapter adds to outputs first:end of a product: (x @ a) @ b."""
+    """What an adapter adds to outputs first:end of a linear: (x @ a) @ b."""
 
     first: int
     end: int

@@ -17,8 +17,7 @@ class ScoreRule:
 
     scale   factor of every score
     cap     a score s becomes cap * tanh(s / cap); None: it stays as it is
-    sinks   a further score of each query [..., queries or 1, 1], which takes weight and has no
-            value
+    sinks   an extra softmax score of each query [..., queries or 1, 1] that has no value
     """
 
     scale: float

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.arrays import Index
 from paceline.core.plan import Plan
 from paceline.runner.adapters.host import NO_PLACE, AdapterPlaces, HostAdapters
-from paceline.runner.adapters.targets import AdapterTargets, Product, Site
+from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
 from paceline.runner.cuda.kernels.layers import DeferredNorm
@@ -23,8 +23,8 @@ from paceline.runner.layers.linear import DenseLinear
 RANK_STEP = 16  # the least that tensor cores sum over
 
 
-class AdaptedProduct:
-    """A product of the model and the first factors of all adapters, in one matrix:
+class AdaptedLinear:
+    """A linear of the model and the first factors of all adapters, in one matrix:
 
         lines   | of the model | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
 
@@ -63,7 +63,7 @@ class AdaptedProduct:
         return add_adapted(self._wide(x), self._b, place, self._layout)
 
     def gated(self, x: Tensor, place: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
-        """act(gate) * up, of a product that computes both."""
+        """act(gate) * up, of a linear that computes both."""
         return gate_adapted(self._wide(x), self._b, place, self._layout, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
@@ -73,15 +73,15 @@ class AdaptedProduct:
         add_adapted(found, self._b, place, self._layout, total)
 
 
-Widen = Callable[[DenseLinear], AdaptedProduct | None]  # makes room beside a product
-Beside = Callable[[Product], Widen]  # for the products of a layer
+Widen = Callable[[DenseLinear], AdaptedLinear | None]  # makes room beside a linear
+Beside = Callable[[LinearName], Widen]  # for the linears of a layer
 
 
 def not_adapted(_linear: DenseLinear) -> None:
     """Make no room for adapters."""
 
 
-def nowhere(_product: Product) -> Widen:
+def nowhere(_linear: LinearName) -> Widen:
     return not_adapted
 
 
@@ -94,26 +94,26 @@ class AdapterSizes:
 
 
 class AdapterRoom:
-    """Room for adapters beside all products of a model that can be adapted."""
+    """Room for adapters beside all linears of a model that can be adapted."""
 
     def __init__(self, targets: AdapterTargets, sizes: AdapterSizes) -> None:
         self.targets, self.sizes = targets, sizes
         self._rank = -(-sizes.max_rank // RANK_STEP) * RANK_STEP
-        self._products: dict[Site, AdaptedProduct] = {}
+        self._linears: dict[Site, AdaptedLinear] = {}
 
     def beside(self, layer: int) -> Beside:
-        return lambda product: partial(self._widen, Site(layer, product))
+        return lambda linear: partial(self._widen, Site(layer, linear))
 
-    def _widen(self, site: Site, linear: DenseLinear) -> AdaptedProduct:
+    def _widen(self, site: Site, linear: DenseLinear) -> AdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
         layout = AdapterLayout(sum(sizes), starts, self.sizes.places, self._rank)
-        self._products[site] = AdaptedProduct(linear, layout)
-        return self._products[site]
+        self._linears[site] = AdaptedLinear(linear, layout)
+        return self._linears[site]
 
     def put(self, place: int, adapter: AdapterWeights) -> None:
-        for site, product in self._products.items():
-            product.put(place, adapter.sites.get(site, ()))
+        for site, linear in self._linears.items():
+            linear.put(place, adapter.sites.get(site, ()))
 
 
 class CudaAdapters:

@@ -13,7 +13,7 @@ from paceline.runner.cuda.staging import ALIGNED, Staging, pinned_numbers
 from paceline.runner.models.rope import AXES, Rope
 
 
-class TurnTable:
+class RotaryTable:
     """The turns of every position, and of positions with several coordinates.
 
     by_place   cosines and sines, [positions, 2, head_dim / 2]

@@ -10,7 +10,7 @@ from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
-from paceline.runner.cuda.coordinates import TurnTable
+from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.kernels.layers import (
     HeadRotation,
     cap_logits,
@@ -18,7 +18,7 @@ from paceline.runner.cuda.kernels.layers import (
     rotate_and_store,
 )
 from paceline.runner.cuda.kernels.one_row import takes
-from paceline.runner.cuda.products import CudaMixture, NormedLinear, residual_product
+from paceline.runner.cuda.linears import CudaMoE, NormedLinear, residual_linear
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
@@ -51,7 +51,7 @@ CUDA = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
-            "layers.mlp=mixture",
+            "layers.mlp=moe",
             "layers.mlp.router.biases",
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",
@@ -75,27 +75,29 @@ class CudaLayerContext:
     kv: KVStore
     attention: Prepared
     places: Tensor | None  # [positions]; of adapters; None: no position has one
-    turns: Mapping[TurnTable, Tensor]  # of positions with coordinates: [positions, 2, head_dim / 2]
+    turns: Mapping[
+        RotaryTable, Tensor
+    ]  # of positions with coordinates: [positions, 2, head_dim / 2]
 
 
 class CudaLayer:
-    """One layer. Its products add to the residual stream by themselves."""
+    """One layer. Its linears add to the residual stream by themselves."""
 
     def __init__(
         self,
         factory: LayerFactory,
         spec: LayerSpec,
         layer: int,
-        turns: TurnTable,
+        turns: RotaryTable,
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
         self._attention, self._layer = attention, layer
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
         output = attention.output, attention.output_norm
-        self._out = residual_product(factory, *output, beside("output"))
+        self._out = residual_linear(factory, *output, beside("output"))
         is_plain = isinstance(mlp, MLPSpec)
-        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMixture(factory, mlp)
+        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
         self._turns, self._turn = turns, HeadRotation(turns.by_place, None, 0.0)
         if attention.head_norms is not None:
@@ -137,7 +139,7 @@ class CudaMLP:
     def __init__(self, factory: LayerFactory, spec: MLPSpec, beside: Beside = nowhere) -> None:
         gate_up = factory.linear(spec.gate_up, spec.norm)
         self._gate_up = NormedLinear(gate_up, spec.norm, beside("gate_up"), is_gated=True)
-        self._down = residual_product(factory, spec.down, spec.output_norm, beside("down"))
+        self._down = residual_linear(factory, spec.down, spec.output_norm, beside("down"))
         self._is_silu = spec.activation == "silu"
 
     def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
@@ -176,7 +178,7 @@ class CudaModel:
             table = torch.cat((table, table.new_zeros(items, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
         turns = {
-            rope: TurnTable(rope, max_model_len + 1, factory.device)
+            rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
         }
         self._turns = tuple(turns.values())
@@ -237,7 +239,7 @@ class CudaModel:
             hidden = layer(hidden, step, wanted if number == last else None)
         return hidden
 
-    def _turned(self, coordinates: Tensor | None) -> Mapping[TurnTable, Tensor]:
+    def _turned(self, coordinates: Tensor | None) -> Mapping[RotaryTable, Tensor]:
         """The turns of positions by table, where they depend on coordinates."""
         if coordinates is None:
             return {}

@@ -18,10 +18,10 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     LayerSpec,
-    MixtureSpec,
+    LinearSpec,
     MLPSpec,
+    MoESpec,
     NormSpec,
-    ProductSpec,
 )
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.layer_groups import BackendSupport
@@ -289,7 +289,7 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
 
 def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
-    assert not isinstance(mlp, MixtureSpec)  # it is no feature of OF_DECODERS
+    assert not isinstance(mlp, MoESpec)  # it is no feature of OF_DECODERS
     return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 
@@ -320,9 +320,9 @@ def _mlp_of(one: MLPSpec) -> EncoderMLP:
     )
 
 
-def _linear_of(product: ProductSpec) -> EncoderLinear:
-    names = tuple(_bare(one.name).removesuffix(".weight") for one in product.weights)
-    return EncoderLinear(names, bool(product.biases))
+def _linear_of(linear: LinearSpec) -> EncoderLinear:
+    names = tuple(_bare(one.name).removesuffix(".weight") for one in linear.weights)
+    return EncoderLinear(names, bool(linear.biases))
 
 
 def _rms(norm: NormSpec) -> EncoderNorm:

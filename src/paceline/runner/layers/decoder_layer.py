@@ -10,8 +10,8 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.mlp import MLP, Mixture
-from paceline.runner.layers.norm import LayerInputs, Rotation, add_product
+from paceline.runner.layers.mlp import MLP, MoE
+from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
 from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
@@ -44,7 +44,7 @@ class SelfAttention:
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
-        """Everything but the product with `output`, which the layer adds to the residual stream."""
+        """Everything but the linear with `output`, which the layer adds to the residual stream."""
         spec, layer = self._spec, self._layer
         qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
         rotated = qkv[:, : self._rotated]
@@ -59,12 +59,12 @@ class SelfAttention:
 
 
 class DecoderLayer:
-    """Adds to the residual stream in place: the sum is part of the product."""
+    """Adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)
         mlp = spec.mlp
-        self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else Mixture(factory, mlp)
+        self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
         self._input_norm = factory.unscaled_norm(spec.attention.norm.floor)
         self.attention_norm = factory.optional_norm(spec.attention.output_norm)
 
@@ -84,7 +84,7 @@ class DecoderLayer:
 
     def finish(self, hidden: Tensor, seen: Tensor) -> None:
         """Add attention and MLP to the residual stream."""
-        add_product(hidden, seen, self.attention.output, self.attention_norm)
+        add_linear(hidden, seen, self.attention.output, self.attention_norm)
         self.mlp.add_to(hidden)
 
 
@@ -110,7 +110,7 @@ TORCH = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
-            "layers.mlp=mixture",
+            "layers.mlp=moe",
             "layers.mlp.router.biases",
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",

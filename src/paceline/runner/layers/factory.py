@@ -12,7 +12,7 @@ from paceline.runner.layers.linear import Linear, LinearKind
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import Norm, UnscaledNorm
 from paceline.runner.layers.packing import PackedStore
-from paceline.runner.models.architecture import AttentionSpec, HeadNorms, NormSpec, ProductSpec
+from paceline.runner.models.architecture import AttentionSpec, HeadNorms, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
@@ -71,20 +71,20 @@ class LayerFactory:
         factor = self.head_factor(attention, attention.head_norms)
         return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
 
-    def linear(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
-        """A product, and the factor of the norm before it, if the norm leaves its factor to it."""
-        bias = self.joined(product.biases) if product.biases else None  # [outputs]
+    def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> Linear:
+        """A linear, and the factor of the norm before it, if the norm leaves its factor to it."""
+        bias = self.joined(linear.biases) if linear.biases else None  # [outputs]
         factor = None if before is None else self.factor(before)  # [inputs]
-        return self._linear(product, partial(self.joined, product.weights), bias, factor)
+        return self._linear(linear, partial(self.joined, linear.weights), bias, factor)
 
-    def summed(self, product: ProductSpec) -> Linear:
-        """A product whose inputs are divided among ranks, if there are several."""
-        part = self.linear(product)
+    def summed(self, linear: LinearSpec) -> Linear:
+        """A linear whose inputs are divided among ranks, if there are several."""
+        part = self.linear(linear)
         return part if self.group is None else SummedLinear(part, self.group)
 
-    def head(self, product: ProductSpec, before: NormSpec | None = None) -> Linear:
-        """A product whose outputs are those of all ranks on rank 0, and none on the others."""
-        part = self.linear(product, before)
+    def head(self, linear: LinearSpec, before: NormSpec | None = None) -> Linear:
+        """A linear whose outputs are those of all ranks on rank 0, and none on the others."""
+        part = self.linear(linear, before)
         return part if self.group is None else GatheredLinear(part, self.group)
 
     def embedding(self, table: Tensor, ids: int | None = None) -> Callable[[Tensor], Tensor]:
@@ -102,34 +102,34 @@ class LayerFactory:
         """What gives all ranks a tensor of rank 0, in place."""
         return whole if self.group is None else self.group.share
 
-    def router(self, product: ProductSpec, before: NormSpec) -> Tensor:
+    def router(self, linear: LinearSpec, before: NormSpec) -> Tensor:
         """The weights of a router, [experts, width], with the factor of the norm before it.
 
         They stay in float32: a rounded score may choose another expert.
         """
-        return self.joined(product.weights).mul_(self.factor(before))
+        return self.joined(linear.weights).mul_(self.factor(before))
 
     def qkv(self, attention: AttentionSpec) -> Linear:
-        """The product for queries, keys and values, of which the first two are `paired_order`."""
-        product, order = attention.qkv, slice(None)
+        """The linear for queries, keys and values, of which the first two are `paired_order`."""
+        linear, order = attention.qkv, slice(None)
         if attention.rotary_dim < attention.head_dim:
-            heads = torch.arange(product.outputs, device=self.device).view(-1, attention.head_dim)
+            heads = torch.arange(linear.outputs, device=self.device).view(-1, attention.head_dim)
             turned = heads[: attention.heads + attention.kv_heads]
             turned.copy_(turned[:, paired_order(attention)])
             order = heads.flatten()
-        bias = self.joined(product.biases)[order] if product.biases else None
+        bias = self.joined(linear.biases)[order] if linear.biases else None
 
         def read() -> Tensor:
-            return self.joined(product.weights)[order]
+            return self.joined(linear.weights)[order]
 
         factor = self.factor(attention.norm)
         if attention.second_norm is not None:
             factor = torch.cat((factor, self.factor(attention.second_norm)))
-        return self._linear(product, read, bias, factor)
+        return self._linear(linear, read, bias, factor)
 
     def _linear(
         self,
-        product: ProductSpec,
+        linear: LinearSpec,
         read: Callable[[], Tensor],
         bias: Tensor | None,
         factor: Tensor | None,
@@ -137,7 +137,7 @@ class LayerFactory:
         """`read` gives the weight, [outputs, inputs]. It is not called if the cache has it."""
         if self.packed is None:
             return self.linear_kind(read(), bias, self.dtype, factor)
-        packed = self.packed.packed(product.weights[0].name, read)
+        packed = self.packed.packed(linear.weights[0].name, read)
         return NativeLinear(packed, bias, self.dtype, factor)
 
 

@@ -1,4 +1,4 @@
-"""Products with weights."""
+"""Linears with weights."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -20,7 +20,7 @@ class Linear(Protocol):
 
 
 # Weight [outputs, inputs] and bias [outputs] in float32, the type of what goes in and out, and a
-# factor of the inputs [inputs], which a norm that precedes leaves to the product.
+# factor of the inputs [inputs], which a norm that precedes leaves to the linear.
 LinearKind = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None], Linear]
 
 

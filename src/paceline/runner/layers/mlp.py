@@ -1,4 +1,4 @@
-"""The gated MLP, down(act(gate(x)) * up(x)), and mixtures of experts (MoE)."""
+"""The gated MLP, down(act(gate(x)) * up(x)), and mixtures of experts (MoE) (MoE)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.layers.norm import add_product
+from paceline.runner.layers.norm import add_linear
 from paceline.runner.models.architecture import (
     Activation,
     ClampedGate,
-    MixtureSpec,
+    LinearSpec,
     MLPSpec,
+    MoESpec,
     NormSpec,
-    ProductSpec,
 )
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -41,13 +41,13 @@ def clamped_gate(clamp: ClampedGate) -> Gate:
     return apply
 
 
-class GatedProducts:
-    """The two products of an MLP or of an expert, and what is between them."""
+class GatedLinears:
+    """The two linears of an MLP or of an expert, and what is between them."""
 
     def __init__(
         self,
         factory: LayerFactory,
-        gate_up: ProductSpec,
+        gate_up: LinearSpec,
         norm: NormSpec,
         gate: Gate,
         down: Linear,
@@ -66,19 +66,19 @@ class MLP:
     def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
         gate, down = plain_gate(spec.activation), factory.summed(spec.down)
-        self.products = GatedProducts(factory, spec.gate_up, spec.norm, gate, down)
+        self.linears = GatedLinears(factory, spec.gate_up, spec.norm, gate, down)
         self.output_norm = factory.optional_norm(spec.output_norm)
 
     def add_to(self, hidden: Tensor) -> None:
         """Add the MLP of the residual stream to it."""
-        x = self.products.gated(self._input_norm(hidden))
-        add_product(hidden, x, self.products.down, self.output_norm)
+        x = self.linears.gated(self._input_norm(hidden))
+        add_linear(hidden, x, self.linears.down, self.output_norm)
 
 
-class Mixture:
+class MoE:
     """Positions are sorted by expert, so that an expert computes all of its positions at once."""
 
-    def __init__(self, factory: LayerFactory, spec: MixtureSpec) -> None:
+    def __init__(self, factory: LayerFactory, spec: MoESpec) -> None:
         self._spec = spec
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
         self.router = factory.router(spec.router, spec.norm)  # [experts, width]
@@ -87,7 +87,7 @@ class Mixture:
         self.output_norm = None  # no architecture has one here
         gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
         self.experts = [
-            GatedProducts(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
+            GatedLinears(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
             for one in spec.experts
         ]
         self._summed = factory.sum_over_ranks()

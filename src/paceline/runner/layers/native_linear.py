@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits or of 4, by kernels compiled for this processor."""
+"""Linears with weights of 8 bits or of 4, by kernels compiled for this processor."""
 
 from ctypes import byref
 
@@ -11,7 +11,7 @@ from paceline.runner.native.library import MatrixStruct, library
 
 
 class NativeLinear:
-    """Integer products and sums: the result of a row does not depend on other rows, bit for bit."""
+    """Integer linears and sums: the result of a row does not depend on other rows, bit for bit."""
 
     def __init__(
         self,

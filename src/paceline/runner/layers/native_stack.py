@@ -16,17 +16,17 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED, DecoderLayer, TorchStack
 from paceline.runner.layers.linear import DenseLinear, Linear, LinearKind
-from paceline.runner.layers.mlp import Mixture
+from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, MixtureSpec, NormSpec, parts_of
+from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.native.library import (
     DecoderStruct,
     ExpertStruct,
     LayerStruct,
-    MixtureStruct,
+    MoEStruct,
     is_available,
     library,
 )
@@ -49,7 +49,7 @@ NATIVE = BackendSupport(
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
-            "layers.mlp=mixture",
+            "layers.mlp=moe",
             "vision",
             "vision=siglip",
             "vision=qwen",
@@ -139,18 +139,18 @@ class NativeStack:
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
         norms = attention.norm, layer.attention_norm, mlp.output_norm
-        gate_up, down, mixture = None, None, None
-        if isinstance(mlp, Mixture):
-            assert isinstance(spec.mlp, MixtureSpec)
-            mixture = pointer(_mixture(mlp, spec.mlp))
+        gate_up, down, moe = None, None, None
+        if isinstance(mlp, MoE):
+            assert isinstance(spec.mlp, MoESpec)
+            moe = pointer(_moe(mlp, spec.mlp))
         else:
-            gate_up, down = _matrix(mlp.products.gate_up), _matrix(mlp.products.down)
+            gate_up, down = _matrix(mlp.linears.gate_up), _matrix(mlp.linears.down)
         return LayerStruct(
             _matrix(attention.qkv),
             _matrix(attention.output),
             gate_up,
             down,
-            mixture,
+            moe,
             *(None if norm is None else norm.factor.data_ptr() for norm in norms),
             self._stack.ropes[spec.attention.rope].data_ptr(),
             spec.mlp.width,
@@ -158,12 +158,12 @@ class NativeStack:
         )
 
 
-def _mixture(mixture: Mixture, spec: MixtureSpec) -> MixtureStruct:
+def _moe(moe: MoE, spec: MoESpec) -> MoEStruct:
     structs = [
-        ExpertStruct(_matrix(expert.gate_up), _matrix(expert.down)) for expert in mixture.experts
+        ExpertStruct(_matrix(expert.gate_up), _matrix(expert.down)) for expert in moe.experts
     ]
-    return MixtureStruct(
-        mixture.router.data_ptr(),
+    return MoEStruct(
+        moe.router.data_ptr(),
         (ExpertStruct * len(structs))(*structs),
         len(structs),
         spec.chosen,
@@ -171,9 +171,9 @@ def _mixture(mixture: Mixture, spec: MixtureSpec) -> MixtureStruct:
     )
 
 
-def _matrix(product: Linear) -> Any:
-    assert isinstance(product, NativeLinear)
-    return pointer(product.matrix)
+def _matrix(linear: Linear) -> Any:
+    assert isinstance(linear, NativeLinear)
+    return pointer(linear.matrix)
 
 
 # "int8" keeps weights in 4 bits where these lose nothing.

@@ -11,7 +11,7 @@ from paceline.runner.layers.linear import Linear
 class UnscaledNorm:
     """A norm without its factor sqrt(width) * weight.
 
-    The product after a norm has the factor in its weights; elsewhere `Norm` applies it. The floor
+    The linear after a norm has the factor in its weights; elsewhere `Norm` applies it. The floor
     is sqrt(width * eps), the smallest length that a row is divided by.
     """
 
@@ -41,12 +41,12 @@ class Norm:
         x.div_(self._unscaled.length(x)).mul_(self.factor)
 
 
-def add_product(total: Tensor, x: Tensor, product: Linear, norm: Norm | None) -> None:
+def add_linear(total: Tensor, x: Tensor, linear: Linear, norm: Norm | None) -> None:
     """total += norm(product(x)), in place."""
     if norm is None:
-        product.add_to(total, x)
+        linear.add_to(total, x)
     else:
-        total.add_(norm(product(x)))
+        total.add_(norm(linear(x)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from paceline.runner.native.library import library
 log = logging.getLogger(__name__)
 
 VERSION = 1  # of the files; rises when packing changes
-PRODUCTS = "products"  # the entry of a file's header that describes the products
+PRODUCTS = "products"  # the entry of a file's header that describes the linears
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PackedCache:
                 self._packed = read(place)
 
     def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
-        """The weights of a product; `weight` reads them if they are not in the cache."""
+        """The weights of a linear; `weight` reads them if they are not in the cache."""
         if name not in self._packed:
             if not self._is_new:
                 log.info(
@@ -110,11 +110,11 @@ def state_of(files: Sequence[Path]) -> str:
 
 def write(place: Path, packed: dict[str, PackedWeights]) -> None:
     tensors: dict[str, Tensor] = {}
-    products: dict[str, list[int]] = {}
+    linears: dict[str, list[int]] = {}
     for name, one in packed.items():
         tensors |= {f"{name}.content": one.content, f"{name}.scale": one.scale}
-        products[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
-    save_file(tensors, place, {PRODUCTS: json.dumps(products)})
+        linears[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
+    save_file(tensors, place, {PRODUCTS: json.dumps(linears)})
 
 
 def read(place: Path) -> dict[str, PackedWeights]:

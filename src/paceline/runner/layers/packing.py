@@ -94,10 +94,10 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PackedStore(Protocol):
-    """Where a model finds the packed weights of its products."""
+    """Where a model finds the packed weights of its linears."""
 
     def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
-        """The weights of a product; `weight` reads them if they are not stored."""
+        """The weights of a linear; `weight` reads them if they are not stored."""
         ...
 
     def save(self) -> None:

@@ -31,7 +31,7 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductSpec:
+class LinearSpec:
     """One product. Its outputs are those of several tensors, side by side."""
 
     weights: tuple[TensorSpec, ...]  # [outputs, inputs] each
@@ -94,18 +94,18 @@ class AttentionSpec:
     score_cap          a score s becomes cap * tanh(s / cap); None: it stays as it is
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
-    sinks              [heads]; a further score of each head, which takes weight and has no value
+    sinks              [heads]; an extra softmax score of each head that has no value
     """
 
     norm: NormSpec
-    qkv: ProductSpec
+    qkv: LinearSpec
     heads: int
     kv_heads: int
     head_dim: int
     rope: Rope
     rotary_dim: int
     scale: float
-    output: ProductSpec
+    output: LinearSpec
     head_norms: HeadNorms | None = None
     window: int | None = None
     score_cap: float | None = None
@@ -127,8 +127,8 @@ class MLPSpec:
     """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x))."""
 
     norm: NormSpec
-    gate_up: ProductSpec
-    down: ProductSpec
+    gate_up: LinearSpec
+    down: LinearSpec
     activation: Activation = "silu"
     output_norm: NormSpec | None = None
 
@@ -141,12 +141,12 @@ class MLPSpec:
 class ExpertSpec:
     """down(activation(gate) * up), where gate and up are gate_up of the input."""
 
-    gate_up: ProductSpec
-    down: ProductSpec
+    gate_up: LinearSpec
+    down: LinearSpec
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSpec:
+class MoESpec:
     """x + the sum of share * expert(norm(x)), over the experts with the largest shares.
 
     norm               of the residual stream
@@ -158,10 +158,10 @@ class MixtureSpec:
     clamp              what experts compute of gate and up instead; None: activation(gate) * up
     """
 
-    FEATURE: ClassVar[str] = "mixture"
+    FEATURE: ClassVar[str] = "moe"
 
     norm: NormSpec
-    router: ProductSpec
+    router: LinearSpec
     experts: tuple[ExpertSpec, ...]
     chosen: int
     shares_sum_to_one: bool
@@ -177,7 +177,7 @@ class MixtureSpec:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     attention: AttentionSpec
-    mlp: MLPSpec | MixtureSpec
+    mlp: MLPSpec | MoESpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class DecoderSpec:
     embedding: TensorSpec
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
-    head: ProductSpec
+    head: LinearSpec
     embedding_scale: float = 1.0
     logit_cap: float | None = None
     vision: VisionSpec | None = None
@@ -227,7 +227,7 @@ def parts_of(spec: Any, kind: type[Part]) -> Iterator[Part]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of layers that are mixtures of experts.
+    """Of layers that are mixtures of experts (MoE).
 
     count              experts of a layer
     chosen             experts that compute a position

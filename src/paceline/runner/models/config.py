@@ -36,8 +36,8 @@ class ModelConfig:
     windows           of each layer: positions that one position sees, including itself; None: all
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that turn, from the first one on
-    attention_bias    the products of attention have biases; traits may give them to some
-    mlp_bias          the products of the MLP have biases
+    attention_bias    the linears of attention have biases; traits may give them to some
+    mlp_bias          the linears of the MLP have biases
     query_scale       factor of the scores before the softmax
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none

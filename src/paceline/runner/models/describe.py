@@ -15,10 +15,10 @@ from paceline.runner.models.architecture import (
     ExpertSpec,
     HeadNorms,
     LayerSpec,
-    MixtureSpec,
+    LinearSpec,
     MLPSpec,
+    MoESpec,
     NormSpec,
-    ProductSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.gguf_config import HEAD
@@ -43,7 +43,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
         norm=_norm(config, "norm", "output_norm", config.width),
-        head=ProductSpec((embedding if config.tied_embedding else own_head,)),
+        head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
         logit_cap=config.logit_cap,
         vision=None if config.vision is None else config.vision.describe(),
@@ -55,7 +55,7 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     attention = _attention(config, layer, longest, tensors)
     names = config.traits.experts
     if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, _mixture(config, config.experts, names, tensors))
+        return LayerSpec(attention, _moe(config, config.experts, names, tensors))
     return LayerSpec(attention, _mlp(config, tensors))
 
 
@@ -82,7 +82,7 @@ def _attention(
         rope=rope.at(longest),
         rotary_dim=config.rotary_dim,
         scale=config.query_scale,
-        output=tensors.product(
+        output=tensors.linear(
             "self_attn.o_proj",
             "attn_output",
             (config.width, config.heads * config.head_dim),
@@ -98,16 +98,16 @@ def _attention(
     )
 
 
-def _qkv(config: ModelConfig, tensors: "LayerTensors") -> ProductSpec:
+def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
     traits, width = config.traits, config.width
     has_bias = traits.qkv_bias or config.attention_bias
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    if traits.fused_products:
+    if traits.fused_linears:
         shape = (queries + 2 * keys, width)
-        return tensors.product("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
+        return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
     names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
     return _joined(
-        tensors.product(
+        tensors.linear(
             f"self_attn.{name}_proj",
             f"attn_{name}",
             (outputs, width),
@@ -129,27 +129,27 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     return MLPSpec(
         norm=tensors.norm(name, "ffn_norm", width),
         gate_up=_gate_up(config, tensors),
-        down=tensors.product("mlp.down_proj", "ffn_down", (width, inner), config.mlp_bias),
+        down=tensors.linear("mlp.down_proj", "ffn_down", (width, inner), config.mlp_bias),
         activation=traits.activation,
         output_norm=output_norm,
     )
 
 
-def _mixture(
+def _moe(
     config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: "LayerTensors"
-) -> MixtureSpec:
+) -> MoESpec:
     """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
     width, inner = config.width, sizes.width
 
-    def product(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> ProductSpec:
+    def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
         stem = f"{names.block}.experts.{expert}.{name}"
         has_bias = names.has_biases
-        return tensors.product(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
+        return tensors.linear(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
 
     def one(expert: int) -> ExpertSpec:
-        gate = product(expert, names.gate, "gate", (inner, width))
-        up = product(expert, names.up, "up", (inner, width))
-        down = product(expert, names.down, "down", (width, inner))
+        gate = linear(expert, names.gate, "gate", (inner, width))
+        up = linear(expert, names.up, "up", (inner, width))
+        down = linear(expert, names.down, "down", (width, inner))
         if names.is_stacked:
             stem = tensors.stem(f"{names.block}.experts")
             gate = _stacked(gate, StackedForm(f"{stem}.gate_up_proj", expert, 0, 2))
@@ -158,9 +158,9 @@ def _mixture(
         return ExpertSpec(_joined([gate, up]), down)
 
     router = f"{names.block}.{names.router}"
-    return MixtureSpec(
+    return MoESpec(
         norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
-        router=tensors.product(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
+        router=tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
         experts=tuple(one(expert) for expert in range(sizes.count)),
         chosen=sizes.chosen,
         shares_sum_to_one=sizes.shares_sum_to_one,
@@ -169,21 +169,21 @@ def _mixture(
     )
 
 
-def _stacked(product: ProductSpec, form: StackedForm) -> ProductSpec:
-    """A product whose tensors are in one of all experts; that of the biases has a name like it."""
+def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:
+    """A linear whose tensors are in one of all experts; that of the biases has a name like it."""
     of_biases = replace(form, name=f"{form.name}_bias")
-    return ProductSpec(
-        tuple(replace(one, stack=form) for one in product.weights),
-        tuple(replace(one, stack=of_biases) for one in product.biases),
+    return LinearSpec(
+        tuple(replace(one, stack=form) for one in linear.weights),
+        tuple(replace(one, stack=of_biases) for one in linear.biases),
     )
 
 
-def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> ProductSpec:
+def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
     width, inner = config.width, config.mlp_width
-    if config.traits.fused_products:
-        return tensors.product("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
+    if config.traits.fused_linears:
+        return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
     return _joined(
-        tensors.product(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
+        tensors.linear(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
         for name in ("gate", "up")
     )
 
@@ -198,7 +198,7 @@ class LayerTensors:
     def norm(self, name: str, gguf: str, width: int) -> NormSpec:
         return _norm(self.config, *self._names(name, gguf), width)
 
-    def product(
+    def linear(
         self,
         name: str,
         gguf: str,
@@ -206,7 +206,7 @@ class LayerTensors:
         has_bias: bool = False,
         paired_heads: int = 0,
         part: int | None = None,
-    ) -> ProductSpec:
+    ) -> LinearSpec:
         name, gguf = self._names(name, gguf)
 
         def one(kind: str, its: Shape) -> TensorSpec:
@@ -215,7 +215,7 @@ class LayerTensors:
             return TensorSpec(whole, its, form, older=older)
 
         bias = (one("bias", shape[:1]),) if has_bias else ()
-        return ProductSpec((one("weight", shape),), bias)
+        return LinearSpec((one("weight", shape),), bias)
 
     def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
         """A tensor that HF's files name without an ending."""
@@ -248,12 +248,12 @@ def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
     return NormSpec(weight, config.norm_eps, offset)
 
 
-def _joined(given: Iterable[ProductSpec]) -> ProductSpec:
-    """Products of the same input as one."""
-    products = list(given)
-    return ProductSpec(
-        tuple(weight for product in products for weight in product.weights),
-        tuple(bias for product in products for bias in product.biases),
+def _joined(given: Iterable[LinearSpec]) -> LinearSpec:
+    """Linears of the same input as one."""
+    linears = list(given)
+    return LinearSpec(
+        tuple(weight for linear in linears for weight in linear.weights),
+        tuple(bias for linear in linears for bias in linear.biases),
     )
 
 

@@ -15,13 +15,13 @@ from paceline.runner.layers.decoder_layer import LayerContext, SelfAttention
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, LinearKind
 from paceline.runner.layers.mlp import MLP
-from paceline.runner.layers.norm import Rotation, add_product
+from paceline.runner.layers.norm import Rotation, add_linear
 from paceline.runner.models.architecture import (
     DecoderSpec,
     LayerSpec,
+    LinearSpec,
     MLPSpec,
     NormSpec,
-    ProductSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.config_entries import ConfigEntries, expected
@@ -123,7 +123,7 @@ class Eagle3Spec:
     """
 
     decoder: DecoderSpec
-    fuse: ProductSpec
+    fuse: LinearSpec
 
     @property
     def layer(self) -> LayerSpec:
@@ -145,9 +145,9 @@ def describe_head(config: Eagle3Config, max_model_len: int | None = None) -> Eag
     decoder = replace(
         plain,
         layers=(replace(plain.layers[0], attention=attention),),
-        head=ProductSpec((head,)),
+        head=LinearSpec((head,)),
     )
-    return Eagle3Spec(decoder, ProductSpec((named(FC, width, STATES * config.model_width),)))
+    return Eagle3Spec(decoder, LinearSpec((named(FC, width, STATES * config.model_width),)))
 
 
 def named(name: str, *shape: int) -> TensorSpec:
@@ -214,7 +214,7 @@ class Eagle3Head:
         seen = self._attention(read, context)
         before = self.config.norm_before_residual
         total = self._hidden_norm(hidden) if before else hidden.clone()
-        add_product(total, seen, self._attention.output, None)
+        add_linear(total, seen, self._attention.output, None)
         self._mlp.add_to(total)
         return total
 

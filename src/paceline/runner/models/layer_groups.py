@@ -50,7 +50,7 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
 
     The name is the path of the field, such as `layers.attention.window`. Where the value is one
     of several names, it is part of the feature: `layers.mlp.activation=gelu_pytorch_tanh`. A part
-    of another kind than the plain decoder has names its FEATURE: `layers.mlp=mixture`.
+    of another kind than the plain decoder has names its FEATURE: `layers.mlp=moe`.
     """
     return frozenset(_features(spec, ""))
 

@@ -62,7 +62,7 @@ class Model:
     ) -> "Model":
         """Load weights. The longest sequence is `max_model_len`, or what the model is for.
 
-        With `packed`, the weights of native products come from a cache if they are there. With a
+        With `packed`, the weights of native linears come from a cache if they are there. With a
         group, the weights are the part of one rank.
         """
         spec = describe(checkpoint.config, max_model_len)

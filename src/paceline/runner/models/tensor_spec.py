@@ -143,7 +143,7 @@ class VisionNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class VisionProduct:
+class VisionLinear:
     """One product. Its outputs are those of several tensors, side by side."""
 
     weights: tuple[TensorSpec, ...]  # [outputs, inputs] each; a convolution has more dimensions
@@ -159,11 +159,11 @@ class VisionBlockSpec:
     """
 
     norm: VisionNorm
-    qkv: VisionProduct
-    output: VisionProduct
+    qkv: VisionLinear
+    output: VisionLinear
     mlp_norm: VisionNorm
-    up: VisionProduct
-    down: VisionProduct
+    up: VisionLinear
+    down: VisionLinear
     heads: int
     activation: VisionActivation
     gated: bool
@@ -184,12 +184,12 @@ class SigLIPSpec:
     FEATURE: ClassVar[str] = "siglip"
 
     pixels: PixelScale
-    patch: VisionProduct
+    patch: VisionLinear
     positions: TensorSpec
     side: int
     blocks: tuple[VisionBlockSpec, ...]
     norm: VisionNorm
-    projection: VisionProduct
+    projection: VisionLinear
     merge: int
 
 
@@ -201,18 +201,18 @@ class QwenVisionSpec:
     theta        base of the rotation
     window       squares of merged patches along each side of a window
     norm         before patches are merged
-    merger       two products with a GELU between, from merged patches to the width of the decoder
+    merger       two linears with a GELU between, from merged patches to the width of the decoder
     """
 
     FEATURE: ClassVar[str] = "qwen"
 
     pixels: PixelScale
-    patch: VisionProduct
+    patch: VisionLinear
     blocks: tuple[VisionBlockSpec, ...]
     theta: float
     window: int
     norm: VisionNorm
-    merger: tuple[VisionProduct, VisionProduct]
+    merger: tuple[VisionLinear, VisionLinear]
     merge: int
 
 
@@ -231,11 +231,11 @@ class VisionTensors:
         whole = f"{self.prefix}.{name}"
         return TensorSpec(whole, shape, GGUFForm(whole), older=older)
 
-    def product(self, names: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> VisionProduct:
+    def linear(self, names: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> VisionLinear:
         """Tensors of one shape, side by side."""
         weights = tuple(self.tensor(f"{name}.weight", *shape) for name in names)
         biases = tuple(self.tensor(f"{name}.bias", shape[0]) for name in names)
-        return VisionProduct(weights, biases if bias else ())
+        return VisionLinear(weights, biases if bias else ())
 
     def norm(self, name: str, width: int, eps: float, bias: bool) -> VisionNorm:
         found = self.tensor(f"{name}.bias", width) if bias else None

@@ -16,14 +16,14 @@ TABLES = "paceline.runner.models.architectures"
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What HF's files call the products of a mixture of experts.
+    """What HF's files call the linears of a mixture of experts.
 
-    A router is `<block>.<router>`, and a product of expert 3 is `<block>.experts.3.<gate, up or
+    A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
     down>`.
 
-    is_stacked   one tensor has a product of all experts: `<block>.experts.gate_up_proj`, in which
+    is_stacked   one tensor has a linear of all experts: `<block>.experts.gate_up_proj`, in which
                  gate and up take turns, and `<block>.experts.down_proj`
-    has_biases   all products have biases
+    has_biases   all linears have biases
     """
 
     block: str
@@ -78,7 +78,7 @@ class Traits:
     """How an architecture differs from the plain decoder: pre-norm, rotary, gated MLP.
 
     activation         of the MLP
-    qkv_bias           the products for queries, keys and values have biases
+    qkv_bias           the linears for queries, keys and values have biases
     qk_norm            each head of queries and keys has a norm
     post_norms         attention and MLP have a norm before they are added
     norm_offset        a norm multiplies by its weight plus this
@@ -88,11 +88,11 @@ class Traits:
     local_theta        the rotary base of layers with a window, if it differs *
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
-    experts            layers may be mixtures of experts
+    experts            layers may be mixtures of experts (MoE)
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
     sinks              each head has a score that takes weight and has no value
-    fused_products     queries, keys, values are one tensor, and so are gate and up
+    fused_linears     queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
@@ -116,7 +116,7 @@ class Traits:
     shares_sum_to_one: bool = False
     clamp: ClampedGate | None = None
     sinks: bool = False
-    fused_products: bool = False
+    fused_linears: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
     vision: type[VisionConfig] | None = None

@@ -41,7 +41,7 @@ class ExpertStruct(Structure):
     _fields_ = [(name, POINTER(MatrixStruct)) for name in ("gate_up", "down")]
 
 
-class MixtureStruct(Structure):
+class MoEStruct(Structure):
     """`struct mixture` of decoder.c."""
 
     _fields_ = [
@@ -56,7 +56,7 @@ class LayerStruct(Structure):
 
     _fields_ = [
         *((name, POINTER(MatrixStruct)) for name in ("qkv", "out", "gate_up", "down")),
-        ("mixture", POINTER(MixtureStruct)),
+        ("moe", POINTER(MoEStruct)),
         *((name, c_void_p) for name in ("heads", "after_attention", "after_mlp", "rope")),
         *((name, c_int64) for name in ("mlp_width", "window")),
     ]

@@ -8,9 +8,9 @@ from paceline.runner.models.architecture import (
     DecoderSpec,
     ExpertSpec,
     LayerSpec,
-    MixtureSpec,
+    LinearSpec,
     MLPSpec,
-    ProductSpec,
+    MoESpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.tensor_spec import Run, TensorSpec
@@ -84,11 +84,11 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     """The part of one rank.
 
         qkv, gate_up       some outputs: whole heads, and columns of the MLP or of every expert
-        output, down       the inputs that come from these; the products of all ranks are summed
+        output, down       the inputs that come from these; the linears of all ranks are summed
         embedding, head    some token ids
         norms, routers     all of it; rank 0 alone has the vision tower
 
-    A bias of a product that is summed belongs to rank 0 alone.
+    A bias of a linear that is summed belongs to rank 0 alone.
     """
     own = shard.of(spec.embedding.shape[0])
     return replace(
@@ -104,7 +104,7 @@ def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     if isinstance(mlp, MLPSpec):
         gated = _gate_up(mlp.gate_up, shard)
         return LayerSpec(attention, replace(mlp, gate_up=gated, down=_some_inputs(mlp.down, shard)))
-    return LayerSpec(attention, _mixture(mlp, shard))
+    return LayerSpec(attention, _moe(mlp, shard))
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -122,7 +122,7 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
     )
 
 
-def _mixture(spec: MixtureSpec, shard: Shard) -> MixtureSpec:
+def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
     """Every rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
         ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
@@ -131,32 +131,32 @@ def _mixture(spec: MixtureSpec, shard: Shard) -> MixtureSpec:
     return replace(spec, experts=experts)
 
 
-def _gate_up(product: ProductSpec, shard: Shard) -> ProductSpec:
-    width = product.outputs // 2
+def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    width = linear.outputs // 2
     first, end = shard.of(width)
-    return _some_outputs(product, (first, end), (width + first, width + end))
+    return _some_outputs(linear, (first, end), (width + first, width + end))
 
 
-def _some_inputs(product: ProductSpec, shard: Shard) -> ProductSpec:
-    """A product of some inputs, to be added to those of the other ranks."""
-    weights = tuple(one.part(1, shard.of(one.shape[1])) for one in product.weights)
-    return ProductSpec(weights, product.biases if shard.rank == 0 else ())
+def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    """A linear of some inputs, to be added to those of the other ranks."""
+    weights = tuple(one.part(1, shard.of(one.shape[1])) for one in linear.weights)
+    return LinearSpec(weights, linear.biases if shard.rank == 0 else ())
 
 
-def _some_outputs(product: ProductSpec, *runs: Run) -> ProductSpec:
+def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
     """Runs of the outputs, which are numbered from the first tensor to the last."""
     weights: list[TensorSpec] = []
     biases: list[TensorSpec] = []
     begin = 0
-    for place, weight in enumerate(product.weights):
+    for place, weight in enumerate(linear.weights):
         own = [(a - begin, b - begin) for a, b in runs if begin <= a < begin + weight.shape[0]]
         weights.append(weight.part(0, *own))
-        biases += [bias.part(0, *own) for bias in product.biases[place : place + 1]]
+        biases += [bias.part(0, *own) for bias in linear.biases[place : place + 1]]
         begin += weight.shape[0]
-    return ProductSpec(tuple(weights), tuple(biases))
+    return LinearSpec(tuple(weights), tuple(biases))
 
 
 def _times(run: Run, size: int, before: int = 0) -> Run:
-    """A run of things of a size, behind others of the same size."""
+    """The slice of the i-th equal-sized part."""
     first, end = run
     return (before + first) * size, (before + end) * size

@@ -108,13 +108,13 @@ def _connected(shard: Shard, store: Any, backend: str) -> Any:
 
 
 class SummedLinear:
-    """A product over the inputs of all ranks."""
+    """A linear over the inputs of all ranks."""
 
     def __init__(self, part: Linear, group: RankGroup) -> None:
         self.part, self._group = part, group
 
     def around(self, part: Linear) -> "SummedLinear":
-        """The sum of other parts."""
+        """Sum the other ranks' partial results."""
         return SummedLinear(part, self._group)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class SummedLinear:
 
 
 class GatheredLinear:
-    """A product whose outputs rank 0 gathers; on other ranks it has none."""
+    """A linear whose outputs rank 0 gathers; on other ranks it has none."""
 
     def __init__(self, part: Linear, group: RankGroup) -> None:
         self._part, self._group = part, group

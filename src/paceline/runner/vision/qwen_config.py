@@ -94,14 +94,14 @@ class QwenVisionConfig:
         kernel = (self.width, 3, self.frames, self.patch, self.patch)
         return QwenVisionSpec(
             pixels=self.pixels,
-            patch=TENSORS.product(("patch_embed.proj",), kernel, bias=False),
+            patch=TENSORS.linear(("patch_embed.proj",), kernel, bias=False),
             blocks=tuple(map(self._block, range(self.layers))),
             theta=THETA,
             window=self.window // (self.patch * self.merge),
             norm=TENSORS.norm("merger.ln_q", self.width, EPS, bias=False),
             merger=(
-                TENSORS.product(("merger.mlp.0",), (merged, merged), bias=True),
-                TENSORS.product(("merger.mlp.2",), (self.output, merged), bias=True),
+                TENSORS.linear(("merger.mlp.0",), (merged, merged), bias=True),
+                TENSORS.linear(("merger.mlp.2",), (self.output, merged), bias=True),
             ),
             merge=self.merge,
         )
@@ -111,11 +111,11 @@ class QwenVisionConfig:
         gate_up = tuple(f"{name}.mlp.{one}_proj" for one in ("gate", "up"))
         return VisionBlockSpec(
             norm=TENSORS.norm(f"{name}.norm1", width, EPS, bias=False),
-            qkv=TENSORS.product((f"{name}.attn.qkv",), (3 * width, width), bias=True),
-            output=TENSORS.product((f"{name}.attn.proj",), (width, width), bias=True),
+            qkv=TENSORS.linear((f"{name}.attn.qkv",), (3 * width, width), bias=True),
+            output=TENSORS.linear((f"{name}.attn.proj",), (width, width), bias=True),
             mlp_norm=TENSORS.norm(f"{name}.norm2", width, EPS, bias=False),
-            up=TENSORS.product(gate_up, (inner, width), bias=True),
-            down=TENSORS.product((f"{name}.mlp.down_proj",), (width, inner), bias=True),
+            up=TENSORS.linear(gate_up, (inner, width), bias=True),
+            down=TENSORS.linear((f"{name}.mlp.down_proj",), (width, inner), bias=True),
             heads=self.heads,
             activation="silu",
             gated=True,

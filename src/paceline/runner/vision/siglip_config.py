@@ -89,14 +89,14 @@ class SigLIPConfig:
         kernel = (self.width, 3, self.patch, self.patch)
         return SigLIPSpec(
             pixels=self.pixels,
-            patch=TENSORS.product(("embeddings.patch_embedding",), kernel, bias=True),
+            patch=TENSORS.linear(("embeddings.patch_embedding",), kernel, bias=True),
             positions=TENSORS.tensor(
                 "embeddings.position_embedding.weight", side * side, self.width
             ),
             side=side,
             blocks=tuple(self._block(f"encoder.layers.{layer}") for layer in range(self.layers)),
             norm=TENSORS.norm("post_layernorm", self.width, self.eps, bias=True),
-            projection=CONNECTOR.product(
+            projection=CONNECTOR.linear(
                 ("modality_projection.proj",),
                 (self.output, self.width * self.merge**2),
                 bias=False,
@@ -109,11 +109,11 @@ class SigLIPConfig:
         qkv = tuple(f"{name}.self_attn.{one}_proj" for one in "qkv")
         return VisionBlockSpec(
             norm=TENSORS.norm(f"{name}.layer_norm1", width, self.eps, bias=True),
-            qkv=TENSORS.product(qkv, (width, width), bias=True),
-            output=TENSORS.product((f"{name}.self_attn.out_proj",), (width, width), bias=True),
+            qkv=TENSORS.linear(qkv, (width, width), bias=True),
+            output=TENSORS.linear((f"{name}.self_attn.out_proj",), (width, width), bias=True),
             mlp_norm=TENSORS.norm(f"{name}.layer_norm2", width, self.eps, bias=True),
-            up=TENSORS.product((f"{name}.mlp.fc1",), (inner, width), bias=True),
-            down=TENSORS.product((f"{name}.mlp.fc2",), (width, inner), bias=True),
+            up=TENSORS.linear((f"{name}.mlp.fc1",), (inner, width), bias=True),
+            down=TENSORS.linear((f"{name}.mlp.fc2",), (width, inner), bias=True),
             heads=self.heads,
             activation="gelu_pytorch_tanh",
             gated=False,

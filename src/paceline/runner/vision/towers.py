@@ -17,8 +17,8 @@ from paceline.runner.models.tensor_spec import (
     SigLIPSpec,
     VisionActivation,
     VisionBlockSpec,
+    VisionLinear,
     VisionNorm,
-    VisionProduct,
 )
 
 ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
@@ -43,10 +43,10 @@ class ScaledPixels:
         return pixels.to(self._factor.device, torch.float32) * self._factor - self._offset
 
 
-class Product:
-    """A product with weights of a tower."""
+class TowerLinear:
+    """A linear with weights of a tower."""
 
-    def __init__(self, factory: LayerFactory, spec: VisionProduct) -> None:
+    def __init__(self, factory: LayerFactory, spec: VisionLinear) -> None:
         self.weight = factory.joined(spec.weights).to(factory.dtype)  # [outputs, inputs]
         self.bias = factory.joined(spec.biases).to(factory.dtype) if spec.biases else None
 
@@ -77,7 +77,7 @@ class VisionBlock:
             WholeNorm(factory, norm) for norm in (spec.norm, spec.mlp_norm)
         )
         self._qkv, self._output, self._up, self._down = (
-            Product(factory, product) for product in (spec.qkv, spec.output, spec.up, spec.down)
+            TowerLinear(factory, linear) for linear in (spec.qkv, spec.output, spec.up, spec.down)
         )
 
     def __call__(self, x: Tensor, groups: Groups, rotation: Rotation | None = None) -> Tensor:
@@ -113,14 +113,14 @@ class SigLIPTower:
     def __init__(self, factory: LayerFactory, spec: SigLIPSpec) -> None:
         self._side, self._merge, self._dtype = spec.side, spec.merge, factory.dtype
         self._pixels = ScaledPixels(factory, spec.pixels)
-        self._patch = Product(factory, spec.patch)
+        self._patch = TowerLinear(factory, spec.patch)
         self._read = spec.side * self._patch.weight.shape[-1]  # pixels along each side
         self._patch.weight = self._patch.weight.flatten(1)  # [width, channels * patch * patch]
         learned = factory.read(spec.positions).to(factory.dtype)
         self._positions = learned[position_ids(spec.side).to(learned.device)]  # [patches, width]
         self._blocks = [VisionBlock(factory, block) for block in spec.blocks]
         self._norm = WholeNorm(factory, spec.norm)
-        self._projection = Product(factory, spec.projection)
+        self._projection = TowerLinear(factory, spec.projection)
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
@@ -162,13 +162,13 @@ class QwenTower:
     def __init__(self, factory: LayerFactory, spec: QwenVisionSpec) -> None:
         self._spec, self._dtype = spec, factory.dtype
         self._pixels = ScaledPixels(factory, spec.pixels)
-        self._patch = Product(factory, spec.patch)
+        self._patch = TowerLinear(factory, spec.patch)
         self._size = self._patch.weight.shape[-1]
         # Its frames are equal, so that their weights add up: [width, channels * patch * patch].
         self._patch.weight = self._patch.weight.sum(2).flatten(1)
         self._blocks = [VisionBlock(factory, block) for block in spec.blocks]
         self._norm = WholeNorm(factory, spec.norm)
-        self._merger = [Product(factory, product) for product in spec.merger]
+        self._merger = [TowerLinear(factory, linear) for linear in spec.merger]
         dims = len(self._patch.weight) // spec.blocks[0].heads
         each = frequencies(spec.theta, dims // 2)  # of rows, and then of columns
         self._rope = torch.tensor((each * 2, (1.0,) * len(each) * 2), device=factory.device)

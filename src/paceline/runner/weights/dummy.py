@@ -28,7 +28,7 @@ class Dummy:
         self._seed, self._device = seed, device
 
     def read(self, name: str) -> Tensor:
-        """Norm weights are near one, and products keep the scale of their inputs."""
+        """Norm weights are near one, and linears keep the scale of their inputs."""
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
         generator.manual_seed(self._seed * len(self._place) + self._place[name])

@@ -169,7 +169,7 @@ class Admission:
         room.free = state.cache.pool.free - self.spared(len(state.table.order))
 
     def _join(self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining) -> None:
-        """Let an entrant in, with its family."""
+        """Let an entrant in, with its group."""
         state = self._state
         if isinstance(entrant, WaitingEntrant):
             self._enter(entrant, joining)
@@ -191,11 +191,13 @@ class Admission:
         loaded = self._loads.admitted(head, hit)
         joining.admitted.append(self._arrivals.admit(head, hit, entrant.span, loaded))
         self._add(joining, head, hit.tokens, entrant.tokens)
-        family = state.family(head)
-        if family is not None and self._forks.at_once(family, hit):
-            self._forks.fork(family)
-            state.cache.fences.add_copies(state.step, (), [one.serial for one in family.members])
-            for one in family.members[1:]:
+        sequence_group = state.sequence_group(head)
+        if sequence_group is not None and self._forks.at_once(sequence_group, hit):
+            self._forks.fork(sequence_group)
+            state.cache.fences.add_copies(
+                state.step, (), [one.serial for one in sequence_group.members]
+            )
+            for one in sequence_group.members[1:]:
                 self._first_row(one, joining)
 
     def _first_row(self, sequence: Sequence, joining: Joining) -> None:

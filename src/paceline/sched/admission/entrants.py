@@ -84,7 +84,7 @@ Chunk = Callable[[ArrivalRow], int]
 
 
 class Entrant(ABC):
-    """A sequence that wants to join a step, together with those of its family.
+    """A sequence that wants to join a step, together with those of its group.
 
     size     slots that it takes
     rest     positions that it wants
@@ -142,7 +142,7 @@ class WaitingEntrant(Entrant):
 
 
 class SwappedEntrant(Entrant):
-    """A sequence that returns from the host with its family, each with one position to begin."""
+    """A sequence that returns from the host with its group, each with one position to begin."""
 
     __slots__ = ("_entrants", "members", "spans")
 
@@ -181,16 +181,20 @@ class Entrants:
         that, the sequence lacks blocks that the others read.
         """
         if self.state.cache.tables.slides:
-            family = self.state.family(head)
-            if family is not None and len(family.members) > 1:
-                return family.fork_point
+            sequence_group = self.state.sequence_group(head)
+            if sequence_group is not None and len(sequence_group.members) > 1:
+                return sequence_group.fork_point
         return None
 
     def rest(self, head: Sequence, hit: Hit) -> int:
-        """Positions to compute before it samples, or before its family forks."""
-        family = self.state.family(head)
-        if family is not None and len(family.members) > 1 and hit.tokens < family.fork_point:
-            return family.fork_point - hit.tokens
+        """Positions to compute before it samples, or before its group forks."""
+        sequence_group = self.state.sequence_group(head)
+        if (
+            sequence_group is not None
+            and len(sequence_group.members) > 1
+            and hit.tokens < sequence_group.fork_point
+        ):
+            return sequence_group.fork_point - hit.tokens
         return len(head.tokens) - hit.tokens
 
     def reach(self, tokens: int) -> int:
@@ -202,11 +206,11 @@ class Entrants:
         return self.reach(len(head.tokens) if self._reserves_prompt else hit.tokens + tokens)
 
     def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
-        """Free blocks that an admission uses up, with those its family takes when it forks."""
-        family = self.state.family(head)
+        """Free blocks that an admission uses up, with those its group takes when it forks."""
+        sequence_group = self.state.sequence_group(head)
         missing = self.state.cache.tables.missing(hit, self.span(head, hit, tokens))
-        if family is not None and len(family.members) > 1:
-            missing += self._forks.need(family, self._span_alone, hit)
+        if sequence_group is not None and len(sequence_group.members) > 1:
+            missing += self._forks.need(sequence_group, self._span_alone, hit)
         return missing
 
     def missing_at_last(self, entrant: WaitingEntrant, hit: Hit) -> int:

@@ -60,7 +60,7 @@ REASON = "an adapter slot"
 
 
 class AdapterSlots(AdmissionGate):
-    """Residents use at most `max_loras` different adapters; a request with a further one is passed
+    """Residents use at most `max_loras` different adapters; a request with another one is passed
     over."""
 
     def __init__(self, state: SchedulerState, most: int) -> None:

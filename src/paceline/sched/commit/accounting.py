@@ -214,7 +214,7 @@ class Accounting:
         return self._departures.finish(self._state.table.sequence(slot), finish, stop_token)
 
     def _note_first(self, sequence: Sequence, step: int) -> None:
-        """Note the first token of a request, for a family once."""
+        """Note the first token of a request, for a sequence group once."""
         if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
             note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 

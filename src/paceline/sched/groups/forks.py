@@ -1,4 +1,4 @@
-"""How members of a family come from one another: after the prompt, and beam by beam."""
+"""How members of a sequence group come from one another: after the prompt, and beam by beam."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from paceline.kv.hit import MISS, Hit
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain.journal import note
 from paceline.sched.groups.beams import assign
-from paceline.sched.groups.group import FORK_POINT, LOCKSTEP, Family
+from paceline.sched.groups.group import FORK_POINT, LOCKSTEP, SequenceGroup
 
 
 class Forks:
@@ -25,65 +25,71 @@ class Forks:
 
     # -- after the prompt ---------------------------------------------------
 
-    def due(self) -> list[Family]:
-        """Families whose leader has been given the whole of what they share, oldest first."""
+    def due(self) -> list[SequenceGroup]:
+        """SequenceGroups whose leader has been given the whole of what they share, oldest first."""
         planned = self._state.table.planned
-        forking = self._state.families.forking.values()
+        forking = self._state.sequence_groups.forking.values()
         return [one for one in forking if planned[one.leader.slot] >= one.fork_point]
 
-    def at_once(self, family: Family, hit: Hit) -> bool:
+    def at_once(self, sequence_group: SequenceGroup, hit: Hit) -> bool:
         """May a family fork as it is admitted? Not if blocks must be copied: what is found in
         the cache may be written in this very step."""
-        whole = family.fork_point % self._state.cache.block_size == 0
-        return len(family.members) > 1 and whole and hit.tokens >= family.fork_point
+        whole = sequence_group.fork_point % self._state.cache.block_size == 0
+        return len(sequence_group.members) > 1 and whole and hit.tokens >= sequence_group.fork_point
 
     def need(
-        self, family: Family, span: Callable[[Sequence], int] | None = None, held: Hit = MISS
+        self,
+        sequence_group: SequenceGroup,
+        span: Callable[[Sequence], int] | None = None,
+        held: Hit = MISS,
     ) -> int:
         """Free blocks that the fork takes, with room for `span` positions of each, or for one
         more; blocks of `held` are taken care of."""
         tables = self._state.cache.tables
         found: set[int] = set()
         new = 0
-        for one in family.members[1:]:
-            hit = self._own(one, family)
-            start = family.fork_point if hit is None else hit.tokens
+        for one in sequence_group.members[1:]:
+            hit = self._own(one, sequence_group)
+            start = sequence_group.fork_point if hit is None else hit.tokens
             found.update(() if hit is None else hit.device)
             new += tables.forked_blocks(start, max(span(one) if span else 0, start + 1))
         return new + self._state.cache.pool.free_among(list(found.difference(held.device)))
 
-    def _own(self, sequence: Sequence, family: Family) -> Hit | None:
+    def _own(self, sequence: Sequence, sequence_group: SequenceGroup) -> Hit | None:
         """What a member that ran before still finds beyond what all share. Nothing where windows
         slide: the leader may find less, and the two would not share the blocks of the prompt."""
-        if len(sequence.tokens) <= len(family.request.prompt) or self._state.cache.tables.slides:
+        if (
+            len(sequence.tokens) <= len(sequence_group.request.prompt)
+            or self._state.cache.tables.slides
+        ):
             return None
         hit = self._state.prefixes.lookup_device(sequence)
-        return hit if hit.tokens > family.fork_point else None
+        return hit if hit.tokens > sequence_group.fork_point else None
 
-    def fork(self, family: Family) -> None:
+    def fork(self, sequence_group: SequenceGroup) -> None:
         """Let all begin where the leader stands."""
-        state, leader = self._state, family.leader
+        state, leader = self._state, sequence_group.leader
         state.prefixes.seal_filled(leader.slot)
         before = leader
-        for one in family.members[1:]:
-            self._begin(one, family)
+        for one in sequence_group.members[1:]:
+            self._begin(one, sequence_group)
             state.table.stand_behind(one.slot, before.slot)
             before = one
         state.table.lift(leader.slot, FORK_POINT)
-        del state.families.forking[family.request.id]
-        state.stats.forks += len(family.members) - 1
-        note(leader, Happened.FORKED, state.now, state.step, len(family.members))
+        del state.sequence_groups.forking[sequence_group.request.id]
+        state.stats.forks += len(sequence_group.members) - 1
+        note(leader, Happened.FORKED, state.now, state.step, len(sequence_group.members))
 
-    def _begin(self, sequence: Sequence, family: Family) -> None:
+    def _begin(self, sequence: Sequence, sequence_group: SequenceGroup) -> None:
         """Let a member begin at the fork, or behind what it still finds of its own."""
-        state, leader, hit = self._state, family.leader, self._own(sequence, family)
-        start = family.fork_point if hit is None else hit.tokens
+        state, leader, hit = self._state, sequence_group.leader, self._own(sequence, sequence_group)
+        start = sequence_group.fork_point if hit is None else hit.tokens
         full = start // state.cache.block_size
         if len(sequence.keys) < full:
             sequence.keys = leader.keys[:full]
         sequence.cached = leader.cached
         drafts = self._arrivals.drafts(sequence)
-        slot = state.table.admit(sequence, start, drafts, family.kept.pop())
+        slot = state.table.admit(sequence, start, drafts, sequence_group.kept.pop())
         if hit is None:
             copies = state.cache.fork(leader.slot, slot, sequence, start)
             state.changes.copies.append((slot, copies))
@@ -94,23 +100,25 @@ class Forks:
 
     # -- beams --------------------------------------------------------------
 
-    def advance(self, family: Family) -> list[Ended]:
+    def advance(self, sequence_group: SequenceGroup) -> list[Ended]:
         """All beams have reported candidates: choose, and let beams end and fork."""
-        state, search = self._state, family.search
+        state, search = self._state, sequence_group.search
         assert search is not None
-        prompt, table = len(family.request.prompt), state.table
-        slots = [one.slot for one in family.members]
+        prompt, table = len(sequence_group.request.prompt), state.table
+        slots = [one.slot for one in sequence_group.members]
         known = int(table.known[slots[0]])
         outputs = [tuple(table.tokens[slot, prompt:known].tolist()) for slot in slots]
-        candidates = [family.reports[one.child] for one in family.members]
-        family.reports.clear()
+        candidates = [sequence_group.reports[one.child] for one in sequence_group.members]
+        sequence_group.reports.clear()
         continuations = search.advance(outputs, candidates)
         if not continuations:
-            return [self._departures.conclude(family)]
+            return [self._departures.conclude(sequence_group)]
         assigned = assign(continuations)
         for beam, one in assigned.items():
             if one.parent != beam:
-                self._rebase(family.members[beam], family.members[one.parent], known)
+                self._rebase(
+                    sequence_group.members[beam], sequence_group.members[one.parent], known
+                )
         for beam, one in assigned.items():
             table.choose(slots[beam], one.token)
             table.cap(slots[beam], LOCKSTEP, known + 1)
@@ -150,47 +158,47 @@ class ChildAborts:
     def end(self, leader: Sequence, child: int) -> list[Ended] | None:
         """End a child wherever it is; None if it is not here. If it was the last one, the end of
         the request is returned."""
-        family = self._state.family(leader)
+        sequence_group = self._state.sequence_group(leader)
         if leader.request.silent:
             raise RequestError(
                 f"request {leader.id!r} returns only the best of its sequences, so none of them "
                 f"can be aborted alone"
             )
-        members = [] if family is None else family.members
+        members = [] if sequence_group is None else sequence_group.members
         one = next((member for member in members if member.child == child), None)
-        if family is None or one is None:
+        if sequence_group is None or one is None:
             return None
         if one.slot >= 0:
             ended = self._departures.finish(one, Finish.ABORT)
         elif len(members) == 1:
-            ended = self._last(family, one)
+            ended = self._last(sequence_group, one)
         else:
-            ended = self._leave(family, one)
+            ended = self._leave(sequence_group, one)
         return [end for end in ended if end.child < 0]
 
-    def _last(self, family: Family, one: Sequence) -> list[Ended]:
-        """End the last sequence of a family, which has no slot."""
-        self._note(family, one)
-        family.members.append(one)  # the request ends as a whole
-        return self._departures.dismiss(one, family.finish)
+    def _last(self, sequence_group: SequenceGroup, one: Sequence) -> list[Ended]:
+        """End the last sequence of a sequence group, which has no slot."""
+        self._note(sequence_group, one)
+        sequence_group.members.append(one)  # the request ends as a whole
+        return self._departures.dismiss(one, sequence_group.finish)
 
-    def _leave(self, family: Family, one: Sequence) -> list[Ended]:
-        """End a sequence that has no slot: all of the family wait, or it has yet to fork."""
-        state, was_leading = self._state, one is family.leader
-        self._note(family, one)
+    def _leave(self, sequence_group: SequenceGroup, one: Sequence) -> list[Ended]:
+        """End a sequence that has no slot: all of the group wait, or it has yet to fork."""
+        state, was_leading = self._state, one is sequence_group.leader
+        self._note(sequence_group, one)
         state.swapping.tier.discard(one)
         if was_leading:
-            self._hand_over(one, family.leader)
-        elif family.leader.slot >= 0:
-            state.table.give_back(family.kept.pop())
-            if not family.kept:
-                del state.families.forking[one.id]
-                state.table.lift(family.leader.slot, FORK_POINT)
+            self._hand_over(one, sequence_group.leader)
+        elif sequence_group.leader.slot >= 0:
+            state.table.give_back(sequence_group.kept.pop())
+            if not sequence_group.kept:
+                del state.sequence_groups.forking[one.id]
+                state.table.lift(sequence_group.leader.slot, FORK_POINT)
         one.swapped, one.parked = False, ""
         return []
 
     def _hand_over(self, one: Sequence, successor: Sequence) -> None:
-        """Let another sequence lead the family, in the same place of the queue."""
+        """Let another sequence lead the group, in the same place of the queue."""
         state = self._state
         state.queue_of(one).replace(one, successor)
         state.live[one.id] = successor
@@ -201,7 +209,7 @@ class ChildAborts:
         state.policy.left(one)
 
     @staticmethod
-    def _note(family: Family, one: Sequence) -> None:
+    def _note(sequence_group: SequenceGroup, one: Sequence) -> None:
         one.finish = Finish.ABORT
         outputs = one.tokens[len(one.request.prompt) :].tolist()
-        family.ended(one, tuple(outputs), None)
+        sequence_group.ended(one, tuple(outputs), None)

@@ -12,7 +12,7 @@ LOCKSTEP = "beam lockstep"  # cap of a beam: the host chooses its next token whe
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class SequenceGroup:
     """The sequences of one request, which come and go as one.
 
         leader     [ prompt but its last token ][ last token, outputs ... ]
@@ -32,8 +32,8 @@ class Family:
     reports: dict[int, list[Candidate]] = field(default_factory=dict[int, list[Candidate]])
 
     @staticmethod
-    def of(leader: Sequence) -> "Family":
-        """The family of a new sequence, which becomes its first child."""
+    def of(leader: Sequence) -> "SequenceGroup":
+        """The group of a new sequence, which becomes its first child."""
         request, serial = leader.request, leader.serial
         leader.child, *rest = request.open_children
         leader.serial, leader.tokens = serial + leader.child, request.known(leader.child)
@@ -51,7 +51,7 @@ class Family:
         ]
         most = leader.limit - len(request.prompt)
         search = BeamSearch(request, most) if request.beam_width else None
-        return Family(request, [leader, *others], search)
+        return SequenceGroup(request, [leader, *others], search)
 
     @property
     def leader(self) -> Sequence:
@@ -98,16 +98,16 @@ class Family:
 
 
 def labels(request: Request) -> list[str]:
-    """What the sequences of a family are called."""
+    """What the sequences of a sequence group are called."""
     return [child_label(request.id, child) for child in range(request.width)]
 
 
-class Families(dict[str, Family]):
-    """Families by request id. Those in `forking` are resident and have yet to fork."""
+class SequenceGroups(dict[str, SequenceGroup]):
+    """SequenceGroups by request id. Those in `forking` are resident and have yet to fork."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.forking: dict[str, Family] = {}
+        self.forking: dict[str, SequenceGroup] = {}
 
     def namesake(self, request: Request, live: Container[str]) -> str:
         """The request that has a sequence of the same name as one of a new request, if any."""

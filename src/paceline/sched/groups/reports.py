@@ -9,7 +9,7 @@ from paceline.sched.commit.result_rows import ResultHook, ResultRows
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.groups.beams import Candidate
 from paceline.sched.groups.forks import Forks
-from paceline.sched.groups.group import Family
+from paceline.sched.groups.group import SequenceGroup
 
 
 class BeamReports(ResultHook):
@@ -39,14 +39,14 @@ class BeamReports(ResultHook):
     def ended(self, rows: ResultRows) -> list[Ended]:
         if not self._state.table.silenced:
             return []
-        complete: list[Family] = []
+        complete: list[SequenceGroup] = []
         for row in self._beams(rows.rows.slot, rows.rows.samples):
             sequence = self._state.table.sequence(int(rows.rows.slot[row]))
-            family = self._state.families[sequence.id]
-            family.reports[sequence.child] = _candidates(rows.result, rows.source(row))
-            if len(family.reports) == len(family.members):
-                complete.append(family)
-        return [end for family in complete for end in self._forks.advance(family)]
+            sequence_group = self._state.sequence_groups[sequence.id]
+            sequence_group.reports[sequence.child] = _candidates(rows.result, rows.source(row))
+            if len(sequence_group.reports) == len(sequence_group.members):
+                complete.append(sequence_group)
+        return [end for sequence_group in complete for end in self._forks.advance(sequence_group)]
 
     def _beams(self, slot: Index, where: Bool | bool = True) -> list[int]:
         """Rows of beams, `where` it is so."""
@@ -88,9 +88,9 @@ class BestSamples(ResultHook):
         rows.reported = np.where(silent, 0, rows.count)
         for row in np.flatnonzero(rows.rows.samples & silent).tolist():
             sequence = state.table.sequence(int(slot[row]))
-            family = state.families[sequence.id]
-            if family.search is None:
+            sequence_group = state.sequence_groups[sequence.id]
+            if sequence_group.search is None:
                 assert logprob is not None
                 gained: list[float] = logprob[rows.source(row), : rows.count[row]].tolist()
-                score = family.scores.get(sequence.child, 0.0)
-                family.scores[sequence.child] = sum(gained, start=score)
+                score = sequence_group.scores.get(sequence.child, 0.0)
+                sequence_group.scores[sequence.child] = sum(gained, start=score)

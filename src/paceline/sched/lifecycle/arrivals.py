@@ -86,7 +86,7 @@ class Arrivals:
         """Move a waiting sequence into a slot with blocks for `tokens` positions. A connector
         loaded `loaded` tokens of the hit; None: there is no connector.
 
-        Slots are kept for the rest of its family, which forks from it later.
+        Slots are kept for the rest of its group, which forks from it later.
         """
         state = self._state
         resumed = sequence.preemptions > 0
@@ -103,12 +103,12 @@ class Arrivals:
         state.stats.admissions += 1
         hits.count(state.stats, sequence, hit, state.cache, loaded)
         state.journal.passed(sequence, len(sequence.tokens) - hit.tokens, state.step)
-        family = state.family(sequence)
-        if family is not None and len(family.members) > 1:
-            family.kept = [state.table.reserve() for _ in family.members[1:]]
-            state.families.forking[sequence.id] = family
-            if hit.tokens <= family.fork_point:
-                state.table.cap(slot, FORK_POINT, family.fork_point)
+        sequence_group = state.sequence_group(sequence)
+        if sequence_group is not None and len(sequence_group.members) > 1:
+            sequence_group.kept = [state.table.reserve() for _ in sequence_group.members[1:]]
+            state.sequence_groups.forking[sequence.id] = sequence_group
+            if hit.tokens <= sequence_group.fork_point:
+                state.table.cap(slot, FORK_POINT, sequence_group.fork_point)
         return self.settle(sequence, hit.tokens, blocks)
 
     def _load(self, sequence: Sequence, hit: Hit) -> None:
@@ -146,7 +146,7 @@ class Arrivals:
         return min(usual if request.drafts is None else request.drafts, sequence.limit)
 
     def restore(self, sequence: Sequence, spans: list[int]) -> list[Admitted]:
-        """Bring a swapped sequence and its family back, with room for `spans[i]` positions."""
+        """Bring a swapped sequence and its group back, with room for `spans[i]` positions."""
         state = self._state
         state.swapped.remove(sequence)
         members = state.group(sequence)

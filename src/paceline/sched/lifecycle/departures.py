@@ -8,12 +8,12 @@ from paceline.core.plan import Ended
 from paceline.core.request import Finish, Sequence
 from paceline.sched.commit.stops import StopWatch
 from paceline.sched.explain.journal import note
-from paceline.sched.groups.group import Family
+from paceline.sched.groups.group import SequenceGroup
 from paceline.sched.state import SchedulerState
 
 
 class Departures:
-    """Moves sequences out of slots and queues, with the others of their family where they go
+    """Moves sequences out of slots and queues, with the others of their group where they go
     together, and notes it in their lives."""
 
     def __init__(self, state: SchedulerState, stops: StopWatch) -> None:
@@ -21,7 +21,7 @@ class Departures:
         self._stops = stops
 
     def preempt(self, slot: int, cause: str, may_swap: bool = True) -> None:
-        """Take the slots and blocks of a resident and its family.
+        """Take the slots and blocks of a resident and its group.
 
         It waits in front of its equals, or on the host if that is cheaper and has room.
         """
@@ -76,12 +76,12 @@ class Departures:
             if one.slot >= 0:
                 self._release(one.slot)
                 one.tokens = one.tokens.copy()
-        family = state.family(members[0])
-        if family is not None:
-            state.families.forking.pop(family.request.id, None)
-            family.reports.clear()
-            while family.kept:
-                state.table.give_back(family.kept.pop())
+        sequence_group = state.sequence_group(members[0])
+        if sequence_group is not None:
+            state.sequence_groups.forking.pop(sequence_group.request.id, None)
+            sequence_group.reports.clear()
+            while sequence_group.kept:
+                state.table.give_back(sequence_group.kept.pop())
 
     def demote(self, sequence: Sequence, cause: str = "the copy did not come about") -> None:
         """What was kept of a swapped sequence is gone: it computes everything again."""
@@ -98,38 +98,40 @@ class Departures:
     ) -> list[Ended]:
         """End a resident sequence, and its request if it was the last one of it."""
         state = self._state
-        family = state.family(sequence)
-        handed = state.stores.hand_over(sequence, finish) if family is None else None
+        sequence_group = state.sequence_group(sequence)
+        handed = state.stores.hand_over(sequence, finish) if sequence_group is None else None
         self._release(sequence.slot)
         sequence.finish = finish
-        if family is None:
+        if sequence_group is None:
             end = self._close(sequence, finish, stop_token)
             return [end if handed is None else replace(end, kv_transfer_params=handed)]
         outputs = sequence.tokens[len(sequence.request.prompt) :].tolist()
-        family.ended(sequence, tuple(outputs), stop_token)
+        sequence_group.ended(sequence, tuple(outputs), stop_token)
         ends = (
             []
-            if family.request.silent
+            if sequence_group.request.silent
             else [Ended(sequence.id, finish, stop_token, child=sequence.child)]
         )
-        if not family.members:
-            return [*ends, self._close(sequence, family.finish)]
-        state.live[sequence.id] = family.leader
-        if family.leader.slot < 0:
-            self._restart_others(family)
+        if not sequence_group.members:
+            return [*ends, self._close(sequence, sequence_group.finish)]
+        state.live[sequence.id] = sequence_group.leader
+        if sequence_group.leader.slot < 0:
+            self._restart_others(sequence_group)
         return ends
 
-    def _restart_others(self, family: Family) -> None:
+    def _restart_others(self, sequence_group: SequenceGroup) -> None:
         """The leader ended before the others forked from it: they compute the prompt again."""
-        self._vacate(list(family.members))
-        self._count_preemption(family.members, "the end of the one that computed the prompt")
-        self._state.queue.push(family.leader, in_front=True)
+        self._vacate(list(sequence_group.members))
+        self._count_preemption(
+            sequence_group.members, "the end of the one that computed the prompt"
+        )
+        self._state.queue.push(sequence_group.leader, in_front=True)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a sequence that never began to wait."""
         state = self._state
         state.queue.remove(sequence)
-        state.families.pop(sequence.id, None)
+        state.sequence_groups.pop(sequence.id, None)
         del state.live[sequence.id]
         state.policy.left(sequence)
         state.bodies.left(sequence.request)
@@ -154,23 +156,23 @@ class Departures:
         )
         return [*ends, self._close(members[0], finish, message=message)]
 
-    def conclude(self, family: Family) -> Ended:
+    def conclude(self, sequence_group: SequenceGroup) -> Ended:
         """A beam search is over: its beams go, its ends are reported."""
-        members = list(family.members)
+        members = list(sequence_group.members)
         self._vacate(members)
         for one in members:
-            one.finish = family.finish
-        return self._close(members[0], family.finish)
+            one.finish = sequence_group.finish
+        return self._close(members[0], sequence_group.finish)
 
     def _close(
         self, sequence: Sequence, finish: Finish, stop_token: int | None = None, message: str = ""
     ) -> Ended:
         """The request of a sequence is over."""
         state = self._state
-        family = state.families.pop(sequence.id, None)
+        sequence_group = state.sequence_groups.pop(sequence.id, None)
         whole = finish in (Finish.STOP, Finish.LENGTH)
-        choices = family.best() if family is not None and whole else ()
-        unreturned = 0 if family is None else family.unreturned(choices)
+        choices = sequence_group.best() if sequence_group is not None and whole else ()
+        unreturned = 0 if sequence_group is None else sequence_group.unreturned(choices)
         del state.live[sequence.id]
         state.changes.finished[sequence.id] = sequence
         state.stats.finished += 1

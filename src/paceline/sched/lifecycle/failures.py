@@ -46,7 +46,7 @@ class Failures:
                 state.items.forget(made)
                 doubtful |= state.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
-            if slot not in reasons or not table.resident[slot]:  # it may have gone with its family
+            if slot not in reasons or not table.resident[slot]:  # it may have gone with its group
                 continue
             if not self._may_come_from_others(slot, doubtful):
                 leader = state.live[table.sequence(slot).id]

@@ -260,7 +260,7 @@ class BatchRun:
         }
 
     def _halt(self, why: str) -> None:
-        """Let no worker take a further line."""
+        """Let no worker take another line."""
         self._halted = self._halted or BatchStopped(why)
 
 

@@ -33,7 +33,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 class GenerationJob:
     """One HTTP request: its headers, its id, what to generate, and how to write the response.
 
-    `reply` has what the model is held to. `ending` is awaited when the response is written, before
+    `reply` holds the output constraint. `ending` is awaited when the response is written, before
     its end is sent.
     """
 

@@ -15,7 +15,7 @@ class Kind(Enum):
     PREFILL = auto()
     HIT = auto()  # prefill whose beginning came from the prefix cache
     AGAIN = auto()  # computed again after a preemption
-    FORKED = auto()  # a further sequence of a request begins
+    FORKED = auto()  # another sequence of a request begins
     REPLACED = auto()  # a beam that was replaced by a copy of another
     RETURNED = auto()  # back from the host
     DECODE = auto()
@@ -77,7 +77,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Why no further request was admitted."""
+    """Why no other request was admitted."""
 
     text: str  # as it was in the first of these steps
     since: int  # the step in which admission first stopped for this reason at this request

@@ -19,8 +19,8 @@ from paceline.runner.cuda.kernels.layers import (
     normalized,
     rotate_and_store,
 )
+from paceline.runner.cuda.linears import ResidualLinear, ResidualParts
 from paceline.runner.cuda.model import CudaMLP, CudaModel
-from paceline.runner.cuda.products import ResidualLinear, ResidualParts
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, LinearKind

@@ -1,4 +1,4 @@
-"""What adapters add to a product, from the products with their first factors."""
+"""What adapters add to a linear, from the linears with their first factors."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -21,7 +21,7 @@ STREAM_CHUNK = 256  # inputs read at a time to find the lengths of rows
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """How adapters lie beside a product:
+    """How adapters lie beside a linear:
 
         columns   | outputs | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
 
@@ -45,10 +45,10 @@ class AdapterLayout:
 def add_adapted(
     found: Tensor, b: Tensor, place: Tensor, layout: AdapterLayout, total: Tensor | None = None
 ) -> Tensor:
-    """Return a product [n, outputs] and what the adapter of each row adds to it, or add both to
+    """Return a linear [n, outputs] and what the adapter of each row adds to it, or add both to
     `total` [n, outputs].
 
-    `found` [n, columns] has the product and, of all adapters, x @ a; if it is [splits, n, columns],
+    `found` [n, columns] has the linear and, of all adapters, x @ a; if it is [splits, n, columns],
     it has so many parts of their sum. `b` is [places * rank, outputs]; `place` [n] is -1 in rows
     without an adapter.
     """
@@ -88,7 +88,7 @@ def gate_adapted(
     is_silu: bool,
     late: DeferredNorm,
 ) -> Tensor:
-    """Return act(gate) * up of a product and what adapters add to it, as in `add_adapted`."""
+    """Return act(gate) * up of a linear and what adapters add to it, as in `add_adapted`."""
     rows, width = len(place), layout.outputs // 2
     tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
     out = torch.empty((rows, width), dtype=b.dtype, device=found.device)
@@ -151,7 +151,7 @@ def _chunk_added(
     SPLITS: tl.constexpr,
 ):
     """Add a chunk of the columns of a part, which begin at `given`. A row reads those of its own
-    adapter and has zeros instead of the others, so rows of any adapters share a product."""
+    adapter and has zeros instead of the others, so rows of any adapters share a linear."""
     column = at + tl.arange(0, CHUNK)
     is_own = own[:, None] == (column // RANK)[None, :]
     values = _summed(given + column[None, :], is_own, rows, WIDTH, SPLITS)
@@ -180,7 +180,7 @@ def _adapted(
     CHUNK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """A tile of the product and what adapters add to it. Of several chunks, those that no row of
+    """A tile of the linear and what adapters add to it. Of several chunks, those that no row of
     the tile needs are left out: positions of a prompt have one adapter."""
     start = found + row.to(tl.int64)[:, None] * WIDTH
     mask = (row < rows)[:, None] & (line < end)[None, :]

@@ -52,9 +52,9 @@ def decode(
     both are complete. One more row of programs waits for `tiles`, so that the next kernel starts
     after both.
 
-    If NEW, query, key and value are adjacent, as the product wrote them. They are rotated here, and
+    If NEW, query, key and value are adjacent, as the linear wrote them. They are rotated here, and
     the program of the last part of a context writes key and value to the store. All older cells are
-    complete, as the list is, so reading them does not wait for the product.
+    complete, as the list is, so reading them does not wait for the linear.
     """
     tl.extra.cuda.gdc_launch_dependents()
     if not (NEW or BOUNDED):

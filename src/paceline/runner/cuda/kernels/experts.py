@@ -1,4 +1,4 @@
-"""Kernels of a mixture of experts: the choice of experts, grouped products, and the sum.
+"""Kernels of a mixture of experts: the choice of experts, grouped linears, and the sum.
 
 A pair is a position and one of its experts, `position * chosen + place`. Pairs are sorted by
 expert. A program of a grouped product has some pairs of one expert; which ones, it finds on the
@@ -88,7 +88,7 @@ def gated_by_experts(
 def summed_by_experts(
     total: Tensor, x: Tensor, weight: Tensor, choice: ExpertChoice, bias: Tensor | None = None
 ) -> None:
-    """total [positions, width] += the products of all pairs x [pairs, inputs] with their experts
+    """total [positions, width] += the linears of all pairs x [pairs, inputs] with their experts
     [experts, width, inputs] and biases [experts, width], times their shares."""
     parts = torch.empty((len(choice.pairs), weight.shape[1]), dtype=x.dtype, device=x.device)
     _run(x, weight, choice, parts, bias)
@@ -214,7 +214,7 @@ def _grouped(
     LIMIT: tl.constexpr,
 ):
     """If gated, x has a row for each position and a second weight is OUTPUTS lines further on;
-    otherwise x has a row for each pair, and the product is multiplied by its share. With a limit,
+    otherwise x has a row for each pair, and the linear is multiplied by its share. With a limit,
     gate and up are those of `ClampedGate`."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()

@@ -73,10 +73,10 @@ def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> No
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeferredNorm:
-    """A norm that is applied after the product that follows it.
+    """A norm that is applied after the linear that follows it.
 
-    A product is linear, so its outputs can be divided by the lengths of its input rows, which are
-    `stream` [n, width]. A width of 0 means that the norm was applied before the product.
+    A linear is linear, so its outputs can be divided by the lengths of its input rows, which are
+    `stream` [n, width]. A width of 0 means that the norm was applied before the linear.
     """
 
     stream: Tensor

@@ -1,4 +1,4 @@
-"""Products of one row, fused with the norm, activation or sum around them."""
+"""Linears of one row, fused with the norm, activation or sum around them."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0913, PLR0917, RUF005
@@ -21,13 +21,13 @@ MOST_ROWS, MOST_INPUTS = 1, MOST_EARLY * SHORT
 
 
 def takes(rows: int, inputs: int) -> bool:
-    """Whether these products are the fastest."""
+    """Whether these linears are the fastest."""
     return rows <= MOST_ROWS and inputs <= MOST_INPUTS
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a product is split among programs."""
+    """How a linear is split among programs."""
 
     lines: int  # outputs of a program
     chunk: int  # inputs read at a time
@@ -43,42 +43,42 @@ def tuning(width: int, outputs: int) -> Tuning:
 
 def normed(
     x: Tensor,
-    product: DenseLinear,
+    linear: DenseLinear,
     floor: float,
     is_silu: bool | None = None,
     is_ordered: bool = False,
 ) -> Tensor:
     """product(x / max(length, floor)); with an activation, act(gate) * up of pairs of outputs.
 
-    A product is linear, so rows are divided by their lengths afterwards. Every program reads all
+    A linear is linear, so rows are divided by their lengths afterwards. Every program reads all
     of x, so it computes the lengths too.
     """
-    outputs = product.weight.shape[1] // (1 if is_silu is None else 2)
+    outputs = linear.weight.shape[1] // (1 if is_silu is None else 2)
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    _run(x, product, out, floor, is_silu, is_ordered)
+    _run(x, linear, out, floor, is_silu, is_ordered)
     return out
 
 
-def add(total: Tensor, x: Tensor, product: DenseLinear) -> None:
+def add(total: Tensor, x: Tensor, linear: DenseLinear) -> None:
     """total += product(x)."""
-    _run(x, product, total, None)
+    _run(x, linear, total, None)
 
 
 def _run(
     x: Tensor,
-    product: DenseLinear,
+    linear: DenseLinear,
     out: Tensor,
     floor: float | None,
     is_silu: bool | None = None,
     is_ordered: bool = False,
 ) -> None:
     (rows, width), outputs = x.shape, out.shape[1]
-    assert product.weight.stride(0) == 1, "the weights of an output must be contiguous"
+    assert linear.weight.stride(0) == 1, "the weights of an output must be contiguous"
     cut = tuning(width, outputs)
     _thin[(triton.cdiv(outputs, cut.lines),)](
         x,
-        product.weight,
-        x if product.bias is None else product.bias,
+        linear.weight,
+        x if linear.bias is None else linear.bias,
         out,
         floor or 0.0,
         outputs,
@@ -89,7 +89,7 @@ def _run(
         CHUNK=cut.chunk,
         STAGES=cut.stages,
         NORMED=floor is not None,
-        BIASED=product.bias is not None,
+        BIASED=linear.bias is not None,
         GATED=is_silu is not None,
         SILU=is_silu is True,
         EARLY=cut.early,

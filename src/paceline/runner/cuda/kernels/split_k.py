@@ -1,4 +1,4 @@
-"""Products of some rows with few outputs, added to a total: several programs share an output."""
+"""Linears of some rows with few outputs, added to a total: several programs share an output."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -19,25 +19,25 @@ MOST_OUTPUTS = 2048  # with more, the library has enough programs
 
 
 class SplitKLinear:
-    """Adds a product to a total. Of the programs that share outputs, the last one to end adds up.
+    """Adds a linear to a total. Of the programs that share outputs, the last one to end adds up.
 
     inputs     | split 0 | split 1 | split 2 | split 3 |
     program    └ sum     └ sum     └ sum     └ sum, then total += all four, in this order
     """
 
-    def __init__(self, product: DenseLinear) -> None:
-        self._product = product
-        inputs, outputs = product.weight.shape
+    def __init__(self, linear: DenseLinear) -> None:
+        self._linear = linear
+        inputs, outputs = linear.weight.shape
         # How many programs of a tile have ended. The one that adds up resets it.
         tiles = -(-outputs // LINES)
-        self._ended = torch.zeros(tiles, dtype=torch.int32, device=product.weight.device)
+        self._ended = torch.zeros(tiles, dtype=torch.int32, device=linear.weight.device)
         self._fits = outputs <= MOST_OUTPUTS and inputs % (SPLITS * CHUNK) == 0
-        self._fits = self._fits and product.weight.stride(0) == 1 and outputs % LINES == 0
-        self._fits = self._fits and product.weight.element_size() < FLOAT_BYTES
+        self._fits = self._fits and linear.weight.stride(0) == 1 and outputs % LINES == 0
+        self._fits = self._fits and linear.weight.element_size() < FLOAT_BYTES
 
     def takes(self, rows: int) -> bool:
         """Whether it is faster than the library's product for so many rows."""
-        most = MOST_ROWS if self._product.weight.shape[0] >= MANY_INPUTS else SOME_ROWS
+        most = MOST_ROWS if self._linear.weight.shape[0] >= MANY_INPUTS else SOME_ROWS
         return self._fits and rows <= most
 
     def add(self, total: Tensor, x: Tensor) -> None:
@@ -45,17 +45,17 @@ class SplitKLinear:
         self._run(x, total)
 
     def parts(self, x: Tensor) -> Tensor:
-        """The sums of all splits, [splits, n, outputs] in float32: the product without its bias."""
+        """The sums of all splits, [splits, n, outputs] in float32: the linear without its bias."""
         return self._run(x, None)
 
     def _run(self, x: Tensor, total: Tensor | None) -> Tensor:
-        product, (rows, inputs), outputs = self._product, x.shape, self._product.weight.shape[1]
+        linear, (rows, inputs), outputs = self._linear, x.shape, self._linear.weight.shape[1]
         parts = torch.empty((SPLITS, rows, outputs), dtype=torch.float32, device=x.device)
         places = SOME_ROWS if rows <= SOME_ROWS else MOST_ROWS
         _add[(len(self._ended), SPLITS)](
             x,
-            product.weight,
-            x if product.bias is None else product.bias,
+            linear.weight,
+            x if linear.bias is None else linear.bias,
             x if total is None else total,
             parts,
             self._ended,
@@ -66,7 +66,7 @@ class SplitKLinear:
             LINES=LINES,
             CHUNK=CHUNK,
             SPLITS=SPLITS,
-            BIASED=product.bias is not None,
+            BIASED=linear.bias is not None,
             ADDED=total is not None,
             num_warps=4 if places == SOME_ROWS else 8,
             num_stages=5 if places == SOME_ROWS and total is not None else 4,

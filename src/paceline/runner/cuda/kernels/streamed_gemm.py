@@ -1,4 +1,4 @@
-"""Products of some rows, as fast as their weights can be read, in CUDA C++.
+"""Linears of some rows, as fast as their weights can be read, in CUDA C++.
 
 The kernel is `streamed_gemm.cu`. This module chooses its shape and launches it.
 """
@@ -36,7 +36,7 @@ BUSY = 0.9  # share of multiprocessors that a wave must use to pay
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """How the outputs of a product are split among multiprocessors, in one wave."""
+    """How the outputs of a linear are split among multiprocessors, in one wave."""
 
     lines: int
     split: int
@@ -79,16 +79,16 @@ class Wave:
 
 
 class StreamedLinear:
-    """A product of some rows. For other shapes, the library is as fast."""
+    """A linear of some rows. For other shapes, the library is as fast."""
 
-    def __init__(self, product: DenseLinear, is_gated: bool = False) -> None:
-        weight = product.weight  # [inputs, outputs], laid out as [outputs, inputs]
+    def __init__(self, linear: DenseLinear, is_gated: bool = False) -> None:
+        weight = linear.weight  # [inputs, outputs], laid out as [outputs, inputs]
         self._lines = weight.t()
         self._wave: Wave | None = None
         size = weight.numel() * weight.element_size()
         self._is_small = size < LEAST_BYTES
         least = GATED_BYTES if is_gated else LEAST_BYTES
-        is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and product.bias is None
+        is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and linear.bias is None
         if size >= least and is_plain and can_compile(weight.device):
             processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
             inputs, outputs = weight.shape
@@ -114,7 +114,7 @@ class StreamedLinear:
         return self._wave is not None and self._wave.split == 1
 
     def gated(self, x: Tensor, is_silu: bool, floor: float | None = None) -> Tensor:
-        """Return act(gate) * up, of a product that computes both. With a `floor`, rows are divided
+        """Return act(gate) * up, of a linear that computes both. With a `floor`, rows are divided
         by their lengths, or by `floor` if that is larger."""
         out = torch.empty((len(x), len(self._lines) // 2), dtype=x.dtype, device=x.device)
         self._run("SILU" if is_silu else "GELU", x, out, floor)

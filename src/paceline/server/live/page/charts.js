@@ -4,7 +4,7 @@ import { byId, make, setAttribute, setText } from "./dom.js";
 import { RATE_S, rateOf, ratio } from "./figures.js";
 import { PARTS } from "./messages.js";
 import { colour } from "./theme.js";
-import uPlot from "./vendor/uPlot.esm.js";
+import uPlot from "./vendor/uPlot.min.js";
 import { duration, percent, short } from "./words.js";
 
 /** @typedef {import("./history.js").Entry} Entry */
