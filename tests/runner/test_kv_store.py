@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from paceline.runner.kv_store import KVStore
+from paceline.runner.kv_store import BlockBytes, KVStore
+from paceline.runner.models.config import CellShape
 from paceline.runner.models.layer_groups import layer_groups
 from tests.runner.support import tiny
 
@@ -94,3 +95,21 @@ def test_a_store_of_another_type_rounds() -> None:
     half.put(half.cells(torch.tensor([[0]]))[0], new)
     assert half.block_bytes * 2 == KVStore(tiny(), BLOCKS, SIZE).block_bytes
     assert torch.equal(half.content[0, 0, 0], new[0].bfloat16())
+
+
+@pytest.mark.parametrize("cell", [CellShape(1, 24), CellShape(KV_HEADS, HEAD_DIM)])
+def test_a_layer_may_keep_other_things_of_a_position(cell: CellShape) -> None:
+    """One latent row, or keys alone: written, gathered, copied and moved as bytes."""
+    kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, cell=cell)
+    assert kv.block_bytes == LAYERS * SIZE * cell.values * 4
+    new = torch.randn(SIZE, cell.vectors, cell.width)
+    kv.put(kv.cells(2 * SIZE + torch.arange(SIZE)[None])[1], new)
+    kv.copy([(2, 5)])
+    out = torch.empty(1, SIZE, cell.vectors, cell.width)
+    kv.gather(kv.runs(torch.tensor([5]))[1], out)
+    assert torch.equal(out[0], new)
+    blocks = BlockBytes(kv)
+    rows = blocks.read([5])
+    kv.clear(2, 0)
+    blocks.write([2], rows)
+    assert torch.equal(kv.content[2, 1], new)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.plan import Pairs, Plan
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config import CellShape, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
 
 
@@ -48,17 +48,20 @@ class KVStore:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
+        cell: CellShape | None = None,
     ) -> None:
-        """Without `groups`, all layers are in one."""
+        """Without `groups`, all layers are in one. `cell` is what each keeps of a position: keys
+        and values, unless it is given."""
+        self.cell = cell or config.cell
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
         self.groups = groups or LayerGroups.one(config.layers)
-        shape = (blocks, self.groups.places, block_size, 2 * self.kv_heads, self.head_dim)
+        shape = (blocks, self.groups.places, block_size, self.cell.vectors, self.cell.width)
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
             lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._cells = self.content.view(-1, 2 * self.kv_heads, self.head_dim)
+        self._cells = self.content.view(-1, self.cell.vectors, self.cell.width)
         self._runs = self.content.view(blocks * self.groups.places, -1)
         self.group = torch.tensor(self.groups.group, device=device)  # [layers]
         self.place = torch.tensor(self.groups.place, device=device)  # [layers]
@@ -82,7 +85,7 @@ class KVStore:
         return first + self.place.unsqueeze(1) * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
-        """Write k and v of positions: `new` is [positions, 2 * kv_heads, head_dim]."""
+        """Write the cells of positions: `new` is [positions, vectors, width]."""
         self._cells.index_copy_(0, cells, new.to(self.dtype))
 
     def runs(self, blocks: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class KVStore:
         return blocks.flatten() * self.groups.places + self.place.unsqueeze(1)  # [layers, blocks]
 
     def gather(self, runs: Tensor, out: Tensor) -> None:
-        """Copy runs into `out`, [runs, block_size, 2 * kv_heads, head_dim]."""
+        """Copy runs into `out`, [runs, block_size, vectors, width]."""
         torch.index_select(self._runs, 0, runs, out=out.view(len(runs), -1))
 
     def clear(self, block: int, first: int) -> None:
@@ -106,7 +109,7 @@ class KVStore:
             self.write(destinations, self.read(sources))
 
     def read(self, blocks: Sequence[int]) -> Tensor:
-        """Return the content of blocks, [blocks, places, block_size, 2 * kv_heads, head_dim]."""
+        """Return the content of blocks, [blocks, places, block_size, vectors, width]."""
         return self.content.index_select(0, self._index(blocks))
 
     def write(self, blocks: Sequence[int], content: Tensor) -> None:

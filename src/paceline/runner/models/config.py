@@ -19,6 +19,22 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class CellShape:
+    """What a layer keeps of each position: so many vectors of a width.
+
+    Memory of KV, blocks that move, and the sizes of blocks follow from it. One latent row for all
+    heads, or keys alone, are other shapes.
+    """
+
+    vectors: int
+    width: int
+
+    @property
+    def values(self) -> int:
+        return self.vectors * self.width
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything about a model but its weights.
 
@@ -99,6 +115,11 @@ class ModelConfig:
             )
         if any(window is not None and window < 1 for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
+
+    @property
+    def cell(self) -> CellShape:
+        """Keys and values of every head."""
+        return CellShape(2 * self.kv_heads, self.head_dim)
 
     @property
     def has_sinks(self) -> bool:
