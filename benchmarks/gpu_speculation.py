@@ -28,7 +28,7 @@ from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.engine.loop.turn_times import TurnTimer
 from paceline.runner.proposer import Proposer, load
-from paceline.wiring.loaded_runner import MEASURED_S
+from paceline.wiring.device import MEASURED_S
 
 CONTEXT, OUTPUT, DRAFTS = 512, 256, 4
 SHARES = (0.0, 0.5, 0.9)
