@@ -24,7 +24,7 @@ from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
 try:
-    from paceline.runner.cuda.adapters import AdaptedLinear, AdapterSizes
+    from paceline.runner.cuda.adapters import AdapterSizes, CudaAdaptedLinear
     from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
     from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
     from paceline.runner.cuda.kernels.layers import DeferredNorm
@@ -114,7 +114,7 @@ def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> No
     layout = AdapterLayout(64, (0, 32), places=2, rank=16)
     weight = torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype)
     linear = DenseLinear(weight.float(), None, dtype)
-    product = AdaptedLinear(linear, layout)
+    product = CudaAdaptedLinear(linear, layout)
     assert torch.equal(linear.weight, weight.t())
     place = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
     x = torch.randn(rows, inputs, device=device).to(dtype)

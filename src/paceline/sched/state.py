@@ -70,7 +70,8 @@ class SchedulerState:
     speculation       how many drafts a row has
     queue, swapped    sequences that wait, and those among them that are on the host
     bodies            which requests of a body are parked for others
-    live, sequence groups    open requests by id, and those of several sequences
+    live              open requests by id
+    sequence_groups   those of several sequences
     journal, stats    what happened, and how often
     """
 
@@ -91,7 +92,7 @@ class SchedulerState:
         self.swapped = WaitingQueue(self.policy)
         self.journal = Journal(config.journal)
         self.stats = Stats()
-        self.live: dict[str, Sequence] = {}  # by request id, until they end; families: the leader
+        self.live: dict[str, Sequence] = {}  # by request id, until they end; of groups: the leader
         self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
         self.items = ItemsAhead(config, self.table, self.stats)

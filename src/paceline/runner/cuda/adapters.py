@@ -23,7 +23,7 @@ from paceline.runner.layers.linear import DenseLinear
 RANK_STEP = 16  # the least that tensor cores sum over
 
 
-class AdaptedLinear:
+class CudaAdaptedLinear:
     """A linear of the model and the first factors of all adapters, in one matrix:
 
         lines   | of the model | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
@@ -73,7 +73,7 @@ class AdaptedLinear:
         add_adapted(found, self._b, place, self._layout, total)
 
 
-Widen = Callable[[DenseLinear], AdaptedLinear | None]  # makes room beside a linear
+Widen = Callable[[DenseLinear], CudaAdaptedLinear | None]  # makes room beside a linear
 Beside = Callable[[LinearName], Widen]  # for the linears of a layer
 
 
@@ -99,16 +99,16 @@ class AdapterRoom:
     def __init__(self, targets: AdapterTargets, sizes: AdapterSizes) -> None:
         self.targets, self.sizes = targets, sizes
         self._rank = -(-sizes.max_rank // RANK_STEP) * RANK_STEP
-        self._linears: dict[Site, AdaptedLinear] = {}
+        self._linears: dict[Site, CudaAdaptedLinear] = {}
 
     def beside(self, layer: int) -> Beside:
         return lambda linear: partial(self._widen, Site(layer, linear))
 
-    def _widen(self, site: Site, linear: DenseLinear) -> AdaptedLinear:
+    def _widen(self, site: Site, linear: DenseLinear) -> CudaAdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
         layout = AdapterLayout(sum(sizes), starts, self.sizes.places, self._rank)
-        self._linears[site] = AdaptedLinear(linear, layout)
+        self._linears[site] = CudaAdaptedLinear(linear, layout)
         return self._linears[site]
 
     def put(self, place: int, adapter: AdapterWeights) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.runner.cuda.adapters import AdaptedLinear, Widen, not_adapted
+from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.kernels.experts import choose_experts, gated_by_experts, summed_by_experts
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
 from paceline.runner.cuda.kernels.one_row import add, normed, takes
@@ -83,7 +83,7 @@ class ResidualParts:
     """A linear for the residual stream, and the norm after it if the architecture has one."""
 
     linear: DenseLinear
-    adapted: AdaptedLinear | None
+    adapted: CudaAdaptedLinear | None
     norm: tuple[Tensor, float] | None  # factors and floor
 
     @staticmethod
@@ -159,7 +159,7 @@ def residual_linear(
     return ResidualLinear(parts)
 
 
-def with_room(linear: AdaptedLinear | None) -> AdaptedLinear:
+def with_room(linear: CudaAdaptedLinear | None) -> CudaAdaptedLinear:
     assert linear is not None, "this model was loaded without room for adapters"
     return linear
 
