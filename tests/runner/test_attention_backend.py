@@ -9,7 +9,16 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.paged import Paged
 from paceline.runner.attention.sdpa import Sdpa
-from paceline.runner.attention_backend import AttentionSupport, check, load, load_for
+from paceline.runner.attention_backend import (
+    Attention,
+    AttentionSupport,
+    Prepared,
+    check,
+    load,
+    load_for,
+)
+from paceline.runner.batch import Batch
+from paceline.runner.kv_store import KVStore
 from tests.runner.support import tiny
 
 
@@ -40,12 +49,38 @@ def test_a_backend_that_lacks_what_a_model_needs_is_refused_by_name() -> None:
     class Plain(Paged):
         support = AttentionSupport(caps=False, windows=False, head_dims=(64,))
 
-    check(Paged(), other, torch.float32)
+    check("paged", Paged(), other, torch.float32)
     wanted = f"'plain' does not support head size {plain.head_dim}, sliding windows, scores capped"
     with pytest.raises(ConfigError, match=wanted):
-        check(Plain(), other, torch.float32)
+        check("plain", Plain(), other, torch.float32)
 
 
 def test_a_backend_of_another_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="'paged' does not run on cuda; use 'triton'"):
         load_for("paged", "cuda", "triton")
+
+
+class Undeclared(Attention):
+    def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
+        raise NotImplementedError
+
+
+class Graphless(Undeclared):
+    support = AttentionSupport(device="cuda")
+
+
+class Unmixed(Undeclared):
+    support = AttentionSupport(mixed_graphs=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Undeclared, "does not declare its support"),
+        (Graphless, "has no prepare_graph"),
+        (Unmixed, "has no prepare_mixed_graph"),
+    ],
+)
+def test_a_backend_that_lacks_what_it_declares(kind: type[Attention], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        load(f"{__name__}.{kind.__name__}")

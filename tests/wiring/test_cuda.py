@@ -318,17 +318,34 @@ def test_steps_without_adapters_launch_what_they_launch_otherwise(launches: Laun
     assert seen() == seen(**ADAPTED)
 
 
+class DecodesOnly(Triton):
+    """Attention without graphs for steps of any rows."""
+
+    support = AttentionSupport(device="cuda")
+
+
+def with_decodes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the name "mine" stand for it."""
+    load = attention_backend.load
+    monkeypatch.setattr(
+        attention_backend, "load", lambda name: DecodesOnly() if name == "mine" else load(name)
+    )
+
+
 def test_adapters_need_graphs_for_all_steps(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class DecodesOnly(Triton):
-        """Attention without graphs for steps of any rows."""
-
-        support = AttentionSupport(device="cuda")
-
-    monkeypatch.setattr(attention_backend, "load", lambda _: DecodesOnly())
+    with_decodes_only(monkeypatch)
     with pytest.raises(ConfigError, match="enable_lora needs attention 'triton' on a GPU"):
-        assembled(**ADAPTED)
+        assembled(**ADAPTED, attention="mine")
+
+
+def test_attention_without_graphs_for_all_steps_starts(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_decodes_only(monkeypatch)
+    _, runner = assembled(attention="mine")
+    assert runner.mixed is None
 
 
 def test_enforce_eager_starts_without_graphs_and_warm_up(

@@ -117,7 +117,7 @@ class GraphAttention(Prepared):
 
 
 class Attention(ABC):
-    """A way to compute attention. It keeps nothing from one step to the next."""
+    """A way to compute attention. It keeps nothing of sequences from one step to the next."""
 
     support: AttentionSupport
 
@@ -137,7 +137,16 @@ class Attention(ABC):
 
 def load(name: str) -> Attention:
     """Load a backend by its module name in `attention`, or by the dotted path of a class."""
-    return plugins.load("attention backend", name, PACKAGE, Attention)()
+    attention = plugins.load("attention backend", name, PACKAGE, Attention)()
+    support: object = getattr(attention, "support", None)
+    if not isinstance(support, AttentionSupport):
+        raise ConfigError(f"attention backend {name!r} does not declare its support")
+    kind = type(attention)
+    if support.device == "cuda" and kind.prepare_graph is Attention.prepare_graph:
+        raise ConfigError(f"attention backend {name!r} is for a GPU and has no prepare_graph")
+    if support.mixed_graphs and kind.prepare_mixed_graph is Attention.prepare_mixed_graph:
+        raise ConfigError(f"attention backend {name!r} has no prepare_mixed_graph")
+    return attention
 
 
 def load_for(name: str, device: str, usual: str) -> Attention:
@@ -148,10 +157,9 @@ def load_for(name: str, device: str, usual: str) -> Attention:
     return attention
 
 
-def check(attention: Attention, model: ModelConfig, dtype: torch.dtype) -> None:
+def check(name: str, attention: Attention, model: ModelConfig, dtype: torch.dtype) -> None:
     """ConfigError names what the model needs and the backend does not support."""
     if lacking := attention.support.lacks(model, dtype):
-        name = type(attention).__name__.lower()
         raise ConfigError(
             f"attention {name!r} does not support {', '.join(lacking)}, which this model needs; "
             "set attention to 'auto'"

@@ -1,4 +1,4 @@
-"""A scheduler and a runner for a model on the CPU."""
+"""The CPU as a device: loads a model, sizes its KV memory, measures steps."""
 
 import logging
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     name = ATTENTION if own.attention == "auto" else own.attention
     attention = attention_backend.load_for(name, "cpu", ATTENTION)
     sizes, ranks = part_of_model(checkpoint.config, group), 1 if group is None else group.shard.size
-    attention_backend.check(attention, sizes, torch.float32)
+    attention_backend.check(name, attention, sizes, torch.float32)
     suited = check(settings, own, sizes, CPU_DEFAULTS)
     drafter, drafter_bytes = drafter_of(part_of(SpeculationConfig, suited), draft, group)
     check_memory(suited, own, sizes, free_bytes() // ranks, drafter_bytes)

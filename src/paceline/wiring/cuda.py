@@ -1,4 +1,4 @@
-"""A scheduler and a runner for a model on a GPU."""
+"""The GPU as a device: loads a model, sizes its KV memory, captures graphs, measures steps."""
 
 import gc
 import logging
@@ -83,7 +83,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
     kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
     model_config = part_of_model(checkpoint.config, group)
-    attention_backend.check(attention, model_config, kv_dtype)
+    attention_backend.check(name, attention, model_config, kv_dtype)
     defaults = gpu_defaults(model_config, dtype.itemsize)
     chosen = check(settings, own, model_config, defaults)
     step = part_of(StepConfig, chosen)
@@ -262,6 +262,8 @@ def run_largest_step(
     before = torch.cuda.memory_allocated()
     kv_dtype, groups = kv_kind
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
+    if not attention.support.mixed_graphs:  # it cannot run a step of prompts in a graph
+        attention = attention_backend.load(ATTENTION)
     runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()

@@ -9,9 +9,6 @@ from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.masks import TokenMasks
 from paceline.core.settings.config import Config, LoadConfig
-from paceline.engine.loop.adapters import AdapterHost
-from paceline.engine.loop.ports import Runner
-from paceline.runner.kv_store import BlockBytes
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
@@ -35,25 +32,12 @@ class ModelLoad:
     adapters: AdapterConfig = NO_ADAPTERS
 
 
-class DeviceRunner(Runner, Protocol):
-    """A runner with blocks of KV and, if they are enabled, adapters."""
-
-    @property
-    def host_adapters(self) -> AdapterHost | None:
-        """The adapters in host memory; None: no adapters are applied."""
-        ...
-
-    def block_bytes(self) -> BlockBytes:
-        """The blocks as bytes, for other threads."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedRunner:
     """What a device has built before there is a scheduler."""
 
     config: Config
-    runner: Any  # `DeviceRunner`, or that of several ranks
+    runner: Any  # `TorchRunner`, `CudaRunner`, or `RankedRunner` around one
     rates: Rates | None = None  # None: blocks are not swapped
     cost: StepCost | None = None  # of a position; None: nothing depends on it
 
@@ -71,7 +55,7 @@ class Device(Protocol):
         ...
 
     def started(
-        self, loaded: LoadedRunner, config: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+        self, loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
     ) -> Scheduler:
         """Warm up, and build a scheduler that knows the runner's speed."""
         ...
@@ -109,7 +93,7 @@ def least_room(own: Hardware, group: RankGroup | None, sharing: int) -> Hardware
     return replace(own, free_bytes=group.least(own.free_bytes // sharing))
 
 
-MEASURED_S = 2.0  # after so many seconds no other step time is measured
+MEASURED_S = 2.0  # after so many seconds no more step times are measured
 
 
 def measure_steps(scheduler: Scheduler, timer: StepTimer) -> None:

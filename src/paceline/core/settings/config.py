@@ -1,4 +1,4 @@
-"""The settings of scheduler, model and recording: frozen, checked, one dataclass per component."""
+"""The settings of scheduler and model: frozen, checked, one dataclass per component."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

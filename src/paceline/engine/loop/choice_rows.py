@@ -177,7 +177,7 @@ class ChoiceRows(Generic[Owner]):
         self.tokens.grow(rows)
 
     def end(self, row: int) -> None:
-        """The choice takes no other tokens."""
+        """The choice takes no more tokens."""
         self.handle[row] = CLOSED
 
     def release(self, handle: int, width: int) -> None:

@@ -64,20 +64,20 @@ def merged(responses: Sequence[WholeResponse]) -> WholeResponse:
 
 
 class ReplicaMetrics(Collector):
-    """SequenceGroups of the same name are one family."""
+    """Families of the same name are one family."""
 
     def __init__(self, responses: Sequence[WholeResponse]) -> None:
-        self._sequence_groups: dict[str, Metric] = {}
+        self._families: dict[str, Metric] = {}
         for one in responses:
             for family in text_string_to_metric_families(one.body.decode()):
                 samples = [
                     sample._replace(labels={**sample.labels, "replica": one.replica})
                     for sample in family.samples
                 ]
-                self._sequence_groups.setdefault(family.name, empty(family)).samples += samples
+                self._families.setdefault(family.name, empty(family)).samples += samples
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._sequence_groups.values()
+        yield from self._families.values()
 
 
 def empty(family: Metric) -> Metric:

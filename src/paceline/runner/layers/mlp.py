@@ -1,4 +1,4 @@
-"""The gated MLP, down(act(gate(x)) * up(x)), and mixtures of experts (MoE) (MoE)."""
+"""The gated MLP, down(act(gate(x)) * up(x)), and mixtures of experts (MoE)."""
 
 from collections.abc import Callable
 from functools import partial

@@ -38,7 +38,7 @@ class CellShape:
 class ModelConfig:
     """Everything about a model but its weights.
 
-    architecture      module name in `models`, which has its traits
+    architecture      name in the tables of `models/architectures`
     traits            what all models of its architecture share
     layers            blocks of attention and MLP
     width             of the residual stream

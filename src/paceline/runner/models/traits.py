@@ -92,7 +92,7 @@ class Traits:
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
     sinks              each head has a score that takes weight and has no value
-    fused_linears     queries, keys, values are one tensor, and so are gate and up
+    fused_linears      queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one

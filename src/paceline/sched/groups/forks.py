@@ -26,7 +26,7 @@ class Forks:
     # -- after the prompt ---------------------------------------------------
 
     def due(self) -> list[SequenceGroup]:
-        """SequenceGroups whose leader has been given the whole of what they share, oldest first."""
+        """Groups whose leader has been given the whole of what they share, oldest first."""
         planned = self._state.table.planned
         forking = self._state.sequence_groups.forking.values()
         return [one for one in forking if planned[one.leader.slot] >= one.fork_point]

@@ -30,7 +30,7 @@ class RankProcesses:
     """Ranks from 1 on, as children of this process, which is rank 0.
 
     A rank that ends before `close` is reported once, and so is one that cannot be built. Then the
-    ranks are out of step, and no other step can run.
+    ranks are out of step, and no more steps can run.
     """
 
     def __init__(self, size: int) -> None:

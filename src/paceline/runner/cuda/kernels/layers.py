@@ -75,7 +75,7 @@ def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> No
 class DeferredNorm:
     """A norm that is applied after the linear that follows it.
 
-    A linear is linear, so its outputs can be divided by the lengths of its input rows, which are
+    A product is linear, so its outputs can be divided by the lengths of its input rows, which are
     `stream` [n, width]. A width of 0 means that the norm was applied before the linear.
     """
 

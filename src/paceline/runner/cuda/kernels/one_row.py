@@ -50,7 +50,7 @@ def normed(
 ) -> Tensor:
     """product(x / max(length, floor)); with an activation, act(gate) * up of pairs of outputs.
 
-    A linear is linear, so rows are divided by their lengths afterwards. Every program reads all
+    A product is linear, so rows are divided by their lengths afterwards. Every program reads all
     of x, so it computes the lengths too.
     """
     outputs = linear.weight.shape[1] // (1 if is_silu is None else 2)
