@@ -201,3 +201,31 @@ def test_names_that_load_late_are_listed() -> None:
 def test_no_name_loads_before_it_is_used() -> None:
     script = "import sys, paceline; dir(paceline); print('torch' in sys.modules)"
     assert run(sys.executable, "-c", script, cwd=ROOT / "src") == "False\n"
+
+
+# `fastapi` brings the interface of OpenTelemetry, and not what sends spans.
+OF_EXTRAS = "matplotlib nixl opentelemetry.exporter opentelemetry.sdk PIL ray redis xgrammar"
+SERVING = f"""
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in {OF_EXTRAS.split()!r}:
+            raise ModuleNotFoundError(f"{{name}} is not installed here", name=name)
+
+sys.meta_path.insert(0, Refuse())
+import paceline.cli.commands.serve
+import paceline.engine.transport.process_main
+import paceline.server.serve
+import paceline.wiring.assembly
+import paceline.wiring.cpu
+import paceline.wiring.processes.front_end_main
+import paceline.wiring.processes.serving
+"""
+
+
+def test_serving_needs_no_library_of_another_extra() -> None:
+    """Such as the README's first command, whose environment has `.[serve]` alone."""
+    command = [sys.executable, "-c", SERVING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

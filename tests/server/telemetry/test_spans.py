@@ -11,7 +11,8 @@ from opentelemetry.trace import StatusCode
 
 from paceline.core.plan import Plan
 from paceline.server.telemetry.request_log import RequestLogEntry
-from paceline.server.telemetry.tracing import Spans, first_token_s, tracing_to
+from paceline.server.telemetry.spans import Spans, first_token_s
+from paceline.server.telemetry.tracing import tracing_to
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"
