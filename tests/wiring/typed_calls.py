@@ -4,6 +4,12 @@ Nothing here is run.
 """
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.wiring import cpu, cuda
+from paceline.wiring.device import Device
+
+
+def modules_are_devices() -> tuple[Device, Device]:
+    return cpu, cuda
 
 
 def settings_are_known() -> None:

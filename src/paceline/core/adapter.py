@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import check_types, not_negative, positive, require
+from paceline.core.settings.checks import check_types, not_negative, positive, require
 
 MOST_RANK = 512  # a larger rank is no low-rank adapter
 

@@ -267,7 +267,7 @@ class Request:
             return f"{longest} tokens are generated already, and max_tokens is {self.max_tokens}"
         return ""
 
-    # -- families -----------------------------------------------------------
+    # -- sequence groups ----------------------------------------------------
 
     @property
     def open_children(self) -> list[int]:

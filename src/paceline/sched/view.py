@@ -42,7 +42,7 @@ def take(at: SchedulerState) -> dict[str, Any]:
 
 
 def describe(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
-    """One request; a family as its leader, with its unfinished sequences under `children`."""
+    """One request; a group as its leader, with its unfinished sequences under `children`."""
     found = describe_one(at, sequence)
     if sequence.child >= 0 and sequence.finish is None:
         found["children"] = {str(one.child): describe_one(at, one) for one in at.group(sequence)}

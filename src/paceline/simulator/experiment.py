@@ -1,9 +1,8 @@
-"""One load under several settings, each in a process of its own."""
+"""One load under several settings, in several processes, and what a comparison says of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from html import escape
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -84,7 +83,7 @@ def in_processes(function: Callable[[T], R], items: Iterable[T], jobs: int) -> l
     if min(jobs, len(listed)) <= 1:
         return [function(item) for item in listed]
     with ProcessPoolExecutor(min(jobs, len(listed)), get_context("spawn")) as pool:
-        return list(pool.map(partial(function), listed))
+        return list(pool.map(function, listed))
 
 
 def variants_of(policies: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[Variant]:

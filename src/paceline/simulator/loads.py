@@ -116,11 +116,11 @@ class TraceLoad:
     def workload(self) -> Workload:
         calls = traces.read(self.path, self.count)
         cut = [call.cut(self.max_input_len, self.max_output_len) for call in calls]
-        found = [simulated(f"{number}", call, self.speed) for number, call in enumerate(cut)]
+        found = [request_of(f"{number}", call, self.speed) for number, call in enumerate(cut)]
         return Workload(self.clients.of(found))
 
 
-def simulated(name: str, call: Call, speed: float = 1.0) -> SimulatedRequest:
+def request_of(name: str, call: Call, speed: float = 1.0) -> SimulatedRequest:
     return SimulatedRequest(
         name,
         call.at_s / speed,

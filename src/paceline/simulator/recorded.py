@@ -164,7 +164,7 @@ class RecordedLoad:
         outputs: dict[str, I32] = {}
         times: dict[str, RecordedTimes] = {}
         for number, one in enumerate(ended):
-            made = simulated(one, begun, config.step.max_model_len)
+            made = request_of(one, begun, config.step.max_model_len)
             name = made.id if made.id not in outputs else f"{made.id}#{number}"
             requests.append(self._cut(replace(made, id=name)))
             outputs[name], times[name] = one.tokens, times_of(one.sequence)
@@ -182,7 +182,7 @@ class RecordedLoad:
         )
 
 
-def simulated(recorded: RecordedRequest, begun: float, max_model_len: int) -> SimulatedRequest:
+def request_of(recorded: RecordedRequest, begun: float, max_model_len: int) -> SimulatedRequest:
     one, request = recorded.sequence, recorded.sequence.request
     room = max(max_model_len - len(request.prompt), 1)
     is_whole = one.finish in (Finish.STOP, Finish.LENGTH) and len(recorded.tokens) > 0

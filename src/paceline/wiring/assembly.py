@@ -11,7 +11,8 @@ import torch
 
 from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
-from paceline.core.settings.config import CacheConfig, Config, LoadConfig, require
+from paceline.core.settings.checks import require
+from paceline.core.settings.config import CacheConfig, Config, LoadConfig
 from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
 from paceline.core.system.host import collection_paused
 from paceline.engine.components import EngineComponents

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline import __version__
-from paceline.core.settings.config import require
+from paceline.core.settings.checks import require
 from paceline.core.system.host import processor_name, waited_s
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend

@@ -57,7 +57,7 @@ from paceline.wiring.settings import (
     resolve,
 )
 
-DEPTH = 1  # planning and computing share the same cores
+DEPTH: int = 1  # planning and computing share the same cores
 USUAL_TOKENS: int = CPU_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "native"
 

@@ -56,7 +56,7 @@ from paceline.wiring.settings import (
     swap_bytes,
 )
 
-DEPTH = 2
+DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "triton"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -121,7 +121,7 @@ class TokenTimes:
 
 
 def first_token(sequence: Sequence) -> float | None:
-    """When a sequence, or its family, got its first token."""
+    """When a sequence, or its group, got its first token."""
     return next((one.time for one in sequence.life if one.happened is Happened.FIRST_TOKEN), None)
 
 

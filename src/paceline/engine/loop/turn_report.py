@@ -20,7 +20,7 @@ def timed(scheduler: Scheduler, ended: Ended) -> Ended:
     sequence = scheduler.view.ended(ended.request_id)
     if ended.child >= 0 or sequence is None:
         return ended
-    # Sequences of a family share one life; `cached` of a sequence counts only its own hits.
+    # Sequences of a group share one life; `cached` of a sequence counts only its own hits.
     cached = next((one.amount for one in sequence.life if one.happened is Happened.ADMITTED), 0)
     cached = min(cached, len(sequence.request.prompt))  # one that continued may find outputs too
     return replace(ended, timings=timings(sequence), cached=cached)

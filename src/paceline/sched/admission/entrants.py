@@ -221,5 +221,5 @@ class Entrants:
         return max(whole, self.missing(head, hit, min(entrant.tokens, self.rest(head, hit))))
 
     def _span_alone(self, sequence: Sequence) -> int:
-        """Positions of a member of a family whose blocks are counted when it is admitted."""
+        """Positions of a member of a group whose blocks are counted when it is admitted."""
         return len(sequence.tokens if self._reserves_prompt else sequence.request.prompt)

@@ -66,7 +66,8 @@ class Limit(Protocol):
 
     @abstractmethod
     def clip(self, rows: WantedRows) -> I32:
-        """Positions that each row may have, at most `rows.want`, in a new array."""
+        """Positions that each row may have, at most `rows.want`: a new array, or `rows.want` itself
+        if nothing is clipped."""
 
     def spend(self, rows: WantedRows, used: Used) -> None:
         """Add what the rows use up, which compute `rows.want` positions, to `used`."""

@@ -1,4 +1,4 @@
-"""What a step has left for sequences that want to join it."""
+"""What a step has left for sequences that want to join it, and why a gate is shut."""
 
 from dataclasses import dataclass, field
 

@@ -32,7 +32,7 @@ class Forks:
         return [one for one in forking if planned[one.leader.slot] >= one.fork_point]
 
     def at_once(self, sequence_group: SequenceGroup, hit: Hit) -> bool:
-        """May a family fork as it is admitted? Not if blocks must be copied: what is found in
+        """May a group fork as it is admitted? Not if blocks must be copied: what is found in
         the cache may be written in this very step."""
         whole = sequence_group.fork_point % self._state.cache.block_size == 0
         return len(sequence_group.members) > 1 and whole and hit.tokens >= sequence_group.fork_point

@@ -13,7 +13,7 @@ from paceline.sched.groups.group import SequenceGroup
 
 
 class BeamReports(ResultHook):
-    """Discards what the device sampled for a beam, and collects its candidates. When a family has
+    """Discards what the device sampled for a beam, and collects its candidates. When a group has
     them all, the search chooses the next tokens."""
 
     def __init__(self, components: SchedulerComponents) -> None:

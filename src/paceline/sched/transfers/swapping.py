@@ -25,7 +25,7 @@ class Rates:
 
 
 class Swapping:
-    """Decides between recomputation and the host, and moves whole families there and back."""
+    """Decides between recomputation and the host, and moves whole groups there and back."""
 
     def __init__(self, config: PreemptionConfig, table: SlotTable, cache: KVCache) -> None:
         self.tier = HostTier(cache)
@@ -64,7 +64,7 @@ class Swapping:
         return self.tier.store(residents, self._kept(residents), step)
 
     def _kept(self, residents: list[Sequence]) -> list[int]:
-        """Positions worth keeping of each. A block that is kept for one of a family is kept for all
+        """Positions worth keeping of each. A block that is kept for one of a group is kept for all
         that have it, though for those who fill it it may not be confirmed yet: the step that
         fills it runs before the one that copies it."""
         tokens = [self._tokens(sequence) for sequence in residents]

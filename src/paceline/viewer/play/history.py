@@ -129,7 +129,7 @@ class PlayedRequest:
     id: str
     prompt: int
     most: int  # new tokens at most
-    tag: str  # what distinguishes it: priority, tenant, adapter, family
+    tag: str  # what distinguishes it: priority, tenant, adapter, group
     width: int = 1  # sequences that run for it at once
 
     @property

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import CacheConfig, require
+from paceline.core.settings.checks import require
+from paceline.core.settings.config import CacheConfig
 from paceline.core.settings.features import KVEventsConfig
 from paceline.wiring.settings import part_of
 from paceline.wiring.vllm.values import EVENTS, mapping_in
