@@ -26,7 +26,7 @@ from cpu_sides import LlamaCpp, Ours, Side, Transformers
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_stack import KINDS
+from paceline.runner.layers.linear_choice import KERNELS
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def perplexity(path: Path, kind: str) -> float:
     """Of the help texts of Python, in windows that begin anew."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     ids = torch.tensor(Tokenizer.load(path).encode(text)[: WINDOW * WINDOWS])
-    model = Model.load(open_checkpoint(path), linear_kind=KINDS[kind])
+    model = Model.load(open_checkpoint(path), weights=kind)
     kv, attention = KVStore(model.config, 1, WINDOW), load("native")
     place, lost = torch.arange(WINDOW), 0.0
     for tokens in ids.view(-1, WINDOW):
@@ -117,7 +117,7 @@ def perplexity(path: Path, kind: str) -> float:
 
 
 def perplexities(path: Path) -> Line:
-    found = {f"{kind}_perplexity": round(perplexity(path, kind), 4) for kind in KINDS}
+    found = {f"{kind}_perplexity": round(perplexity(path, kind), 4) for kind in KERNELS}
     return {"case": PERPLEXITY} | found
 
 

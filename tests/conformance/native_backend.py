@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from paceline import Scheduler
-from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.model import Model
@@ -32,7 +31,7 @@ class FourBits(Dummy):
 
 @cache
 def loaded(case: Case, kind: type[Dummy]) -> Model:
-    model = Model.load(kind(case.config(), seed=3), linear_kind=NativeLinear)
+    model = Model.load(kind(case.config(), seed=3), weights="int8")
     assert isinstance(model._layers, NativeStack)  # pyright: ignore[reportPrivateUsage]
     return model
 

@@ -73,7 +73,7 @@ def test_log_probabilities_are_read_as_a_dict(llm: LLM) -> None:
 
 
 def test_the_dict_of_many_alternatives_is_made_once() -> None:
-    top = tuple(Alternative(token, -float(token), "t") for token in range(20_000))
+    top = tuple(Alternative(token, -float(token), "t", b"t") for token in range(20_000))
     entry = TokenLogprob(top[0], top)
     assert [one.rank for one in entry.values()] == list(range(1, 20_001))
     assert dict(entry.items())[7].logprob == -7.0

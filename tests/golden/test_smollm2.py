@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams, Scheduler
+from paceline.core.settings.config import LoadConfig
 from paceline.engine.components import EngineComponents
 from paceline.engine.offline.offline import OfflineEngine
 from paceline.hub.repository_files import silent
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_stack import KINDS
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.proposers.ngram import Ngram
@@ -66,9 +66,9 @@ class Real:
 
 @pytest.fixture(scope="module")
 def real() -> Real:
-    source = find_model("smollm2", "auto", "cpu", silent)
-    kind = KINDS["int8" if is_available() else "float32"]
-    return Real(source, Model.load(source.checkpoint, linear_kind=kind))
+    source = find_model("smollm2", LoadConfig(), "cpu", silent)
+    weights = "int8" if is_available() else "float32"
+    return Real(source, Model.load(source.checkpoint, weights=weights))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar
-from unittest import mock
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor
 from paceline import Scheduler
 from paceline.runner.attention.triton import Triton
 from paceline.runner.batch import Batch
-from paceline.runner.cuda import model as module
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import BackendSupport, LayerGroups
 from paceline.runner.models.model import Model
@@ -41,14 +38,6 @@ SHAPES = {
     "low limit",
     *MIXED_TRAITS,
 }  # variants that kernels see; others differ in the numbers of tensors alone
-
-
-class LaidOutForGPU(DenseLinear):
-    """Weights as a GPU has them: those of one output lie together."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.weight = self.weight.t().contiguous().t()
 
 
 class OnCUDA:
@@ -82,8 +71,7 @@ class OnCUDA:
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
     source = Dummy(case.config(**SMALL), seed=3)
-    with mock.patch.object(module, "DenseLinear", LaidOutForGPU):
-        ours = CudaModel.load(source, LENGTH, torch.float32, device)
+    ours = CudaModel.load(source, LENGTH, torch.float32, device)
     return ours, Model.load(source)
 
 

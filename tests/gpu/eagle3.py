@@ -12,7 +12,6 @@ from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear import LinearKind
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
@@ -51,11 +50,9 @@ def states_of(model: Model, tokens: Tensor) -> Tensor:
     return kept.rows
 
 
-def drafter_on(
-    device: str, kind: type[CudaEagle3], scheduler: Scheduler, folder: Path, linear: LinearKind
-) -> Any:
+def drafter_on(device: str, kind: type[CudaEagle3], scheduler: Scheduler, folder: Path) -> Any:
     files = Eagle3Folder(folder)
-    head = CudaEagle3Head.load(files, files.head, 64, torch.float32, device, linear)
+    head = CudaEagle3Head.load(files, files.head, 64, torch.float32, device)
     ids = files.target_ids()
     return kind(scheduler.config.speculation, head, ids, None, torch.float32)
 
@@ -77,14 +74,14 @@ def driven(
 
 
 def compare_drafts(
-    device: str, linear: LinearKind, source: Dummy, folder: Path, asked: list[Request], **how: Any
+    device: str, source: Dummy, folder: Path, asked: list[Request], **how: Any
 ) -> None:
     """All drafts under a scheduler are those of a plain head."""
     truth, depth = Model.load(source), how.pop("depth", 2)
     drafting = {"num_speculative_tokens": 2, "speculation": "fixed", **how}
     scheduler = Scheduler.create(**{**SETTINGS, **drafting})
     head = head_folder(folder, source.config, **CHANGES)
-    drafter = drafter_on(device, NotedOnGPU, scheduler, head, linear)
+    drafter = drafter_on(device, NotedOnGPU, scheduler, head)
     drafter.noted = []
     driven(source, scheduler, drafter, asked, depth)
     config = head_config(source.config, **CHANGES)

@@ -13,9 +13,9 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.weights import PartWeights
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.linears import weights_of
 from tests.gpu.support import ON_GPU
 from tests.property.grammars import END, constrained_requests
 from tests.runner.adapters.support import Merged, write_adapter
@@ -113,9 +113,10 @@ def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> No
     """A product and two adapters, of which one has no weights for some outputs."""
     layout = AdapterLayout(64, (0, 32), places=2, rank=16)
     weight = torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype)
-    linear = DenseLinear(weight.float(), None, dtype)
+    linear = weights_of(weight)
     product = CudaAdaptedLinear(linear, layout)
-    assert torch.equal(linear.weight, weight.t())
+    assert linear.plain is not None
+    assert torch.equal(linear.plain, weight)
     place = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
     x = torch.randn(rows, inputs, device=device).to(dtype)
     due = x.float() @ weight.float().t()

@@ -8,7 +8,6 @@ import torch
 
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU
@@ -41,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_drafts_are_those_of_a_plain_head(way: str, tmp_path: Path) -> None:
     source = Dummy(tiny(), seed=3)
-    compare_drafts("cuda", DenseLinear, source, tmp_path, requests(), **WAYS[way])
+    compare_drafts("cuda", source, tmp_path, requests(), **WAYS[way])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_output_is_the_same_with_a_head_in_graphs(
     drafting = {"num_speculative_tokens": 3, "speculation": "fixed"}
     scheduler = Scheduler.create(**{**SETTINGS, **drafting, **changes})
     folder = head_folder(tmp_path, source.config, **CHANGES)
-    drafter = drafter_on("cuda", CudaEagle3, scheduler, folder, DenseLinear)
+    drafter = drafter_on("cuda", CudaEagle3, scheduler, folder)
     asked: list[Request] = requests(sampling=sampling, seed=4)
     got = driven(source, scheduler, drafter, asked, depth)
     plain = Scheduler.create(**SETTINGS)

@@ -8,11 +8,8 @@ from torch import Tensor
 from tests.gpu.support import ON_GPU, replayed
 
 try:
-    from paceline.runner.cuda.kernels.experts import (
-        choose_experts,
-        gated_by_experts,
-        summed_by_experts,
-    )
+    from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
+    from tests.gpu.linears import experts_of
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -51,11 +48,13 @@ def test_grouped_products(
         torch.randn(experts, width, inner, **on).mul_(inner**-0.5),
     )
     every = torch.arange(experts + 1, dtype=torch.int32, device="cuda")
+    kernel = Grouped.of(experts_of(*weights))
+    assert kernel is not None
 
     def run() -> Tensor:
         total = torch.ones_like(x)
         choice = choose_experts(scores, chosen, True, every)
-        summed_by_experts(total, gated_by_experts(x, weights[0], choice, True), weights[1], choice)
+        kernel.add_to(total, kernel.gated(x, choice), choice)
         return total
 
     got = replayed(run, times=20).float() - 1

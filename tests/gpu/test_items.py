@@ -13,7 +13,6 @@ from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import Drafter
@@ -94,7 +93,7 @@ def drafter_of(scheduler: Scheduler, config: ModelConfig, folder: Path) -> Draft
         drafts = Dummy(tiny(num_hidden_layers=1, vocab_size=config.vocab), seed=4)
         return CudaDraftModel(speculation, CudaModel.load(drafts, 64, torch.float32), torch.float32)
     if speculation.proposer == "eagle3":
-        return drafter_on("cuda", CudaEagle3, scheduler, head_folder(folder, config), DenseLinear)
+        return drafter_on("cuda", CudaEagle3, scheduler, head_folder(folder, config))
     return None
 
 

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 import torch
 
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.models.rope import Rope
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
@@ -15,7 +14,9 @@ try:
     from paceline.runner.attention.triton import Triton
     from paceline.runner.cuda.coordinates import rotary_table
     from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
-    from paceline.runner.cuda.kernels.split_k import SplitKLinear
+    from paceline.runner.cuda.kernels.split_k import SplitK
+    from paceline.runner.cuda.linear_kernel import Use
+    from tests.gpu.linears import weights_of
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -70,7 +71,8 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
     outputs = 1024
     weight = torch.randn(outputs, inputs, device="cuda") / inputs**0.5
     bias = torch.randn(outputs, device="cuda") if is_biased else None
-    split = SplitKLinear(DenseLinear(weight, bias, torch.bfloat16))
+    split = SplitK.of(weights_of(weight.bfloat16(), bias), Use.ADDED)
+    assert split is not None
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
     total = torch.randn(rows, outputs, device="cuda").bfloat16()
     expected = total.float() + x.float() @ weight.bfloat16().float().t()
@@ -79,7 +81,7 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
     results = []
     for _ in range(3):  # the counts of programs are set back each time
         results.append(total.clone())
-        split.add(results[-1], x)
+        split.add_to(results[-1], x)
     torch.testing.assert_close(results[0].float(), expected, rtol=1e-2, atol=2e-2)
     assert all(torch.equal(results[0], one) for one in results)
     expected = x.float() @ weight.bfloat16().float().t()
@@ -87,15 +89,13 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
 
 
 def test_what_the_library_does_better_is_left_to_it() -> None:
-    def split(outputs: int, inputs: int) -> SplitKLinear:
-        return SplitKLinear(
-            DenseLinear(torch.zeros(outputs, inputs, device="cuda"), None, torch.bfloat16)
-        )
+    def most_rows(outputs: int, inputs: int) -> int:
+        weight = torch.zeros(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+        split = SplitK.of(weights_of(weight), Use.ADDED)
+        return 0 if split is None else split.most_rows
 
-    assert split(1024, 2048).takes(64)
-    assert split(1024, 3072).takes(128)
-    assert not split(1024, 2048).takes(65)
-    assert not split(1024, 3072).takes(129)
-    assert not split(5120, 2048).takes(8)  # has programs enough
-    assert not split(1000, 2048).takes(8)
-    assert not split(1024, 2000).takes(8)
+    assert most_rows(1024, 2048) == 64
+    assert most_rows(1024, 3072) == 128
+    assert not most_rows(5120, 2048)  # has programs enough
+    assert not most_rows(1000, 2048)
+    assert not most_rows(1024, 2000)

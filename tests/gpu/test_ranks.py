@@ -101,7 +101,7 @@ def test_rank_0_encodes_images_for_all(tmp_path: Path) -> None:
         Request(f"r{at}", [7, *[9] * 4, 30 + at], 9, items=(image_item(images[at % 2], 1, 4),))  # pyright: ignore[reportArgumentType]
         for at in range(3)
     ]
-    checkpoint, _ = find_checkpoint(model, "dummy", "cuda", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cuda", lambda *_: None)
     own = LoadConfig("cuda", "dummy", dtype="float32", num_gpu_blocks_override=64)
     own = replace(own, enforce_eager=True)
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4}

@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.attention_backend import load
-from paceline.runner.cuda.kernels.streamed_gemm import StreamedLinear
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
@@ -17,7 +15,10 @@ from tests.runner.support import cells_of, filled_store, tiny
 try:
     from paceline.runner.attention.triton import Triton
     from paceline.runner.cuda.graphs.capture import GraphMemory, recording
+    from paceline.runner.cuda.kernels.streamed_gemm import Streamed
+    from paceline.runner.cuda.linear_kernel import LinearWeights, Use
     from paceline.runner.cuda.model import CudaModel
+    from tests.gpu.linears import weights_of
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -28,13 +29,16 @@ SHAPES = [(5120, 34816), (17408, 5120), (4096, 4096 + 16 * 5)]
 FLOOR = 3.0  # a length between those of the rows
 
 
-def product_of(
-    inputs: int, outputs: int, seed: int, is_gated: bool = False
-) -> tuple[DenseLinear, StreamedLinear]:
+def weights(inputs: int, outputs: int, seed: int) -> tuple[Tensor, LinearWeights]:
     random = torch.Generator("cuda").manual_seed(seed)
     weight = torch.randn(outputs, inputs, device="cuda", generator=random) * inputs**-0.5
-    dense = DenseLinear(weight, None, torch.bfloat16)
-    return dense, StreamedLinear(dense, is_gated)
+    weight = weight.bfloat16()
+    return weight, weights_of(weight)
+
+
+def most_rows(given: LinearWeights, use: Use) -> int:
+    kernel = Streamed.of(given, use)
+    return 0 if kernel is None else kernel.most_rows
 
 
 def close(got: Tensor, expected: Tensor) -> None:
@@ -47,21 +51,24 @@ def close(got: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 100, 128, 160, 192])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
-    dense, streamed = product_of(inputs, outputs, rows)
-    assert streamed.takes(rows, 192)
-    assert not streamed.takes(rows, rows - 1)
+    weight, given = weights(inputs, outputs, rows)
+    assert [most_rows(given, use) for use in Use] == [0, 64, 192, 128]
+    streamed = Streamed.of(given, Use.ADDED)
+    assert streamed is not None
     x = torch.randn(rows, inputs, device="cuda").bfloat16()
-    expected = x.float() @ dense.weight.float()
-    got = streamed(x)
+    expected = x.float() @ weight.float().t()
+    got = streamed.plain(x)
     close(got, expected)
-    assert torch.equal(got, streamed(x))  # in the same order every time
+    assert torch.equal(got, streamed.plain(x))  # in the same order every time
     before = torch.randn_like(got)
     total = before.clone()
     streamed.add_to(total, x)
     close(total, before.float() + expected)
-    gate, up = expected.chunk(2, dim=1)
-    close(streamed.gated(x, is_silu=True), F.silu(gate) * up)
-    close(streamed.gated(x, is_silu=False), F.gelu(gate, approximate="tanh") * up)
+    gated = Streamed.of(given, Use.GATED)
+    assert gated is not None
+    gate, up = (expected / x.float().norm(dim=1, keepdim=True)).chunk(2, dim=1)
+    close(gated.gated(x, 0.0, is_silu=True), F.silu(gate) * up)
+    close(gated.gated(x, 0.0, is_silu=False), F.gelu(gate, approximate="tanh") * up)
 
 
 @on_hopper
@@ -69,11 +76,13 @@ def test_every_outcome(inputs: int, outputs: int, rows: int) -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(5120, 34816), (1024, 6144)])
 def test_a_norm_inside(inputs: int, outputs: int, rows: int) -> None:
     """Of rows as different in length as can be, one of which is nothing."""
-    dense, streamed = product_of(inputs, outputs, rows, is_gated=True)
+    weight, given = weights(inputs, outputs, rows)
+    streamed = Streamed.of(given, Use.GATED)
+    assert streamed is not None
     if inputs == 1024:
-        assert not product_of(inputs, outputs, rows)[1].takes(rows, 192)  # too small by itself
-        assert streamed.takes(rows, 192) == (rows <= 64)
-    if not streamed.takes(rows, 192):
+        assert not most_rows(given, Use.NORMED)  # too small by itself
+        assert streamed.most_rows == 64
+    if rows > streamed.most_rows:
         return
     assert streamed.can_norm
     x = (
@@ -84,27 +93,28 @@ def test_a_norm_inside(inputs: int, outputs: int, rows: int) -> None:
         x[rows // 2] = 0.0
     x = x.bfloat16()
     long = (x.float().square().sum(dim=1, keepdim=True) + FLOOR**2).sqrt()
-    gate, up = (x.float() / long @ dense.weight.float()).chunk(2, dim=1)
+    gate, up = (x.float() / long @ weight.float().t()).chunk(2, dim=1)
     for is_silu, expected in ((True, F.silu(gate)), (False, F.gelu(gate, approximate="tanh"))):
-        got = streamed.gated(x, is_silu, FLOOR)
+        got = streamed.gated(x, FLOOR, is_silu)
         assert rows == 1 or not got[rows // 2].any()
         kept = [row for row in range(rows) if rows == 1 or row != rows // 2]
         close(got[kept], (expected * up)[kept])
-        assert torch.equal(got, streamed.gated(x, is_silu, FLOOR))
+        assert torch.equal(got, streamed.gated(x, FLOOR, is_silu))
     if rows > 1:
         x[0] = float("nan")
-        hurt = streamed.gated(x, False, FLOOR)
+        hurt = streamed.gated(x, FLOOR, False)
         assert hurt[0].isnan().all()
         assert torch.equal(hurt[1:], got[1:])
 
 
 @on_hopper
 def test_rows_do_not_see_each_other() -> None:
-    _, streamed = product_of(5120, 5120, 1)
+    streamed = Streamed.of(weights(5120, 5120, 1)[1], Use.ADDED)
+    assert streamed is not None
     x = torch.randn(70, 5120, device="cuda").bfloat16()
-    apart = streamed(x)
+    apart = streamed.plain(x)
     x[3] = float("nan")
-    got = streamed(x)
+    got = streamed.plain(x)
     assert got[3].isnan().all()
     others = [row for row in range(70) if row != 3]
     assert torch.equal(got[others], apart[others])
@@ -113,12 +123,14 @@ def test_rows_do_not_see_each_other() -> None:
 @on_hopper
 def test_a_chain_of_them_in_a_graph() -> None:
     """Each may start before the one in front has ended, and must not read its rows before."""
-    products = [product_of(5120, 5120, seed) for seed in range(4)]
+    linears = [weights(5120, 5120, seed) for seed in range(4)]
+    kernels = [Streamed.of(given, Use.ADDED) for _, given in linears]
     x = torch.randn(64, 5120, device="cuda").bfloat16()
 
     def chain(start: Tensor) -> Tensor:
-        for _, streamed in products:
-            start = streamed(start)
+        for kernel in kernels:
+            assert kernel is not None
+            start = kernel.plain(start)
         return start
 
     chain(x)
@@ -128,21 +140,21 @@ def test_a_chain_of_them_in_a_graph() -> None:
         x.copy_(torch.randn(64, 5120, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         expected = x
-        for dense, _ in products:
-            expected = dense(expected)
+        for weight, _ in linears:
+            expected = expected @ weight.t()
         assert (found.float() - expected.float()).norm() / expected.float().norm() < 1e-2
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What becomes of products that are streamed from now on."""
+    """What becomes of linears that are streamed from now on."""
     ran: list[str] = []
-    kept = StreamedLinear._run
+    kept = Streamed._run
 
-    def run(self: StreamedLinear, outcome: Any, *given: Any) -> None:
+    def run(self: Streamed, outcome: Any, *given: Any) -> None:
         ran.append(outcome)
         kept(self, outcome, *given)
 
-    monkeypatch.setattr(StreamedLinear, "_run", run)
+    monkeypatch.setattr(Streamed, "_run", run)
     return ran
 
 
@@ -199,9 +211,9 @@ def test_layers_with_a_norm_inside_in_a_graph(rows: int, monkeypatch: pytest.Mon
 
 
 def test_what_is_small_or_of_another_type_is_left_to_the_library() -> None:
-    small = DenseLinear(torch.randn(1024, 1024, device="cuda"), None, torch.bfloat16)
-    exact = DenseLinear(torch.randn(5120, 5120, device="cuda"), None, torch.float32)
-    biased = DenseLinear(
-        torch.randn(5120, 5120, device="cuda"), torch.ones(5120, device="cuda"), torch.bfloat16
-    )
-    assert not any(StreamedLinear(product).takes(8, 64) for product in (small, exact, biased))
+    def bf16(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda").bfloat16()
+
+    small, exact = weights_of(bf16(1024, 1024)), weights_of(bf16(5120, 5120).float())
+    biased = weights_of(bf16(5120, 5120), torch.ones(5120, device="cuda"))
+    assert not any(Streamed.of(one, Use.ADDED) for one in (small, exact, biased))

@@ -21,7 +21,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.cuda_backend import SMALL
 from tests.gpu.test_adapters import LAYOUTS, check_gate, check_product, expected_sum
 from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import write_adapter
@@ -101,7 +101,6 @@ def interpreted(
     use_host(patch)
     large_programs(patch)
     patch.setattr("paceline.runner.attention.triton.BUSY", 8)
-    patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     scheduler = Scheduler.create(**{**SETTINGS, **STEPS, **DRAFTS})
     room = AdapterSizes(2, 8)
     model = CudaModel.load(source(), 64, torch.float32, device="cpu", adapters=room)

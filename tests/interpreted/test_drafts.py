@@ -23,7 +23,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.sampling.rejection import draw_drafts
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.cuda_backend import SMALL
 from tests.interpreted.host_device import large_programs, use_host
 from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
@@ -160,7 +160,6 @@ def interpreted(
 ) -> tuple[dict[str, Any], Scheduler]:
     """By the runner for a GPU; with a seed, drafts come from a draft model."""
     use_host(patch)
-    patch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     drafting = {**DRAFTING, "num_speculative_tokens": drafts}
     scheduler = Scheduler.create(**{**SETTINGS, **drafting})
     config = scheduler.config

@@ -6,7 +6,7 @@ import pytest
 
 from paceline import Request
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.cuda_backend import SMALL
 from tests.gpu.eagle3 import compare_drafts
 from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.support import tiny
@@ -16,8 +16,7 @@ def test_drafts_are_those_of_a_plain_head(tmp_path: Path, monkeypatch: pytest.Mo
     large_programs(monkeypatch)
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 8)
     use_host(monkeypatch)
-    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     source, prompt = Dummy(tiny(**SMALL), seed=3), list(range(5, 15))  # in two chunks
     asked = [Request(id="a", prompt=prompt, max_tokens=5, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
     how = {"max_num_batched_tokens": 8}
-    compare_drafts("cpu", LaidOutForGPU, source, tmp_path, asked, **how)
+    compare_drafts("cpu", source, tmp_path, asked, **how)

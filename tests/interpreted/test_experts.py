@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from paceline.runner.cuda.kernels.experts import choose_experts, gated_by_experts, summed_by_experts
+from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
+from tests.gpu.linears import experts_of
 from tests.gpu.test_experts import expected
 
 
@@ -31,8 +32,10 @@ def test_grouped_products(favourite: int | None) -> None:
         torch.randn(experts, 2 * inner, width) * width**-0.5,
         torch.randn(experts, width, inner) * inner**-0.5,
     )
+    kernel = Grouped.of(experts_of(*weights))
+    assert kernel is not None
     choice = choose_experts(scores, chosen, False, torch.arange(experts + 1, dtype=torch.int32))
     total = torch.ones(rows, width)
-    summed_by_experts(total, gated_by_experts(x, weights[0], choice, True), weights[1], choice)
+    kernel.add_to(total, kernel.gated(x, choice), choice)
     due = 1 + expected(x, scores, weights, chosen, False)
     torch.testing.assert_close(total, due, rtol=1e-4, atol=1e-4)

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
 from paceline import Scheduler
 from paceline.runner.attention_backend import load
-from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.model import CudaModel
@@ -23,7 +21,6 @@ from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import image_model
-from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, drive
@@ -68,8 +65,7 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     config = scheduler.config
     checkpoint = open_checkpoint(image_model("SmolVLM").folder)
     sizes = config.encoder_capacity, AdapterSizes(1, 4)
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", *sizes)
+    model = CudaModel.load(checkpoint, 64, torch.float32, "cpu", *sizes)
     runner = image_runner(model, scheduler)
     adapter = write_adapter(tmp_path, checkpoint.config, target_modules=".*text_model.*proj")
     host = runner.host_adapters
@@ -86,8 +82,7 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def on_host(source: Checkpoint) -> CudaModel:
     rows = TIGHT_ENCODER["encoder_cache_size"]
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        return CudaModel.load(source, 64, torch.float32, "cpu", rows)
+    return CudaModel.load(source, 64, torch.float32, "cpu", rows)
 
 
 class NotedDraftModel(CudaDraftModel):

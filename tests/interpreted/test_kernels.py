@@ -11,9 +11,10 @@ from paceline.runner.cuda.kernels.layers import (
     cap_logits,
     rotate_and_store,
 )
-from paceline.runner.cuda.kernels.split_k import SplitKLinear
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.cuda.kernels.split_k import SplitK
+from paceline.runner.cuda.linear_kernel import Use
 from paceline.runner.models.rope import Rope, frequencies
+from tests.gpu.linears import weights_of
 from tests.interpreted.test_attention import store_for
 from tests.runner.support import cells_of, rows_of
 
@@ -70,17 +71,16 @@ def test_programs_that_share_inputs_add_up(rows: int, is_biased: bool) -> None:
     inputs, outputs = 3072, 64
     weight = torch.randn(outputs, inputs) / inputs**0.5
     bias = torch.randn(outputs).half() if is_biased else None
-    product = DenseLinear(weight, bias, torch.float16)
-    product.weight = product.weight.t().contiguous().t()  # as on a GPU
-    split = SplitKLinear(product)
-    assert split.takes(rows)
+    split = SplitK.of(weights_of(weight.half(), bias), Use.ADDED)
+    assert split is not None
+    assert rows <= split.most_rows
     x = torch.randn(rows, inputs).half()
     total = torch.randn(rows, outputs).half()
     expected = total.float() + x.float() @ weight.half().float().t()
     expected += 0.0 if bias is None else bias.float()
     first, second = total.clone(), total.clone()
-    split.add(first, x)
-    split.add(second, x)  # the counts of programs are set back
+    split.add_to(first, x)
+    split.add_to(second, x)  # the counts of programs are set back
     torch.testing.assert_close(first.float(), expected, rtol=1e-2, atol=2e-2)
     assert torch.equal(first, second)
     expected -= total.float() if bias is None else total.float() + bias.float()

@@ -7,7 +7,6 @@ from paceline.runner.attention_backend import load
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.runner.support import cells_of, filled_store, rows_of, tiny
 
 
@@ -31,7 +30,6 @@ def test_an_embedding_is_scaled_as_roughly_as_in_training() -> None:
 def test_rows_too_long_for_float16_are_divided_before_their_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     config = tiny(num_hidden_layers=2, hidden_size=64)
     batch, blocks = rows_of([(1, 1 + 5 * row) for row in range(6)], 8)
     batch.tokens.copy_(torch.tensor([7, 1, 2, 3, 4, 5]))

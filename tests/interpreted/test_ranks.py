@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from paceline.core.sampling import Sampling
 from paceline.core.settings.config import LoadConfig
 from paceline.images.processor import image_item
 from paceline.runner.attention_backend import load
-from paceline.runner.cuda import model as cuda_model
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
@@ -36,7 +34,6 @@ from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring.model import embedding_for
 from tests.conformance.architectures import Case
-from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.interpreted.host_device import large_programs, use_host
 from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, drive
@@ -117,8 +114,7 @@ def test_tokens_are_those_of_the_cpu(architecture: str, monkeypatch: pytest.Monk
             CudaModel.load(checkpoint, 64, torch.float32, "cpu", group=group), scheduler
         )
 
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        assert tokens_of_two_ranks(rank, asked(samplings), settings, 2)[0] == due
+    assert tokens_of_two_ranks(rank, asked(samplings), settings, 2)[0] == due
 
 
 def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +149,8 @@ def test_rank_0_drafts_for_all_and_has_masks(monkeypatch: pytest.MonkeyPatch) ->
         drafter = CudaDraftModel(speculation, draft, torch.float32)
         return runner_of(model, scheduler, drafter, masks)
 
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING}
-        got, scheduler = tokens_of_two_ranks(rank, both, settings, 2, masks)
+    settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING}
+    got, scheduler = tokens_of_two_ranks(rank, both, settings, 2, masks)
     assert got == due
     assert 0 < scheduler.stats.accepted < scheduler.stats.drafted
     assert drafted
@@ -188,7 +183,7 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
         model = CudaModel.load(checkpoint, *sizes, item_rows=config.encoder_capacity, group=group)
         drafter: Drafter = AwaitedDrafts(config.speculation, CudaEagle3)
         if group.is_first:
-            head = CudaEagle3Head.load(files, files.head, *sizes, LaidOutForGPU)
+            head = CudaEagle3Head.load(files, files.head, *sizes)
             embedding = embedding_for(files, checkpoint, group)
             given = head, files.target_ids(), embedding, torch.float32
             drafter = CudaEagle3(config.speculation, *given)
@@ -198,7 +193,6 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
         return runner
 
     settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING, "encoder_cache_size": 2}
-    with mock.patch.object(cuda_model, "DenseLinear", LaidOutForGPU):
-        got, scheduler = tokens_of_two_ranks(rank, shown, settings, 2)
+    got, scheduler = tokens_of_two_ranks(rank, shown, settings, 2)
     assert got == due
     assert scheduler.stats.drafted

@@ -16,7 +16,7 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.memory import attention_groups
 from tests.conformance.architectures import Case, tokens_of
-from tests.gpu.cuda_backend import SMALL, LaidOutForGPU
+from tests.gpu.cuda_backend import SMALL
 from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.driving import drive
 from tests.runner.test_runner import runner_for
@@ -45,7 +45,6 @@ def test_tokens_are_those_of_a_roomy_pool_on_a_cpu(monkeypatch: pytest.MonkeyPat
     due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
     large_programs(monkeypatch)
     use_host(monkeypatch)
-    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", LaidOutForGPU)
     groups = layer_groups(SOURCE.config.windows)
     assert groups.windows == (None, 3)
     tight = {**SETTINGS, "num_blocks": 12, "attention_groups": attention_groups(groups)}

@@ -9,7 +9,6 @@ from paceline.core.request import Request
 from paceline.core.settings.features import FULL_ATTENTION, AttentionGroup
 from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.model import Model
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
@@ -25,7 +24,7 @@ MOST_REQUESTS = 8
 @cache
 def model_of(vocab: int) -> Model:
     """One whose results are the same bits in any company."""
-    return Model.load(Dummy(tiny(vocab_size=vocab), seed=3), linear_kind=NativeLinear)
+    return Model.load(Dummy(tiny(vocab_size=vocab), seed=3), weights="int8")
 
 
 def runner_of(scheduler: Scheduler, vocab: int) -> TorchRunner:

@@ -25,8 +25,6 @@ KERNELS = {
     "cuda/kernels/drafts.py": {"triton"},
     "cuda/kernels/experts.py": {"triton"},
     "cuda/kernels/layers.py": {"triton"},
-    "cuda/kernels/masks.py": {"triton"},
-    "cuda/kernels/soft_cap.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},
     "cuda/kernels/split_k.py": {"triton"},
     "cuda/kernels/one_row.py": {"triton"},

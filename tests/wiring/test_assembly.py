@@ -7,6 +7,7 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.cli.main import main
+from paceline.core.settings.config import LoadConfig
 from paceline.core.system.host import EARLY, loaded_libraries
 from paceline.engine.api import GenerationRequest
 from paceline.hub.repository_files import silent
@@ -127,9 +128,9 @@ def test_words_are_found_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_weights_of_another_form_than_asked_for_are_refused(folder: Path) -> None:
-    assert find_model(str(folder), "safetensors", "cpu", silent)
+    assert find_model(str(folder), LoadConfig(load_format="safetensors"), "cpu", silent)
     with pytest.raises(ConfigError, match=r"load_format is 'gguf', but .* has another format"):
-        find_model(str(folder), "gguf", "cpu", silent)
+        find_model(str(folder), LoadConfig(load_format="gguf"), "cpu", silent)
 
 
 def test_a_chat_template_replaces_the_one_of_the_model(folder: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import AttentionSupport
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
+from paceline.runner.cuda.kernels.library import Library
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
@@ -45,7 +46,6 @@ from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import sort_settings
 from tests.golden.image_models import QWEN, random_image
-from tests.gpu.cuda_backend import LaidOutForGPU
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
 from tests.runner.driving import drive
@@ -97,13 +97,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class ShapesOnly(LaidOutForGPU):
-    """Products whose results are zero."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), self.weight.shape[1])
-
-    def add_to(self, total: Tensor, x: Tensor) -> None: ...
+def zeros(kernel: Library, x: Tensor) -> Tensor:
+    return x.new_zeros(len(x), kernel.weight.shape[1])
 
 
 def on_host(config: ModelConfig, blocks: int, size: int, *rest: Any) -> KVStore:
@@ -114,12 +109,13 @@ def on_host(config: ModelConfig, blocks: int, size: int, *rest: Any) -> KVStore:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Everything that is on a GPU otherwise is in memory of the host."""
-    monkeypatch.setattr("paceline.runner.cuda.model.DenseLinear", ShapesOnly)
+    monkeypatch.setattr(Library, "plain", zeros)
+    monkeypatch.setattr(Library, "add_to", lambda *_: None)
     monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
     monkeypatch.setattr(cuda, "ranks_on_gpu", lambda _: 1)
     monkeypatch.setattr(cuda, "KVStore", on_host)
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
-    head_on_host = partial(CudaEagle3Head.load, device="cpu", linear_kind=ShapesOnly)
+    head_on_host = partial(CudaEagle3Head.load, device="cpu")
     monkeypatch.setattr(CudaEagle3Head, "load", head_on_host)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return Launches(monkeypatch)
@@ -372,7 +368,9 @@ def test_the_log_says_how_far_the_start_is(
     caplog.set_level("INFO")
     assembled()
     stages = [line.partition(":")[0] for line in caplog.messages]
-    assert [stage for stage in dict.fromkeys(stages) if "KV" not in stage] == [
+    assert "kernels by rows: 2 x down 64 x 128 in bfloat16: one_row up to 1, library" in caplog.text
+    found = [stage for stage in dict.fromkeys(stages) if "KV" not in stage]
+    assert [stage for stage in found if stage != "kernels by rows"] == [
         "loading weights",
         "weights are loaded; running the largest step once, to measure its memory",
         "capturing CUDA graphs",

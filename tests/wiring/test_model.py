@@ -37,15 +37,15 @@ def test_every_shape_that_comes_along_can_be_read() -> None:
 
 def test_a_shape_without_weights_says_how_to_run_it() -> None:
     with pytest.raises(ConfigError, match="load_format to 'dummy'"):
-        find_model("llama-3.1-8b", "auto", "cpu", silent)
+        find_model("llama-3.1-8b", LoadConfig(), "cpu", silent)
     with pytest.raises(ConfigError, match=r"unknown model shape 'qwen4'.*qwen3-0.6b"):
-        find_model("qwen4", "dummy", "cpu", silent)
+        find_model("qwen4", LoadConfig(load_format="dummy"), "cpu", silent)
 
 
 def test_a_shape_that_cannot_be_read_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json is not complete"):
-        find_model(str(folder), "dummy", "cpu", silent)
+        find_model(str(folder), LoadConfig(load_format="dummy"), "cpu", silent)
 
 
 @pytest.mark.parametrize("attention", ["triton", "flashinfer"])
@@ -67,14 +67,14 @@ def test_kv_in_fp8_is_refused_on_a_cpu(folder: Path) -> None:
 
 @pytest.mark.parametrize("setting", [{"weights": "int8"}, {"threads": 2}])
 def test_settings_of_a_cpu_are_refused_on_a_card(folder: Path, setting: dict[str, Any]) -> None:
-    found = find_model(str(folder), "dummy", "cpu", silent)
+    found = find_model(str(folder), LoadConfig(load_format="dummy"), "cpu", silent)
     with pytest.raises(ConfigError, match="are for a CPU"):
         assembled("cuda", {}, LoadConfig(**setting), found.checkpoint)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_swap_space_is_memory_of_the_host(folder: Path, device: str) -> None:
-    found = find_model(str(folder), "dummy", "cpu", silent)
+    found = find_model(str(folder), LoadConfig(load_format="dummy"), "cpu", silent)
     with pytest.raises(ConfigError, match=r"swap_space requests 900000\.0 GiB of memory"):
         assembled(device, {}, LoadConfig(swap_space=900_000), found.checkpoint)
 
@@ -91,7 +91,7 @@ def test_a_model_is_loaded_for_the_longest_sequence(
         return load(*given, max_model_len=max_model_len, **how)
 
     monkeypatch.setattr(Model, "load", noted)
-    found = find_model(str(folder), "dummy", "cpu", silent)
+    found = find_model(str(folder), LoadConfig(load_format="dummy"), "cpu", silent)
     assembled("cpu", {"max_model_len": 32}, LoadConfig(kv_cache_gib=0.01), found.checkpoint)
     assert lengths == [32]
 
@@ -115,7 +115,7 @@ def test_the_speed_of_swapping_is_measured_where_there_is_a_place_to_swap_to(fol
 def test_a_form_that_is_not_there_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError):
-        find_model(str(folder), "gguf", "cpu", silent)
+        find_model(str(folder), LoadConfig(load_format="gguf"), "cpu", silent)
 
 
 def test_bytes_are_tokens_where_there_are_no_words() -> None:

@@ -222,6 +222,8 @@ SENTENCES = {
     "for each GPU. Heads, MLP columns and vocabulary of the model must be multiples of it.",
     "attention": "Attention backend: native, paged or sdpa; on a GPU triton or flashinfer; a "
     "dotted path to a class; auto: by device.",
+    "quantization": "Format that the weights of a plain checkpoint are quantized to while they are "
+    "loaded: a module of runner/formats, or a dotted path to a class; auto: as the files say.",
     "weights": "Precision of matrix products on a CPU: float32 or int8; auto: int8 if the file is "
     "quantized, otherwise float32.",
     "generation_config": "Sampling defaults of requests: auto, those that the model recommends in "

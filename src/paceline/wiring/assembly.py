@@ -215,9 +215,7 @@ def build(
     if events is not None:
         record_events(rest)
     with collection_paused():
-        source: ModelSource = find_model(
-            model, own.load_format, device, progress, own.chat_template
-        )
+        source: ModelSource = find_model(model, own, device, progress)
         draft = find_draft_weights(rest, own, device, progress, source)
         on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)

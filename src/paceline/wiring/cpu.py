@@ -18,8 +18,7 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentItems
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.layers.native_stack import choose
+from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
@@ -157,11 +156,11 @@ def load_model(
     chosen = choose(own.weights, checkpoint)
     log.info("loading weights: %s", chosen)
     # A file of packed weights has whole products, and ranks have parts.
-    is_packed = chosen.kind is NativeLinear and len(checkpoint.files) > 0 and group is None
+    is_packed = chosen.is_native and len(checkpoint.files) > 0 and group is None
     packed = PackedCache(checkpoint.files) if is_packed else None
     return Model.load(
         checkpoint,
-        linear_kind=chosen.kind,
+        weights=chosen.name,
         max_model_len=length,
         packed=packed,
         group=group,

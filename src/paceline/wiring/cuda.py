@@ -187,7 +187,10 @@ def load_model(
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    return CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
+    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
+    for kernels in model.kernels():
+        log.info("kernels by rows: %s", kernels)
+    return model
 
 
 def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:

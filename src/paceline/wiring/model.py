@@ -1,14 +1,14 @@
 """Finds a model and its drafter by name: weights and tokenizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import LoadConfig, LoadFormat
+from paceline.core.settings.config import LoadConfig
 from paceline.core.settings.features import SpeculationConfig
 from paceline.core.system.files import json_object
 from paceline.hub.catalogue import repository_named
@@ -38,29 +38,28 @@ class ModelSource:
     path: str
 
 
-def find_model(
-    name: str, form: LoadFormat, device: str, progress: Progress, chat_template: str = ""
-) -> ModelSource:
+def find_model(name: str, own: LoadConfig, device: str, progress: Progress) -> ModelSource:
     """Find a model by a name that can be pulled, by path, or by the name of a shape.
 
     A shape has random weights.
     """
-    checkpoint, path = find_checkpoint(name, form, device, progress)
-    return ModelSource(checkpoint, load_tokenizer(path, form, chat_template), path)
+    checkpoint, path = find_checkpoint(name, own, device, progress)
+    return ModelSource(checkpoint, load_tokenizer(path, own.load_format, own.chat_template), path)
 
 
 def find_checkpoint(
-    name: str, form: LoadFormat, device: str, progress: Progress
+    name: str, own: LoadConfig, device: str, progress: Progress
 ) -> tuple[Checkpoint, str]:
     """The same without the tokenizer: the weights, and where they are."""
+    form, quantization = own.load_format, own.quantization
     if form == "dummy":
-        return Dummy(config_in(name), device=device), name
+        return Dummy(config_in(name).loaded_as(quantization), device=device), name
     if name in named_shapes() and repository_named(name) is None:
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"
         )
     path = Path(download(name, progress))
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, quantization)
     kinds = {"gguf": GGUF, "safetensors": SafetensorsFolder}
     if form != "auto" and not isinstance(checkpoint, kinds[form]):
         raise ConfigError(
@@ -95,7 +94,7 @@ def find_draft_weights(
     if not name:
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
     if proposer == DRAFT_MODEL:
-        drafts, path = find_checkpoint(name, own.load_format, device, on)
+        drafts, path = find_checkpoint(name, replace(own, quantization="auto"), device, on)
         if source is not None:
             model = source.checkpoint.config
             check_vocab(drafts.config, model)

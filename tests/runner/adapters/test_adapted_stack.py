@@ -11,7 +11,6 @@ from torch import Tensor
 from paceline.runner.adapters.weights import read_adapter
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import architectures, find
@@ -78,7 +77,7 @@ def test_packed_weights(attention: str, tmp_path: Path) -> None:
     """The products of the adapter stay exact, beside those of quantised weights."""
     config = tiny()
     base, folder = Dummy(config, seed=3), write_adapter(tmp_path, config, 1)
-    model = Model.load(base, linear_kind=NativeLinear)
+    model = Model.load(base, weights="int8")
     found = logits(model, placed(model, [folder], [0, -1, 0, 0]), attention=attention)
     merged = logits(Model.load(Merged(base, folder)), None)
     plain = logits(model, None, attention=attention)

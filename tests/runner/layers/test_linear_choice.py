@@ -1,10 +1,8 @@
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers import native_stack as module
-from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.layers.native_stack import KINDS, choose
+from paceline.runner.layers import linear_choice as module
+from paceline.runner.layers.linear_choice import KERNELS, choose
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
@@ -17,8 +15,8 @@ class Quantized(Dummy):
 
 def test_by_name() -> None:
     exact = Dummy(tiny())
-    assert choose("float32", exact).kind is DenseLinear
-    assert choose("int8", exact).kind is NativeLinear
+    assert not choose("float32", exact).is_native
+    assert choose("int8", exact).is_native
     assert str(choose("int8", exact)) == "int8 (as requested)"
 
 
@@ -43,5 +41,5 @@ def test_an_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
 
 
 def test_a_name_near_nothing_gets_all_of_them() -> None:
-    with pytest.raises(ConfigError, match=f"choose auto, {', '.join(KINDS)}"):
+    with pytest.raises(ConfigError, match=f"choose auto, {', '.join(KERNELS)}"):
         choose("zzz", Dummy(tiny()))

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.describe import describe
@@ -31,7 +30,7 @@ def model_of(family: str, kind: type[Dummy]) -> Model:
         sliding_window=5,
         **OWN_SIZES.get(family, {}),
     )
-    return Model.load(kind(config), linear_kind=NativeLinear)
+    return Model.load(kind(config), weights="int8")
 
 
 def blocks(row: int) -> list[int]:

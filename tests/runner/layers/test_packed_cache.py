@@ -63,12 +63,10 @@ def test_products_are_the_same_bits(model: Path) -> None:
 
 def test_a_whole_model(model: Path) -> None:
     config = tiny()
-    Model.load(
-        Dummy(config), linear_kind=NativeLinear, packed=PackedCache([model], ALL)
-    )  # packs, and saves
+    Model.load(Dummy(config), weights="int8", packed=PackedCache([model], ALL))  # packs, and saves
     checkpoint = Dummy(config, seed=5)  # other weights, which must not be read
-    again = Model.load(checkpoint, linear_kind=NativeLinear, packed=PackedCache([model], ALL))
-    first = Model.load(Dummy(config), linear_kind=NativeLinear)
+    again = Model.load(checkpoint, weights="int8", packed=PackedCache([model], ALL))
+    first = Model.load(Dummy(config), weights="int8")
     x = torch.randn(2, config.width)
     assert torch.equal(again._head(x), first._head(x))
 

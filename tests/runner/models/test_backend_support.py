@@ -7,8 +7,8 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.decoder_layer import TORCH
-from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.layers.native_stack import NATIVE, choose
+from paceline.runner.layers.linear_choice import choose
+from paceline.runner.layers.native_stack import NATIVE
 from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
@@ -107,9 +107,7 @@ def test_one_value_for_all_layers() -> None:
     assert "heads of keys" in str(TORCH.supports(narrow))
 
 
-@pytest.mark.parametrize(
-    ("options", "backend"), [({}, "torch"), ({"linear_kind": NativeLinear}, "native")]
-)
+@pytest.mark.parametrize(("options", "backend"), [({}, "torch"), ({"weights": "int8"}, "native")])
 def test_a_model_is_refused_before_its_tensors_are_read(
     options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +130,7 @@ def test_weights_chosen_automatically_are_weights_that_can_be_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "paceline.runner.layers.native_stack.describe",
+        "paceline.runner.layers.linear_choice.describe",
         lambda config: with_sink(describe(config), 9.0),
     )
     dummy = Dummy(tiny())

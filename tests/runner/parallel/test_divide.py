@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.runner.layers.linear import DenseLinear, LinearKind
-from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
@@ -23,11 +21,11 @@ TOKENS = [5, 9, 2, 7, 1, 1, 3, 100, 50, 51, 52]
 VOCAB = 102
 
 
-def whole_and_divided(config: ModelConfig, size: int, kind: LinearKind) -> tuple[Tensor, Tensor]:
+def whole_and_divided(config: ModelConfig, size: int, weights: str) -> tuple[Tensor, Tensor]:
     """The logits of one process, and those of rank 0 of several."""
 
     def logits(group: RankGroup | None) -> Tensor:
-        model = Model.load(Dummy(config, seed=2), linear_kind=kind, group=group)
+        model = Model.load(Dummy(config, seed=2), weights=weights, group=group)
         return logits_of(OnCPU(model, "paged"), TOKENS)
 
     found, *others = on_ranks(size, logits)
@@ -37,7 +35,7 @@ def whole_and_divided(config: ModelConfig, size: int, kind: LinearKind) -> tuple
 
 @pytest.mark.parametrize("case", few_cases(), ids=str)
 def test_two_ranks_have_the_logits_of_one_process(case: Case) -> None:
-    expected, found = whole_and_divided(replace(case.config(), vocab=VOCAB), 2, DenseLinear)
+    expected, found = whole_and_divided(replace(case.config(), vocab=VOCAB), 2, "float32")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -45,15 +43,13 @@ def test_two_ranks_have_the_logits_of_one_process(case: Case) -> None:
 def test_ranks_share_keys_if_there_are_fewer_of_them(architecture: str) -> None:
     """Two KV heads on four ranks."""
     config = replace(Case(architecture).config(), vocab=104)
-    expected, found = whole_and_divided(config, 4, DenseLinear)
+    expected, found = whole_and_divided(config, 4, "float32")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
-def test_products_of_integers_are_divided_too() -> None:
-    """Parts of a product have scales of their own, so they are rounded otherwise."""
-    expected, found = whole_and_divided(
-        replace(Case("llama").config(), vocab=VOCAB), 2, NativeLinear
-    )
+def test_linears_of_integers_are_divided_too() -> None:
+    """Parts of a linear have scales of their own, so they are rounded otherwise."""
+    expected, found = whole_and_divided(replace(Case("llama").config(), vocab=VOCAB), 2, "int8")
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
 
 

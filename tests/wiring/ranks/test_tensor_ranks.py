@@ -89,7 +89,7 @@ def on_ranks(
     own: LoadConfig = OWN,
     **more: Any,
 ) -> tuple[Scheduler, RankedRunner]:
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     config = replace(own, device="cpu", tensor_parallel_size=2)
     load = ModelLoad(settings, config, checkpoint, **more)
     return assemble_ranks(device_named("cpu"), model, load, start=lambda _: ranks)
@@ -100,7 +100,7 @@ def test_every_architecture_on_two_processes(
     ranks: RankProcesses, tmp_path: Path, architecture: str
 ) -> None:
     model = shape(tmp_path / architecture, architecture)
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     plainly = drive(*assembled("cpu", SETTINGS, OWN, checkpoint), asked(GREEDY))
     assert drive(*on_ranks(ranks, model, SETTINGS), asked(GREEDY), depth=2) == plainly
 
@@ -110,7 +110,7 @@ def test_every_way_of_scheduling_at_once(
     ranks: RankProcesses, tmp_path: Path, sampling: Sampling
 ) -> None:
     model = shape(tmp_path / "llama", "llama")
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     plainly = drive(*assembled("cpu", SETTINGS, OWN, checkpoint), asked(sampling))
     own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
     settings = SETTINGS | TIGHT | {"max_model_len": 32}
@@ -130,7 +130,7 @@ def test_rank_0_drafts_for_all(
 ) -> None:
     """It alone has draft weights. All ranks leave room for KV of a drafter beside their own."""
     model = shape(tmp_path / "llama", "llama")
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     weights = {
         "suffix": "",
         "draft_model": shape(tmp_path / "smaller", "qwen3"),
@@ -151,7 +151,7 @@ def test_rank_0_drafts_for_all(
 def test_rank_0_encodes_images_for_all(ranks: RankProcesses, tmp_path: Path) -> None:
     """Prompts are computed in chunks, positions have rows and columns, and a head drafts."""
     model = shape(tmp_path / "model", "qwen2_5_vl")
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     images = Model.load(checkpoint).images
     assert images is not None
     side, random = 2 * images.square, np.random.default_rng(3)
@@ -176,7 +176,7 @@ def test_ranks_have_the_blocks_of_the_one_with_least_memory(
 ) -> None:
     """A rank has half of the KV heads, so the same memory holds twice as many positions."""
     model = shape(tmp_path / "llama", "llama")
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     whole, _ = assembled("cpu", SETTINGS, OWN, checkpoint)
     divided, _ = on_ranks(ranks, model, SETTINGS)
     assert divided.config.cache.num_blocks == 2 * whole.config.cache.num_blocks
@@ -185,7 +185,7 @@ def test_ranks_have_the_blocks_of_the_one_with_least_memory(
 def test_every_rank_has_its_part_of_adapters(ranks: RankProcesses, tmp_path: Path) -> None:
     """One takes the place of another on the device, and is dropped and read again."""
     model = shape(tmp_path / "llama", "llama")
-    checkpoint, _ = find_checkpoint(model, "dummy", "cpu", lambda *_: None)
+    checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     folders = {
         name: write_adapter(tmp_path / name, checkpoint.config, seed)
         for seed, name in enumerate("xy", 1)

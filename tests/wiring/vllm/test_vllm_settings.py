@@ -120,7 +120,6 @@ def test_every_value_of_the_table_passes_is_mapped_or_is_refused_by_name(
     [
         ("pipeline_parallel_size", 2),
         ("hf_overrides", {"rope_theta": 1}),
-        ("quantization", "awq"),
         ("cpu_offload_gb", 4),
         ("tokenizer", "other/model"),
         ("logits_processors", [print]),

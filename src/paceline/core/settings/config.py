@@ -248,7 +248,7 @@ class LoadConfig:
     """A model on a device. The scheduler does not read these settings: they are not in `Config`.
 
     Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
-    weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
+    quantization, weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
     gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
     tensor_parallel_size, attention, enforce_eager, async_scheduling, depth, threads. Grammars:
     structured_outputs_backend, grammar_compile_limit_s. KV elsewhere: role, kv_connector,
@@ -268,6 +268,7 @@ class LoadConfig:
     tensor_parallel_size: int = 1  # processes that have a part of every layer each
     attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
     enforce_eager: bool = False  # no CUDA graphs, and no warm-up before the first request
+    quantization: str = "auto"  # a module in runner/formats, or a dotted path; "auto": by the files
     weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
     async_scheduling: bool = True  # plan a step while one runs, where the device is another
     depth: int = 0  # steps in flight; 0: by device, 2 on a GPU and 1 on a CPU

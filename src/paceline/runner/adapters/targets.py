@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
 from paceline.runner.layers.factory import LayerFactory, paired_order
+from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LinearSpec, MLPSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
@@ -64,7 +65,7 @@ class SiteShape:
 class AdapterTargets:
     """All modules of a model that can be adapted: attention, and MLPs that are no mixtures."""
 
-    def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
         self.dtype = factory.dtype
         self.modules: dict[str, ModuleTarget] = {}
         self.sites: dict[Site, SiteShape] = {}

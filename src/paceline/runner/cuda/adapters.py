@@ -1,7 +1,6 @@
 """The adapters of resident sequences on a GPU."""
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -10,15 +9,18 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import Index
+from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.runner.adapters.host import NO_PLACE, AdapterPlaces, HostAdapters
 from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
 from paceline.runner.cuda.kernels.layers import DeferredNorm
-from paceline.runner.cuda.kernels.split_k import SplitKLinear
+from paceline.runner.cuda.kernels.library import Library
+from paceline.runner.cuda.kernels.split_k import SplitK
+from paceline.runner.cuda.linear_kernel import LinearWeights, Use
 from paceline.runner.cuda.staging import Staging
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.weight_format import PlainMatrix
 
 RANK_STEP = 16  # the least that tensor cores sum over
 
@@ -32,21 +34,24 @@ class CudaAdaptedLinear:
     without adapters use the lines of the model alone, which lie where they would lie otherwise.
     """
 
-    def __init__(self, linear: DenseLinear, layout: AdapterLayout) -> None:
-        """The weights of `linear` move into the matrix."""
-        own = linear.weight.t()  # [outputs, inputs]
-        lines = own.new_zeros((layout.columns, own.shape[1]))
-        lines[: len(own)] = own
-        linear.weight = lines[: len(own)].t()
-        self._layout, self._wide = layout, copy(linear)
-        self._wide.weight = lines.t()
-        if linear.bias is not None:
-            self._wide.bias = linear.bias.new_zeros(layout.columns)
-            self._wide.bias[: len(own)] = linear.bias
-        self._split = SplitKLinear(self._wide)
+    def __init__(self, weights: LinearWeights, layout: AdapterLayout) -> None:
+        """The weights move into the matrix."""
+        weight = weights.plain
+        if weight is None:
+            raise ConfigError(f"adapters need plain weights on a GPU: {weights.name} is quantized")
+        outputs, inputs = weight.shape
+        lines = weight.new_zeros((layout.columns, inputs))
+        lines[:outputs] = weight
+        weights.matrix = PlainMatrix(lines[:outputs])
+        self._layout, wide = layout, replace(weights, matrix=PlainMatrix(lines))
+        if weights.bias is not None:
+            wide.bias = weights.bias.new_zeros(layout.columns)
+            wide.bias[:outputs] = weights.bias
+        self._wide = Library(wide, lines)
+        self._split = SplitK.of(wide, Use.ADDED) if wide.bias is None else None
         parts = len(layout.starts), layout.places, layout.rank
-        self._a = lines[len(own) :].view(*parts, -1)  # [parts, places, rank, inputs]
-        self._b = own.new_zeros((layout.part_columns, len(own)))  # [places * rank, outputs]
+        self._a = lines[outputs:].view(*parts, -1)  # [parts, places, rank, inputs]
+        self._b = lines.new_zeros((layout.part_columns, outputs))  # [places * rank, outputs]
 
     def put(self, place: int, parts: tuple[PartWeights, ...]) -> None:
         """Put an adapter into a place. Where it has no weights it adds nothing."""
@@ -60,24 +65,26 @@ class CudaAdaptedLinear:
 
     def __call__(self, x: Tensor, place: Tensor) -> Tensor:
         """[n, inputs] to [n, outputs], of rows whose adapters are in these places."""
-        return add_adapted(self._wide(x), self._b, place, self._layout)
+        return add_adapted(self._wide.plain(x), self._b, place, self._layout)
 
     def gated(self, x: Tensor, place: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
         """act(gate) * up, of a linear that computes both."""
-        return gate_adapted(self._wide(x), self._b, place, self._layout, is_silu, late)
+        return gate_adapted(self._wide.plain(x), self._b, place, self._layout, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
         """total += self(x, place), in place."""
-        is_split = self._split.takes(len(x)) and self._wide.bias is None
-        found = self._split.parts(x) if is_split else self._wide(x)
+        if self._split is not None and len(x) <= self._split.most_rows:
+            found = self._split.parts(x)
+        else:
+            found = self._wide.plain(x)
         add_adapted(found, self._b, place, self._layout, total)
 
 
-Widen = Callable[[DenseLinear], CudaAdaptedLinear | None]  # makes room beside a linear
+Widen = Callable[[LinearWeights], CudaAdaptedLinear | None]  # makes room beside a linear
 Beside = Callable[[LinearName], Widen]  # for the linears of a layer
 
 
-def not_adapted(_linear: DenseLinear) -> None:
+def not_adapted(_weights: LinearWeights) -> None:
     """Make no room for adapters."""
 
 
@@ -104,11 +111,11 @@ class AdapterRoom:
     def beside(self, layer: int) -> Beside:
         return lambda linear: partial(self._widen, Site(layer, linear))
 
-    def _widen(self, site: Site, linear: DenseLinear) -> CudaAdaptedLinear:
+    def _widen(self, site: Site, weights: LinearWeights) -> CudaAdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
         layout = AdapterLayout(sum(sizes), starts, self.sizes.places, self._rank)
-        self._linears[site] = CudaAdaptedLinear(linear, layout)
+        self._linears[site] = CudaAdaptedLinear(weights, layout)
         return self._linears[site]
 
     def put(self, place: int, adapter: AdapterWeights) -> None:

@@ -1,5 +1,6 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,11 +19,11 @@ from paceline.runner.cuda.kernels.layers import (
     rotate_and_store,
 )
 from paceline.runner.cuda.kernels.one_row import takes
-from paceline.runner.cuda.linears import CudaMoE, NormedLinear, residual_linear
+from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
+from paceline.runner.cuda.moe import CudaMoE
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import DenseLinear
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.describe import describe
@@ -85,7 +86,7 @@ class CudaLayer:
 
     def __init__(
         self,
-        factory: LayerFactory,
+        factory: LayerFactory[CudaLinear],
         spec: LayerSpec,
         layer: int,
         turns: RotaryTable,
@@ -103,6 +104,12 @@ class CudaLayer:
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
             self._turn = HeadRotation(turns.by_place, factor, attention.head_norms.floor)
+
+    def kernels(self) -> dict[str, str]:
+        """Which kernels compute the linears of the layer, by rows."""
+        mlp = self._mlp
+        found = mlp.kernels() if isinstance(mlp, CudaMLP) else {"experts": str(mlp)}
+        return {"qkv": str(self._qkv), "output": str(self._out), **found}
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -136,11 +143,16 @@ class CudaLayer:
 class CudaMLP:
     """The gated MLP."""
 
-    def __init__(self, factory: LayerFactory, spec: MLPSpec, beside: Beside = nowhere) -> None:
+    def __init__(
+        self, factory: LayerFactory[CudaLinear], spec: MLPSpec, beside: Beside = nowhere
+    ) -> None:
         gate_up = factory.linear(spec.gate_up, spec.norm)
         self._gate_up = NormedLinear(gate_up, spec.norm, beside("gate_up"), is_gated=True)
         self._down = residual_linear(factory, spec.down, spec.output_norm, beside("down"))
         self._is_silu = spec.activation == "silu"
+
+    def kernels(self) -> dict[str, str]:
+        return {"gate_up": str(self._gate_up), "down": str(self._down)}
 
     def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
         """Add the MLP of the residual stream to it."""
@@ -156,7 +168,7 @@ class CudaModel:
 
     def __init__(
         self,
-        factory: LayerFactory,
+        factory: LayerFactory[CudaLinear],
         spec: DecoderSpec,
         max_model_len: int,
         item_rows: int = 0,
@@ -208,8 +220,17 @@ class CudaModel:
         if group is not None:
             spec = divide(spec, group.shard)
         with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, DenseLinear, group=group)
+            factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
             return CudaModel(factory, spec, max_model_len, item_rows, adapters)
+
+    def kernels(self) -> list[str]:
+        """Which kernels compute the linears of all layers, by rows."""
+        found = Counter(
+            f"{linear} {kernels}"
+            for layer in self._layers
+            for linear, kernels in layer.kernels().items()
+        )
+        return [f"{count} x {text}" for text, count in found.items()]
 
     def _beside(self, layer: int) -> Beside:
         return nowhere if self.adapters is None else self.adapters.beside(layer)

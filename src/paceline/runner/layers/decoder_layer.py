@@ -10,6 +10,7 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
 from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
@@ -35,7 +36,7 @@ class SelfAttention:
                                 written ──────┘
     """
 
-    def __init__(self, factory: LayerFactory, spec: AttentionSpec, layer: int) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: AttentionSpec, layer: int) -> None:
         self._spec, self._layer = spec, layer
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
@@ -61,7 +62,7 @@ class SelfAttention:
 class DecoderLayer:
     """Adds to the residual stream in place: the sum is part of the linear."""
 
-    def __init__(self, factory: LayerFactory, spec: LayerSpec, layer: int) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)
         mlp = spec.mlp
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
@@ -131,7 +132,7 @@ class TorchStack:
     After the attention of the last layer, positions that are not wanted are left out.
     """
 
-    def __init__(self, factory: LayerFactory, layers: tuple[LayerSpec, ...]) -> None:
+    def __init__(self, factory: LayerFactory[Linear], layers: tuple[LayerSpec, ...]) -> None:
         self._dtype = factory.dtype
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)

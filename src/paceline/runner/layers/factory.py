@@ -1,43 +1,48 @@
 """Builds layers from the tensors of a checkpoint, as a description names them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.layers.linear import Linear, LinearKind
-from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.layers.packing import PackedStore
 from paceline.runner.models.architecture import AttentionSpec, HeadNorms, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
+from paceline.runner.weight_format import Matrix, joined
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
+
+L_co = TypeVar("L_co", bound=Linear, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerFactory:
-    """A checkpoint, and the form that its tensors take in a model.
+class LayerFactory(Generic[L_co]):
+    """A checkpoint, and how a device builds linears of it.
 
-    Everything is computed in float32 and rounded once, to `dtype` or by the kind of product.
+    All but the weights of linears is read in float32, and rounded once.
     """
 
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device | str
-    linear_kind: LinearKind
-    packed: PackedStore | None = None  # if `linear_kind` packs weights
+    build: Callable[[LinearParts], L_co]
     group: RankGroup | None = None  # the ranks that the description is divided among, if it is
 
     def read(self, tensor: TensorSpec) -> Tensor:
+        return self.read_stored(tensor).to(torch.float32)
+
+    def read_stored(self, tensor: TensorSpec) -> Tensor:
+        """In the type that the file has."""
         if tensor.cut is None:
             found = self.checkpoint.read(tensor.name)
         else:
             found = read_part(self.checkpoint, tensor.name, tensor.cut)
-        return found.to(self.device, torch.float32)
+        return found.to(self.device)
 
     def joined(self, tensors: tuple[TensorSpec, ...]) -> Tensor:
         """Several tensors, one below the other."""
@@ -71,11 +76,24 @@ class LayerFactory:
         factor = self.head_factor(attention, attention.head_norms)
         return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
 
-    def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> Linear:
+    def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> L_co:
         """A linear, and the factor of the norm before it, if the norm leaves its factor to it."""
+        return self.build(self.parts(linear, before))
+
+    def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
         bias = self.joined(linear.biases) if linear.biases else None  # [outputs]
         factor = None if before is None else self.factor(before)  # [inputs]
-        return self._linear(linear, partial(self.joined, linear.weights), bias, factor)
+        read = partial(self.matrix, linear)
+        return LinearParts(linear.name, read, bias, factor, self.dtype)
+
+    def matrix(self, linear: LinearSpec) -> Matrix:
+        """The weights of a linear, [outputs, inputs]."""
+        return joined(
+            [
+                format.read(weight, self.read_stored)
+                for weight, format in zip(linear.weights, linear.formats, strict=True)
+            ]
+        )
 
     def summed(self, linear: LinearSpec) -> Linear:
         """A linear whose inputs are divided among ranks, if there are several."""
@@ -109,36 +127,26 @@ class LayerFactory:
         """
         return self.joined(linear.weights).mul_(self.factor(before))
 
-    def qkv(self, attention: AttentionSpec) -> Linear:
+    def qkv(self, attention: AttentionSpec) -> L_co:
         """The linear for queries, keys and values, of which the first two are `paired_order`."""
-        linear, order = attention.qkv, slice(None)
-        if attention.rotary_dim < attention.head_dim:
-            heads = torch.arange(linear.outputs, device=self.device).view(-1, attention.head_dim)
-            turned = heads[: attention.heads + attention.kv_heads]
-            turned.copy_(turned[:, paired_order(attention)])
-            order = heads.flatten()
-        bias = self.joined(linear.biases)[order] if linear.biases else None
-
-        def read() -> Tensor:
-            return self.joined(linear.weights)[order]
-
+        parts = self.parts(attention.qkv)
         factor = self.factor(attention.norm)
         if attention.second_norm is not None:
             factor = torch.cat((factor, self.factor(attention.second_norm)))
-        return self._linear(linear, read, bias, factor)
+        parts = replace(parts, factor=factor)
+        if attention.rotary_dim < attention.head_dim:
+            heads = torch.arange(attention.qkv.outputs, device=self.device)
+            heads = heads.view(-1, attention.head_dim)
+            rotated = heads[: attention.heads + attention.kv_heads]
+            rotated.copy_(rotated[:, paired_order(attention)])
+            order = heads.flatten()
+            bias = None if parts.bias is None else parts.bias[order]
+            read = partial(self._selected, attention.qkv, order)
+            parts = replace(parts, read=read, bias=bias)
+        return self.build(parts)
 
-    def _linear(
-        self,
-        linear: LinearSpec,
-        read: Callable[[], Tensor],
-        bias: Tensor | None,
-        factor: Tensor | None,
-    ) -> Linear:
-        """`read` gives the weight, [outputs, inputs]. It is not called if the cache has it."""
-        if self.packed is None:
-            return self.linear_kind(read(), bias, self.dtype, factor)
-        packed = self.packed.packed(linear.weights[0].name, read)
-        return NativeLinear(packed, bias, self.dtype, factor)
+    def _selected(self, linear: LinearSpec, outputs: Tensor) -> Matrix:
+        return self.matrix(linear).select(outputs)
 
 
 def whole(total: Tensor) -> Tensor:

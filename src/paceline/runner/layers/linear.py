@@ -1,10 +1,13 @@
 """Linears with weights."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from paceline.runner.weight_format import Matrix
 
 
 class Linear(Protocol):
@@ -19,16 +22,29 @@ class Linear(Protocol):
         ...
 
 
-# Weight [outputs, inputs] and bias [outputs] in float32, the type of what goes in and out, and a
-# factor of the inputs [inputs], which a norm that precedes leaves to the linear.
-LinearKind = Callable[[Tensor, Tensor | None, torch.dtype, Tensor | None], Linear]
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearParts:
+    """What a linear is built from.
+
+    name     of its tensors, for messages and caches
+    read     reads the weights [outputs, inputs]; it is not called if a cache has them
+    bias     [outputs] in float32
+    factor   [inputs] in float32, of the norm before it, if the norm leaves its factor to the linear
+    dtype    of its inputs and outputs
+    """
+
+    name: str
+    read: Callable[[], Matrix]
+    bias: Tensor | None
+    factor: Tensor | None
+    dtype: torch.dtype
 
 
 class DenseLinear:
     """Weights in the type of the activations, transposed.
 
-    On a CPU they are stored as [inputs, outputs]: with 8 to 32 rows this takes half the time of the
-    original layout, and with one row or hundreds it is no slower.
+    [inputs, outputs] takes half the time of the original layout with 8 to 32 rows on a CPU, and
+    with one row or hundreds it is no slower.
     """
 
     def __init__(
@@ -39,9 +55,12 @@ class DenseLinear:
         factor: Tensor | None = None,
     ) -> None:
         whole = weight if factor is None else weight * factor
-        turned = whole.to(dtype).t()
-        self.weight = turned.contiguous() if weight.device.type == "cpu" else turned
+        self.weight = whole.to(dtype).t().contiguous()
         self.bias = None if bias is None else bias.to(dtype)
+
+    @staticmethod
+    def of(parts: LinearParts) -> "DenseLinear":
+        return DenseLinear(parts.read().dense(), parts.bias, parts.dtype, parts.factor)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is None:

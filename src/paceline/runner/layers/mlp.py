@@ -46,7 +46,7 @@ class GatedLinears:
 
     def __init__(
         self,
-        factory: LayerFactory,
+        factory: LayerFactory[Linear],
         gate_up: LinearSpec,
         norm: NormSpec,
         gate: Gate,
@@ -63,7 +63,7 @@ class GatedLinears:
 
 
 class MLP:
-    def __init__(self, factory: LayerFactory, spec: MLPSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: MLPSpec) -> None:
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
         gate, down = plain_gate(spec.activation), factory.summed(spec.down)
         self.linears = GatedLinears(factory, spec.gate_up, spec.norm, gate, down)
@@ -78,7 +78,7 @@ class MLP:
 class MoE:
     """Positions are sorted by expert, so that an expert computes all of its positions at once."""
 
-    def __init__(self, factory: LayerFactory, spec: MoESpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: MoESpec) -> None:
         self._spec = spec
         self._input_norm = factory.unscaled_norm(spec.norm.floor)
         self.router = factory.router(spec.router, spec.norm)  # [experts, width]

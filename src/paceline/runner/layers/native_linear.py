@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.packing import PackedWeights
+from paceline.runner.layers.linear import LinearParts
+from paceline.runner.layers.packing import PackedStore, PackedWeights
 from paceline.runner.native.library import MatrixStruct, library
 
 
@@ -31,6 +32,16 @@ class NativeLinear:
             packed.outputs,
             packed.bits,
         )
+
+    @staticmethod
+    def of(parts: LinearParts, packed: PackedStore | None = None) -> "NativeLinear":
+        """The weights are packed, or come from a store of packed weights."""
+
+        def read() -> Tensor:
+            return parts.read().dense()
+
+        weight = read() if packed is None else packed.packed(parts.name, read)
+        return NativeLinear(weight, parts.bias, parts.dtype, parts.factor)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self._outputs)
@@ -59,5 +70,5 @@ class NativeLinear:
 
 def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeights:
     if dtype != torch.float32 or weight.device.type != "cpu":
-        raise ConfigError(f"native products need float32 on a CPU, not {dtype} on {weight.device}")
+        raise ConfigError(f"native linears need float32 on a CPU, not {dtype} on {weight.device}")
     return PackedWeights.of(weight)

@@ -1,36 +1,29 @@
 """All layers of a decoder in one call of a compiled kernel."""
 
-from collections.abc import Mapping
 from ctypes import byref, pointer
-from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
 from paceline.runner.attention.native import NativeStep
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED, DecoderLayer, TorchStack
-from paceline.runner.layers.linear import DenseLinear, Linear, LinearKind
+from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
-from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.native.library import (
     DecoderStruct,
     ExpertStruct,
     LayerStruct,
     MoEStruct,
-    is_available,
     library,
 )
-from paceline.runner.weights.checkpoint import Checkpoint
 
 # `struct decoder` of decoder.c has one value of these for all layers.
 NATIVE = BackendSupport(
@@ -174,46 +167,3 @@ def _moe(moe: MoE, spec: MoESpec) -> MoEStruct:
 def _matrix(linear: Linear) -> Any:
     assert isinstance(linear, NativeLinear)
     return pointer(linear.matrix)
-
-
-# "int8" keeps weights in 4 bits where these lose nothing.
-KINDS: Mapping[str, LinearKind] = {"float32": DenseLinear, "int8": NativeLinear}
-AUTO = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class LinearChoice:
-    """A kind of product, and why it was chosen."""
-
-    name: str
-    reason: str
-
-    @property
-    def kind(self) -> LinearKind:
-        return KINDS[self.name]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.reason})"
-
-
-def choose(name: str, checkpoint: Checkpoint) -> LinearChoice:
-    """The kind with this name; for "auto", the one that keeps the precision of the file."""
-    if name == AUTO:
-        return automatic(checkpoint)
-    if name not in KINDS:
-        known = [AUTO, *KINDS]
-        close = get_close_matches(name, known, 1, cutoff=0.3)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(known)}"
-        raise ConfigError(f"unknown weights {name!r}: {hint}")
-    return LinearChoice(name, "as requested")
-
-
-def automatic(checkpoint: Checkpoint) -> LinearChoice:
-    """The same at every start: it depends on the file, and on whether there are kernels for it."""
-    if not checkpoint.is_quantized:
-        return LinearChoice("float32", "as precise as the file; --weights int8 is faster")
-    if missing := NATIVE.supports(describe(checkpoint.config)):
-        return LinearChoice("float32", f"the int8 kernels do not support this model: {missing}")
-    if not is_available():
-        return LinearChoice("float32", "the int8 kernels cannot be compiled here")
-    return LinearChoice("int8", "the file is quantized")

@@ -1,15 +1,17 @@
 """The description of a decoder, tensor by tensor, from which every backend is built."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
+from paceline.runner.weight_format import PLAIN, WeightFormat
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 Part = TypeVar("Part")
+EVERY_BACKEND = "every backend"  # in the metadata of a field that is no feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,37 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """One product. Its outputs are those of several tensors, side by side."""
+    """One linear. Its outputs are those of several tensors, side by side."""
 
     weights: tuple[TensorSpec, ...]  # [outputs, inputs] each
     biases: tuple[TensorSpec, ...] = ()  # [outputs] each: one for every weight, or none
+    # The format of every weight; none: all are plain. Backends decode what they have no kernel for.
+    quantized: tuple[WeightFormat, ...] = field(default=(), metadata={EVERY_BACKEND: True})
 
     def __post_init__(self) -> None:
-        if self.biases and len(self.biases) != len(self.weights):
-            raise ConfigError(
-                f"a product of {len(self.weights)} weights has {len(self.biases)} biases; it "
-                "needs one for each or none"
-            )
+        for what, given in (("biases", self.biases), ("formats", self.quantized)):
+            if given and len(given) != len(self.weights):
+                raise ConfigError(
+                    f"a linear of {len(self.weights)} weights has {len(given)} {what}; it needs "
+                    "one for each or none"
+                )
+
+    @property
+    def name(self) -> str:
+        """The name of its first weight."""
+        return self.weights[0].name
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """The format of every weight."""
+        return self.quantized or (PLAIN,) * len(self.weights)
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """All tensors that a checkpoint has for it."""
+        pairs = zip(self.weights, self.formats, strict=True)
+        stored = (tensor for weight, format in pairs for tensor in format.stored(weight))
+        return (*stored, *self.biases)
 
     @property
     def outputs(self) -> int:
@@ -210,11 +232,20 @@ class DecoderSpec:
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every tensor once, in the order of computation."""
-        return tuple({tensor.name: tensor for tensor in parts_of(self, TensorSpec)}.values())
+        return tuple({tensor.name: tensor for tensor in stored_tensors(self)}.values())
 
 
-def parts_of(spec: Any, kind: type[Part]) -> Iterator[Part]:
-    """Every part of a kind in a description, in order, however deep."""
+def stored_tensors(spec: Any) -> Iterator[TensorSpec]:
+    """Every tensor that a checkpoint has for a part of a description, in order."""
+    for part in parts_of(spec, (TensorSpec, LinearSpec)):
+        if isinstance(part, LinearSpec):
+            yield from part.tensors
+        else:
+            yield part
+
+
+def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[Part]:
+    """Every part of these kinds in a description, in order; not the parts of such a part."""
     if isinstance(spec, kind):
         yield spec
     elif is_dataclass(spec):

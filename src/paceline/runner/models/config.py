@@ -6,12 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.runner import weight_format
 from paceline.runner.models import gguf_config, hf_config
 from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, VisionConfig, find
+from paceline.runner.weight_format import UNQUANTIZED, Quantization, QuantizedOnLoad
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
@@ -63,6 +65,7 @@ class ModelConfig:
     eos               tokens that end a text
     generates         it has a head; otherwise it only makes embeddings or scores
     ignored           what the names of tensors begin with that are no part of the decoder
+    quantization      the format of the weights of each linear
     """
 
     architecture: str
@@ -92,6 +95,7 @@ class ModelConfig:
     vision: VisionConfig | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
+    quantization: Quantization = UNQUANTIZED
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -116,6 +120,14 @@ class ModelConfig:
         if any(window is not None and window < 1 for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
 
+    def loaded_as(self, quantization: str) -> "ModelConfig":
+        """The model with plain weights that are quantized while they are loaded, to the format with
+        this name; "auto": with weights as they are."""
+        if quantization == "auto" or self.quantization != UNQUANTIZED:
+            return self
+        format = weight_format.load(quantization)()
+        return replace(self, quantization=Quantization(QuantizedOnLoad(format)))
+
     @property
     def cell(self) -> CellShape:
         """Keys and values of every head."""
@@ -128,14 +140,20 @@ class ModelConfig:
 
     @classmethod
     def of_hf(
-        cls, raw: Mapping[str, Any], images: Mapping[str, Any] = NO_SETTINGS
+        cls,
+        raw: Mapping[str, Any],
+        images: Mapping[str, Any] = NO_SETTINGS,
+        quantization: str = "auto",
     ) -> "ModelConfig":
         """Read the content of a config.json of any version of transformers, and the settings of
-        the image processor beside it."""
+        the image processor beside it. Quantized weights are read by the format that is named, or
+        else by that of the file."""
         with expected("config.json"):
             whole = ConfigEntries(raw, "config.json")
             named = hf_config.architecture(whole)
-            found = cls._of_hf(named, hf_config.of_decoder(whole, named))
+            read = hf_config.of_decoder(whole, named)
+            weights = hf_config.quantization(read, named.traits, quantization)
+            found = replace(cls._of_hf(named, read), quantization=weights)
             if (vision := named.traits.vision) is None:
                 return found
             return replace(found, vision=vision.of_hf(whole, found.width, images))

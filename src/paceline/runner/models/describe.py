@@ -24,6 +24,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.gguf_config import HEAD
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
 from paceline.runner.models.traits import ExpertNames
+from paceline.runner.weight_format import PLAIN
 
 
 def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
@@ -160,7 +161,10 @@ def _moe(
     router = f"{names.block}.{names.router}"
     return MoESpec(
         norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
-        router=tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
+        router=replace(
+            tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
+            quantized=(),
+        ),
         experts=tuple(one(expert) for expert in range(sizes.count)),
         chosen=sizes.chosen,
         shares_sum_to_one=sizes.shares_sum_to_one,
@@ -172,9 +176,10 @@ def _moe(
 def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:
     """A linear whose tensors are in one of all experts; that of the biases has a name like it."""
     of_biases = replace(form, name=f"{form.name}_bias")
-    return LinearSpec(
-        tuple(replace(one, stack=form) for one in linear.weights),
-        tuple(replace(one, stack=of_biases) for one in linear.biases),
+    return replace(
+        linear,
+        weights=tuple(replace(one, stack=form) for one in linear.weights),
+        biases=tuple(replace(one, stack=of_biases) for one in linear.biases),
     )
 
 
@@ -215,7 +220,9 @@ class LayerTensors:
             return TensorSpec(whole, its, form, older=older)
 
         bias = (one("bias", shape[:1]),) if has_bias else ()
-        return LinearSpec((one("weight", shape),), bias)
+        weight = one("weight", shape)
+        format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
+        return LinearSpec((weight,), bias, () if format == PLAIN else (format,))
 
     def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
         """A tensor that HF's files name without an ending."""
@@ -251,9 +258,11 @@ def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
 def _joined(given: Iterable[LinearSpec]) -> LinearSpec:
     """Linears of the same input as one."""
     linears = list(given)
+    formats = tuple(format for linear in linears for format in linear.formats)
     return LinearSpec(
         tuple(weight for linear in linears for weight in linear.weights),
         tuple(bias for linear in linears for bias in linear.biases),
+        formats if any(linear.quantized for linear in linears) else (),
     )
 
 

@@ -13,7 +13,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import LayerContext, SelfAttention
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import DenseLinear, LinearKind
+from paceline.runner.layers.linear import DenseLinear, Linear
 from paceline.runner.layers.mlp import MLP
 from paceline.runner.layers.norm import Rotation, add_linear
 from paceline.runner.models.architecture import (
@@ -165,7 +165,9 @@ class Eagle3Head:
         results         | g0   | g1   | g2   | g3   |        g2 gives draft d4, g3 gives d5
     """
 
-    def __init__(self, factory: LayerFactory, spec: Eagle3Spec, config: Eagle3Config) -> None:
+    def __init__(
+        self, factory: LayerFactory[Linear], spec: Eagle3Spec, config: Eagle3Config
+    ) -> None:
         layer = spec.layer
         assert isinstance(layer.mlp, MLPSpec)
         assert layer.attention.second_norm is not None
@@ -187,12 +189,11 @@ class Eagle3Head:
         checkpoint: Checkpoint,
         config: Eagle3Config,
         dtype: torch.dtype = torch.float32,
-        linear_kind: LinearKind = DenseLinear,
         max_model_len: int | None = None,
     ) -> "Eagle3Head":
         """Load weights. The longest sequence is `max_model_len`, or what the head is for."""
         with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, "cpu", linear_kind)
+            factory = LayerFactory(checkpoint, dtype, "cpu", DenseLinear.of)
             return Eagle3Head(factory, describe_head(config, max_model_len), config)
 
     @torch.inference_mode()

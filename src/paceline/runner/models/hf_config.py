@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
+from paceline.runner import weight_format
 from paceline.runner.models.architecture import ClampedGate, ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
 from paceline.runner.models.traits import Traits, architectures, unsupported
+from paceline.runner.weight_format import UNQUANTIZED, Quantization
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0
@@ -17,7 +19,7 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention", "quantization_config")
+UNSUPPORTED = ("use_bidirectional_attention",)
 NEAR = 0.65  # how alike a name must be to be the nearest one
 MXFP4 = "mxfp4"  # what experts may be quantized by
 
@@ -102,19 +104,41 @@ def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
-        if read.get(key) and not (
-            key == "quantization_config" and has_packed_experts(read, traits)
-        ):
+        if read.get(key):
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
     for key in ("hidden_act", "hidden_activation"):
         if read.get(key, traits.activation) != traits.activation:
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
 
 
-def has_packed_experts(read: ConfigEntries, traits: Traits) -> bool:
-    """Whether experts are in MXFP4, in one tensor for all of them."""
+def quantization(read: ConfigEntries, traits: Traits, chosen: str) -> Quantization:
+    """The formats of weights, read by the format that is chosen, or else by that of the file.
+    Experts in MXFP4, in one tensor for all of them, are decoded."""
+    given = read.get("quantization_config")
+    if not given:
+        return UNQUANTIZED
+    if not isinstance(given, dict):
+        raise ConfigError(f"{read.where}: quantization_config is {given!r:.200}, not an object")
+    config = cast("dict[str, Any]", given)
+    method = str(config.get("quant_method", ""))
     is_stacked = traits.experts is not None and traits.experts.is_stacked
-    return is_stacked and read.get("quantization_config", {}).get("quant_method") == MXFP4
+    if is_stacked and method == MXFP4:
+        return UNQUANTIZED
+    if "." in chosen:
+        return weight_format.load(chosen).of_config(config)
+    known = weight_format.known()
+    name = method.replace("-", "_")
+    if chosen not in ("auto", name):
+        raise ConfigError(
+            f"quantization is {chosen!r}, but the checkpoint has quant_method {method!r}; remove "
+            "the setting"
+        )
+    if name not in known:
+        raise ConfigError(
+            f"{read.where}: quantization_config has quant_method {method!r}, which is not "
+            f"supported; supported are {', '.join([*known, MXFP4])}"
+        )
+    return weight_format.load(name).of_config(config)
 
 
 def ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.architecture import EVERY_BACKEND, DecoderSpec, LayerSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 
 Values = Callable[[LayerSpec], Iterable[object]]
@@ -64,6 +64,8 @@ def _features(part: Any, path: str) -> Iterator[str]:
     if kind := getattr(part, "FEATURE", None):
         yield f"{path}={kind}"
     for one in fields(part):
+        if EVERY_BACKEND in one.metadata:
+            continue
         value, name = getattr(part, one.name), f"{path}.{one.name}".lstrip(".")
         if one.default is not MISSING and value != one.default:
             yield f"{name}={value}" if isinstance(value, str) else name

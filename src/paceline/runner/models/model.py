@@ -11,7 +11,8 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import TORCH, TorchStack
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import DenseLinear, LinearKind
+from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.linear_choice import FLOAT32, INT8, LinearBuilder
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.layers.norm import LayerInputs
@@ -27,7 +28,7 @@ from paceline.runner.weights.checkpoint import Checkpoint, verify
 class Model:
     """Weights in their final form. `forward` changes only the KV store."""
 
-    def __init__(self, factory: LayerFactory, spec: DecoderSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
         config, group = factory.checkpoint.config, factory.group
         self.group = group  # None: there is one rank
         self.config = config if group is None else group.shard.config(config)  # of this rank
@@ -39,7 +40,7 @@ class Model:
         )
         stack = TorchStack(factory, spec.layers)
         # The kernel for all layers does not stop for the other ranks.
-        is_native = factory.linear_kind is NativeLinear and group is None
+        is_native = group is None and isinstance(stack.layers[0].attention.qkv, NativeLinear)
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by place
         self._adapted = AdaptedStack(stack, self.adapters)
@@ -55,25 +56,26 @@ class Model:
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        linear_kind: LinearKind = DenseLinear,
+        weights: str = FLOAT32,
         max_model_len: int | None = None,
         packed: PackedStore | None = None,
         group: RankGroup | None = None,
     ) -> "Model":
         """Load weights. The longest sequence is `max_model_len`, or what the model is for.
 
-        With `packed`, the weights of native linears come from a cache if they are there. With a
-        group, the weights are the part of one rank.
+        `weights` names the kernels of linears. With `packed`, the weights of native ones come from
+        a cache if they are there. With a group, the weights are the part of one rank.
         """
         spec = describe(checkpoint.config, max_model_len)
         TORCH.require(spec)
-        if linear_kind is NativeLinear:
+        if weights == INT8:
             NATIVE.require(spec)
         verify(checkpoint)
         if group is not None:
             spec = divide(spec, group.shard)
         with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, linear_kind, packed, group)
+            linears = LinearBuilder.of(weights, packed)
+            factory = LayerFactory(checkpoint, dtype, device, linears, group)
             model = Model(factory, spec)
         if packed is not None:
             packed.save()

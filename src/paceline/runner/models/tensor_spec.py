@@ -71,6 +71,7 @@ class TensorSpec:
              empty: none
     stack    where HF's files have it, if that is in a tensor of all experts
     cut      the part that is read, which has this shape; None: the whole tensor
+    types    what it is stored as, in the names of safetensors; empty: any floating-point type
     """
 
     name: str
@@ -80,6 +81,7 @@ class TensorSpec:
     older: str = ""
     stack: StackedForm | None = None
     cut: Cut | None = None
+    types: tuple[str, ...] = ()
 
     def part(self, dim: int, *runs: Run) -> "TensorSpec":
         """The same tensor cut to runs along a dimension."""

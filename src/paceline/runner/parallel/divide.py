@@ -140,7 +140,7 @@ def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:
     """A linear of some inputs, to be added to those of the other ranks."""
     weights = tuple(one.part(1, shard.of(one.shape[1])) for one in linear.weights)
-    return LinearSpec(weights, linear.biases if shard.rank == 0 else ())
+    return replace(linear, weights=weights, biases=linear.biases if shard.rank == 0 else ())
 
 
 def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
@@ -153,7 +153,7 @@ def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
         weights.append(weight.part(0, *own))
         biases += [bias.part(0, *own) for bias in linear.biases[place : place + 1]]
         begin += weight.shape[0]
-    return LinearSpec(tuple(weights), tuple(biases))
+    return replace(linear, weights=tuple(weights), biases=tuple(biases))
 
 
 def _times(run: Run, size: int, before: int = 0) -> Run:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.core.multimodal import ItemContent
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
 from paceline.runner.parallel.group import decides
@@ -18,7 +19,7 @@ from paceline.runner.vision.towers import QwenTower, SigLIPTower
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
-def tower(factory: LayerFactory, spec: VisionSpec) -> Tower:
+def tower(factory: LayerFactory[Linear], spec: VisionSpec) -> Tower:
     return SigLIPTower(factory, spec) if isinstance(spec, SigLIPSpec) else QwenTower(factory, spec)
 
 
@@ -73,7 +74,7 @@ def blank(height: int, width: int) -> Tensor:
     return torch.zeros(height, width, CHANNELS, dtype=torch.uint8)
 
 
-def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | None:
+def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEncoder | None:
     """The encoder of a model; None if it reads no images."""
     if (vision := spec.vision) is None:
         return None

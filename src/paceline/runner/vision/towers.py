@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import Rotation
 from paceline.runner.models.rope import frequencies
 from paceline.runner.models.tensor_spec import (
@@ -33,7 +34,7 @@ Groups = Sequence[tuple[int, int]]
 class ScaledPixels:
     """Turns pixels of 0 to 255 into the numbers that a tower reads."""
 
-    def __init__(self, factory: LayerFactory, scale: PixelScale) -> None:
+    def __init__(self, factory: LayerFactory[Linear], scale: PixelScale) -> None:
         std = torch.tensor(scale.std, device=factory.device)
         self._factor = scale.factor / std  # [channels]
         self._offset = torch.tensor(scale.mean, device=factory.device) / std  # [channels]
@@ -46,7 +47,7 @@ class ScaledPixels:
 class TowerLinear:
     """A linear with weights of a tower."""
 
-    def __init__(self, factory: LayerFactory, spec: VisionLinear) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: VisionLinear) -> None:
         self.weight = factory.joined(spec.weights).to(factory.dtype)  # [outputs, inputs]
         self.bias = factory.joined(spec.biases).to(factory.dtype) if spec.biases else None
 
@@ -57,7 +58,7 @@ class TowerLinear:
 class WholeNorm:
     """A layer norm, or a root-mean-square norm."""
 
-    def __init__(self, factory: LayerFactory, spec: VisionNorm) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: VisionNorm) -> None:
         self._weight = factory.read(spec.weight).to(factory.dtype)
         self._bias = None if spec.bias is None else factory.read(spec.bias).to(factory.dtype)
         self._eps = spec.eps
@@ -71,7 +72,7 @@ class WholeNorm:
 class VisionBlock:
     """Attention among patches, then an MLP for each of them."""
 
-    def __init__(self, factory: LayerFactory, spec: VisionBlockSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: VisionBlockSpec) -> None:
         self._spec, self._activation = spec, ACTIVATIONS[spec.activation]
         self._norm, self._mlp_norm = (
             WholeNorm(factory, norm) for norm in (spec.norm, spec.mlp_norm)
@@ -110,7 +111,7 @@ class VisionBlock:
 class SigLIPTower:
     """Square images of one size, many at a time."""
 
-    def __init__(self, factory: LayerFactory, spec: SigLIPSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: SigLIPSpec) -> None:
         self._side, self._merge, self._dtype = spec.side, spec.merge, factory.dtype
         self._pixels = ScaledPixels(factory, spec.pixels)
         self._patch = TowerLinear(factory, spec.patch)
@@ -159,7 +160,7 @@ class QwenTower:
     is what attends to each other.
     """
 
-    def __init__(self, factory: LayerFactory, spec: QwenVisionSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: QwenVisionSpec) -> None:
         self._spec, self._dtype = spec, factory.dtype
         self._pixels = ScaledPixels(factory, spec.pixels)
         self._patch = TowerLinear(factory, spec.patch)

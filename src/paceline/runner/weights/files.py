@@ -8,10 +8,10 @@ from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a GGUF file, whatever its name, or a folder in HF's layout."""
+def open_checkpoint(path: Path, quantization: str = "auto") -> Checkpoint:
+    """Open a GGUF file, whatever its name, or a folder in HF's layout, to be loaded in a format."""
     if path.is_dir():
-        return SafetensorsFolder(path)
+        return SafetensorsFolder(path, quantization)
     if path.is_file():
-        return GGUF(path)
+        return GGUF(path, quantization)
     raise ConfigError(f"{path} is neither a model folder nor a GGUF file")

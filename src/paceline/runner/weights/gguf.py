@@ -207,13 +207,14 @@ class GGUF:
     A tensor that the description of the model does not name keeps its own name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, quantization: str = "auto") -> None:
         self.files = [path]
         file = read_gguf(path)
         tensors = dict(file.tensors)
         factors = {name: tensors.pop(name) for name in ALL_FACTORS if name in tensors}
         numbers = {name: dequantised(tensor).tolist() for name, tensor in factors.items()}
-        self.config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
+        config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
+        self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         known = {form.name for form in self._forms.values()}

@@ -14,6 +14,7 @@ from paceline.core.system.files import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Cut, Shape
+from paceline.runner.weight_format import UNQUANTIZED
 from paceline.runner.weights.checkpoint import part_of
 from paceline.runner.weights.expert_stacks import ExpertStacks
 
@@ -27,16 +28,18 @@ DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the 
 class SafetensorsFolder:
     """A checkpoint in HF's format. Files stay mapped while the checkpoint is used."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quantization: str = "auto") -> None:
         raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
             raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models have more of them
-        self.config = ModelConfig.of_hf(raw, image_settings(folder))
+        config = ModelConfig.of_hf(raw, image_settings(folder), quantization)
+        self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._newer: dict[str, str] = {
             tensor.older: tensor.name for tensor in described if tensor.older
         }
+        self._types = {tensor.name: tensor.types for tensor in described if tensor.types}
         self._stacks = ExpertStacks(described)
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
@@ -52,7 +55,8 @@ class SafetensorsFolder:
 
     @property
     def is_quantized(self) -> bool:
-        return self._stacks.is_quantized  # other types than FLOATS are refused
+        is_plain = self.config.quantization == UNQUANTIZED
+        return self._stacks.is_quantized or not is_plain
 
     def _add(self, path: Path) -> None:
         try:
@@ -74,7 +78,9 @@ class SafetensorsFolder:
         file, stored = self._file[name]
         part = file.get_slice(stored)
         is_stack = self._stacks.takes(name)
-        known = (PACKED,) if is_stack and self._stacks.is_packed(name) else FLOATS
+        known = self._types.get(name, FLOATS)
+        if is_stack and self._stacks.is_packed(name):
+            known = (PACKED,)
         if (kind := part.get_dtype()) not in known:
             raise ConfigError(f"{path}: tensor {name!r} has type {kind}, which is not supported")
         if is_stack:

@@ -178,7 +178,7 @@ def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     settings, own = as_declared(model.settings), model.load
     on = device_named(own.device)
     on.choose_device(shard)
-    checkpoint, _ = find_checkpoint(model.name, own.load_format, own.device, silent)
+    checkpoint, _ = find_checkpoint(model.name, own, own.device, silent)
     draft = find_draft_weights(settings, own, own.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, model.backend)

@@ -279,7 +279,7 @@ VLLM: dict[str, Theirs] = {
         expert_placement_strategy=linear
         """,
     ),
-    **refused(ONE_FORMAT, "quantization quantization_config allow_deprecated_quantization=false"),
+    **refused(ONE_FORMAT, "quantization_config allow_deprecated_quantization=false"),
     **refused(
         NO_OFFLOAD,
         """

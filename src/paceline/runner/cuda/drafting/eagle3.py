@@ -19,11 +19,10 @@ from paceline.runner.cuda.kernels.layers import (
     normalized,
     rotate_and_store,
 )
-from paceline.runner.cuda.linears import ResidualLinear, ResidualParts
+from paceline.runner.cuda.linears import CudaLinear, ResidualLinear, ResidualParts
 from paceline.runner.cuda.model import CudaMLP, CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.linear import DenseLinear, LinearKind
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import MLPSpec
 from paceline.runner.models.config import ModelConfig
@@ -41,7 +40,11 @@ class CudaEagle3Head:
     """
 
     def __init__(
-        self, factory: LayerFactory, spec: Eagle3Spec, config: Eagle3Config, max_model_len: int
+        self,
+        factory: LayerFactory[CudaLinear],
+        spec: Eagle3Spec,
+        config: Eagle3Config,
+        max_model_len: int,
     ) -> None:
         layer, attention = spec.layer, spec.layer.attention
         assert isinstance(layer.mlp, MLPSpec)
@@ -64,10 +67,9 @@ class CudaEagle3Head:
         max_model_len: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
-        linear_kind: LinearKind = DenseLinear,
     ) -> "CudaEagle3Head":
         with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, linear_kind)
+            factory = LayerFactory(checkpoint, dtype, device, CudaLinear)
             spec = describe_head(config, max_model_len)
             return CudaEagle3Head(factory, spec, config, max_model_len)
 

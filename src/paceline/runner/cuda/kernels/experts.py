@@ -11,40 +11,22 @@ GPU, so that a graph fits every choice:
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.models.architecture import ClampedGate
+from paceline.runner.cuda.linear_kernel import (
+    ExpertChoice,
+    ExpertGate,
+    ExpertKernel,
+    ExpertWeights,
+)
+from paceline.runner.weight_format import PlainMatrix
 
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
 LEAST, MOST = 16, 128  # pairs of a program
 WIDE = 1024  # outputs of a program that adds up
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertChoice:
-    """The experts of some positions.
-
-    share    [positions, chosen]; of each expert in its position
-    pairs    [positions * chosen]; in the order of experts
-    starts   [experts + 1]; where the pairs of each expert begin
-    """
-
-    share: Tensor
-    pairs: Tensor
-    starts: Tensor
-
-    @property
-    def chosen(self) -> int:
-        return self.share.shape[1]
-
-    @property
-    def experts(self) -> int:
-        return len(self.starts) - 1
 
 
 def choose_experts(
@@ -70,32 +52,48 @@ def choose_experts(
     return ExpertChoice(share, pairs, torch.searchsorted(ordered, every))
 
 
-def gated_by_experts(
-    x: Tensor,
-    weight: Tensor,
-    choice: ExpertChoice,
-    is_silu: bool,
-    bias: Tensor | None = None,
-    clamp: ClampedGate | None = None,
-) -> Tensor:
-    """act(gate) * up of every pair, [pairs, width], of x [positions, inputs] and gates and ups
-    [experts, 2 * width, inputs], with biases [experts, 2 * width]. A clamp replaces `act`."""
-    out = torch.empty((len(choice.pairs), weight.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _run(x, weight, choice, out, bias, is_silu, clamp)
-    return out
+class Grouped(ExpertKernel):
+    """Plain weights of any type."""
+
+    name = "grouped"
+
+    def __init__(self, weights: ExpertWeights, gate_up: Tensor, down: Tensor) -> None:
+        self._weights, self._gate_up, self._down = weights, gate_up, down
+
+    @classmethod
+    def of(cls, weights: ExpertWeights) -> "Grouped | None":
+        gate_up, down = weights.gate_up, weights.down
+        if not (isinstance(gate_up, PlainMatrix) and isinstance(down, PlainMatrix)):
+            return None
+        return cls(weights, gate_up.weight, down.weight)
+
+    def __str__(self) -> str:
+        return f"{len(self._down)} in {self._weights.down.form}: {self.name}"
+
+    def gated(self, x: Tensor, choice: ExpertChoice) -> Tensor:
+        out = x.new_empty((len(choice.pairs), self._gate_up.shape[1] // 2))
+        weights = self._weights
+        _run(x, self._gate_up, choice, out, weights.gate_up_bias, weights.gate)
+        return out
+
+    def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+        parts = x.new_empty((len(choice.pairs), self._down.shape[1]))
+        _run(x, self._down, choice, parts, self._weights.down_bias)
+        add_pairs(total, parts, choice)
 
 
-def summed_by_experts(
-    total: Tensor, x: Tensor, weight: Tensor, choice: ExpertChoice, bias: Tensor | None = None
-) -> None:
-    """total [positions, width] += the linears of all pairs x [pairs, inputs] with their experts
-    [experts, width, inputs] and biases [experts, width], times their shares."""
-    parts = torch.empty((len(choice.pairs), weight.shape[1]), dtype=x.dtype, device=x.device)
-    _run(x, weight, choice, parts, bias)
+def add_pairs(total: Tensor, parts: Tensor, choice: ExpertChoice) -> None:
+    """total [positions, width] += the sum of the pairs [pairs, width] of each position."""
     rows, width = total.shape
-    places = min(triton.next_power_of_2(width), WIDE)
-    _sum[(rows, triton.cdiv(width, places))](
-        total, parts, WIDTH=width, CHOSEN=choice.chosen, PLACES=places, num_warps=4, launch_pdl=True
+    columns = min(triton.next_power_of_2(width), WIDE)
+    _sum[(rows, triton.cdiv(width, columns))](
+        total,
+        parts,
+        WIDTH=width,
+        CHOSEN=choice.chosen,
+        PLACES=columns,
+        num_warps=4,
+        launch_pdl=True,
     )
 
 
@@ -105,14 +103,14 @@ def _run(
     choice: ExpertChoice,
     out: Tensor,
     bias: Tensor | None,
-    is_silu: bool | None = None,
-    clamp: ClampedGate | None = None,
+    gate: ExpertGate | None = None,
 ) -> None:
     pairs, outputs, experts = len(choice.pairs), out.shape[1], choice.experts
     rows = min(max(triton.next_power_of_2(pairs // experts), LEAST), MOST)
     is_small, is_thin = x.element_size() < FLOAT_BYTES, rows == LEAST
     lines = 64 if is_small and not is_thin else 32
     tiles = pairs // rows + min(experts, pairs)  # at most, however pairs are spread
+    clamp = None if gate is None else gate.clamp
     _grouped[(tiles, triton.cdiv(outputs, lines))](
         x,
         weight,
@@ -129,8 +127,8 @@ def _run(
         ROWS=rows,
         LINES=lines,
         CHUNK=32 if not is_small else 128 if is_thin else 64,
-        GATED=is_silu is not None,
-        SILU=is_silu is True,
+        GATED=gate is not None,
+        SILU=gate is not None and gate.is_silu,
         BIASED=bias is not None,
         ALPHA=0.0 if clamp is None else clamp.alpha,
         LIMIT=0.0 if clamp is None else clamp.limit,

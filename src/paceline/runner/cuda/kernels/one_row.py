@@ -6,12 +6,12 @@
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 
 SHORT = 1024  # inputs of an output
 MOST_EARLY = 3
@@ -41,62 +41,74 @@ def tuning(width: int, outputs: int) -> Tuning:
     return Tuning(lines, SHORT, 1, min(-(-width // SHORT), MOST_EARLY))
 
 
-def normed(
-    x: Tensor,
-    linear: DenseLinear,
-    floor: float,
-    is_silu: bool | None = None,
-    is_ordered: bool = False,
-) -> Tensor:
-    """product(x / max(length, floor)); with an activation, act(gate) * up of pairs of outputs.
+class OneRow(LinearKernel):
+    """One row of plain weights, with the norm or the activation inside.
 
-    A product is linear, so rows are divided by their lengths afterwards. Every program reads all
-    of x, so it computes the lengths too.
+    A linear is divided by the length of its row afterwards. Every program reads the whole row, so
+    it computes the length too.
     """
-    outputs = linear.weight.shape[1] // (1 if is_silu is None else 2)
-    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    _run(x, linear, out, floor, is_silu, is_ordered)
-    return out
 
+    name = "one_row"
+    most_rows = MOST_ROWS
 
-def add(total: Tensor, x: Tensor, linear: DenseLinear) -> None:
-    """total += product(x)."""
-    _run(x, linear, total, None)
+    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
+        assert weight.stride(1) == 1, "the weights of an output must be adjacent"
+        self._weight, self._bias = weight, weights.bias
 
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "OneRow | None":
+        weight = weights.plain
+        if use is Use.PLAIN or weight is None or weight.shape[1] > MOST_INPUTS:
+            return None
+        return cls(weights, weight)
 
-def _run(
-    x: Tensor,
-    linear: DenseLinear,
-    out: Tensor,
-    floor: float | None,
-    is_silu: bool | None = None,
-    is_ordered: bool = False,
-) -> None:
-    (rows, width), outputs = x.shape, out.shape[1]
-    assert linear.weight.stride(0) == 1, "the weights of an output must be contiguous"
-    cut = tuning(width, outputs)
-    _thin[(triton.cdiv(outputs, cut.lines),)](
-        x,
-        linear.weight,
-        x if linear.bias is None else linear.bias,
-        out,
-        floor or 0.0,
-        outputs,
-        rows,
-        PLACES=triton.next_power_of_2(rows),
-        INPUTS=width,
-        LINES=cut.lines,
-        CHUNK=cut.chunk,
-        STAGES=cut.stages,
-        NORMED=floor is not None,
-        BIASED=linear.bias is not None,
-        GATED=is_silu is not None,
-        SILU=is_silu is True,
-        EARLY=cut.early,
-        ORDERED=is_ordered,
-        num_warps=4,
-        launch_pdl=cut.early > 0,
-    )
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        """Attention may read the store while this runs, so it is ordered: all earlier kernels have
+        ended when the next one starts."""
+        out = hidden.new_empty((len(hidden), len(self._weight)))
+        self._run(hidden, out, floor, is_ordered=True)
+        return out, DeferredNorm(hidden, 0.0, 0)
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        out = hidden.new_empty((len(hidden), len(self._weight) // 2))
+        self._run(hidden, out, floor, is_silu)
+        return out
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self._run(x, total, None)
+
+    def _run(
+        self,
+        x: Tensor,
+        out: Tensor,
+        floor: float | None,
+        is_silu: bool | None = None,
+        is_ordered: bool = False,
+    ) -> None:
+        (rows, width), outputs = x.shape, out.shape[1]
+        cut = tuning(width, outputs)
+        _thin[(triton.cdiv(outputs, cut.lines),)](
+            x,
+            self._weight,
+            x if self._bias is None else self._bias,
+            out,
+            floor or 0.0,
+            outputs,
+            rows,
+            PLACES=triton.next_power_of_2(rows),
+            INPUTS=width,
+            LINES=cut.lines,
+            CHUNK=cut.chunk,
+            STAGES=cut.stages,
+            NORMED=floor is not None,
+            BIASED=self._bias is not None,
+            GATED=is_silu is not None,
+            SILU=is_silu is True,
+            EARLY=cut.early,
+            ORDERED=is_ordered,
+            num_warps=4,
+            launch_pdl=cut.early > 0,
+        )
 
 
 @triton.jit

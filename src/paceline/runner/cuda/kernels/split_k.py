@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4
@@ -18,30 +18,33 @@ MANY_INPUTS = 3072  # from here on, splitting pays with MOST_ROWS too
 MOST_OUTPUTS = 2048  # with more, the library has enough programs
 
 
-class SplitKLinear:
+class SplitK(LinearKernel):
     """Adds a linear to a total. Of the programs that share outputs, the last one to end adds up.
 
     inputs     | split 0 | split 1 | split 2 | split 3 |
     program    └ sum     └ sum     └ sum     └ sum, then total += all four, in this order
     """
 
-    def __init__(self, linear: DenseLinear) -> None:
-        self._linear = linear
-        inputs, outputs = linear.weight.shape
+    name = "split_k"
+
+    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
+        self._weight, self._bias = weight, weights.bias
+        outputs, inputs = weight.shape
         # How many programs of a tile have ended. The one that adds up resets it.
-        tiles = -(-outputs // LINES)
-        self._ended = torch.zeros(tiles, dtype=torch.int32, device=linear.weight.device)
-        self._fits = outputs <= MOST_OUTPUTS and inputs % (SPLITS * CHUNK) == 0
-        self._fits = self._fits and linear.weight.stride(0) == 1 and outputs % LINES == 0
-        self._fits = self._fits and linear.weight.element_size() < FLOAT_BYTES
+        self._ended = torch.zeros(outputs // LINES, dtype=torch.int32, device=weight.device)
+        self.most_rows = MOST_ROWS if inputs >= MANY_INPUTS else SOME_ROWS
 
-    def takes(self, rows: int) -> bool:
-        """Whether it is faster than the library's product for so many rows."""
-        most = MOST_ROWS if self._linear.weight.shape[0] >= MANY_INPUTS else SOME_ROWS
-        return self._fits and rows <= most
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "SplitK | None":
+        weight = weights.plain
+        if weight is None or use is not Use.ADDED:
+            return None
+        outputs, inputs = weight.shape
+        is_divisible = inputs % (SPLITS * CHUNK) == 0 and outputs % LINES == 0
+        is_small = outputs <= MOST_OUTPUTS and weight.element_size() < FLOAT_BYTES
+        return cls(weights, weight) if is_divisible and is_small else None
 
-    def add(self, total: Tensor, x: Tensor) -> None:
-        """total += product(x)."""
+    def add_to(self, total: Tensor, x: Tensor) -> None:
         self._run(x, total)
 
     def parts(self, x: Tensor) -> Tensor:
@@ -49,27 +52,27 @@ class SplitKLinear:
         return self._run(x, None)
 
     def _run(self, x: Tensor, total: Tensor | None) -> Tensor:
-        linear, (rows, inputs), outputs = self._linear, x.shape, self._linear.weight.shape[1]
+        (rows, inputs), outputs = x.shape, len(self._weight)
         parts = torch.empty((SPLITS, rows, outputs), dtype=torch.float32, device=x.device)
-        places = SOME_ROWS if rows <= SOME_ROWS else MOST_ROWS
+        tile_rows = SOME_ROWS if rows <= SOME_ROWS else MOST_ROWS
         _add[(len(self._ended), SPLITS)](
             x,
-            linear.weight,
-            x if linear.bias is None else linear.bias,
+            self._weight,
+            x if self._bias is None else self._bias,
             x if total is None else total,
             parts,
             self._ended,
             rows,
             outputs,
             INPUTS=inputs,
-            ROWS=places,
+            ROWS=tile_rows,
             LINES=LINES,
             CHUNK=CHUNK,
             SPLITS=SPLITS,
-            BIASED=linear.bias is not None,
+            BIASED=self._bias is not None,
             ADDED=total is not None,
-            num_warps=4 if places == SOME_ROWS else 8,
-            num_stages=5 if places == SOME_ROWS and total is not None else 4,
+            num_warps=4 if tile_rows == SOME_ROWS else 8,
+            num_stages=5 if tile_rows == SOME_ROWS and total is not None else 4,
             launch_pdl=True,
         )
         return parts

@@ -5,11 +5,13 @@ The kernel is `streamed_gemm.cu`. This module chooses its shape and launches it.
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,
     SHARED_BYTES,
@@ -19,7 +21,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     multiply,
     source_of,
 )
-from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
@@ -32,6 +34,8 @@ MOST_FETCHED = 256  # rows at a time
 LEAST_BYTES = 32 << 20  # of weights: smaller ones are read before a wave has started
 GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a wave saves a kernel, for one tile of rows
 BUSY = 0.9  # share of multiprocessors that a wave must use to pay
+# Up to so many rows, the time is that of reading the weights, and this kernel is the fastest.
+MOST_ROWS = {Use.NORMED: 64, Use.ADDED: 128, Use.GATED: 192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,54 +82,63 @@ class Wave:
         return is_held and self.shared(tiles) <= SHARED_BYTES
 
 
-class StreamedLinear:
+class Streamed(LinearKernel):
     """A linear of some rows. For other shapes, the library is as fast."""
 
-    def __init__(self, linear: DenseLinear, is_gated: bool = False) -> None:
-        weight = linear.weight  # [inputs, outputs], laid out as [outputs, inputs]
-        self._lines = weight.t()
-        self._wave: Wave | None = None
-        size = weight.numel() * weight.element_size()
-        self._is_small = size < LEAST_BYTES
-        least = GATED_BYTES if is_gated else LEAST_BYTES
-        is_plain = weight.dtype == torch.bfloat16 and weight.stride(0) == 1 and linear.bias is None
-        if size >= least and is_plain and can_compile(weight.device):
-            processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
-            inputs, outputs = weight.shape
-            shape = inputs, outputs, processors
-            self._wave = Wave.of(*shape, GATED_LINES, 1) if self._is_small else Wave.of(*shape)
-        self._map = (
-            None if self._wave is None else TensorMap(self._lines, (self._wave.lines, DEPTH))
-        )
+    name = "streamed"
 
-    def takes(self, rows: int, most: int) -> bool:
-        """Whether to use it for so many rows. Beyond `most`, the library is faster."""
-        tiles, most = -(-rows // TILE), TILE if self._is_small else most
-        return rows <= most and self._wave is not None and self._wave.fits(tiles)
+    def __init__(self, weight: Tensor, wave: Wave, most_rows: int) -> None:
+        self._lines, self._wave, self.most_rows = weight, wave, most_rows
+        self._map = TensorMap(weight, (wave.lines, DEPTH))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty((len(x), len(self._lines)), dtype=x.dtype, device=x.device)
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Streamed | None":
+        weight = weights.plain
+        if use not in MOST_ROWS or weight is None or weights.bias is not None:
+            return None
+        size, is_adjacent = weight.numel() * weight.element_size(), weight.stride(1) == 1
+        least = GATED_BYTES if use is Use.GATED else LEAST_BYTES
+        if weight.dtype != torch.bfloat16 or not is_adjacent or size < least:
+            return None
+        if not can_compile(weight.device):
+            return None
+        processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+        outputs, inputs = weight.shape
+        is_small = size < LEAST_BYTES
+        few = (GATED_LINES, 1) if is_small else ()
+        wave = Wave.of(inputs, outputs, processors, *few)
+        if wave is None:
+            return None
+        tiles = next(n for n in count() if not wave.fits(n + 1))
+        most_rows = min(TILE if is_small else MOST_ROWS[use], tiles * TILE)
+        return cls(weight, wave, most_rows)
+
+    def plain(self, x: Tensor) -> Tensor:
+        out = x.new_empty((len(x), len(self._lines)))
         self._run("PUT", x, out)
         return out
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        return self.plain(hidden), DeferredNorm(hidden, floor, hidden.shape[1])
 
     @property
     def can_norm(self) -> bool:
         """Whether the kernel can apply a norm: it must read all inputs of a row."""
-        return self._wave is not None and self._wave.split == 1
+        return self._wave.split == 1
 
-    def gated(self, x: Tensor, is_silu: bool, floor: float | None = None) -> Tensor:
-        """Return act(gate) * up, of a linear that computes both. With a `floor`, rows are divided
-        by their lengths, or by `floor` if that is larger."""
-        out = torch.empty((len(x), len(self._lines) // 2), dtype=x.dtype, device=x.device)
-        self._run("SILU" if is_silu else "GELU", x, out, floor)
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        out = hidden.new_empty((len(hidden), len(self._lines) // 2))
+        outcome: Outcome = "SILU" if is_silu else "GELU"
+        if self.can_norm:
+            self._run(outcome, hidden, out, floor)
+        else:
+            self._run(outcome, normalized(hidden, floor), out)
         return out
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self._run("ADD", x, total)
 
     def _run(self, outcome: Outcome, x: Tensor, out: Tensor, floor: float | None = None) -> None:
-        assert self._wave is not None
-        assert self._map is not None
         rows, inputs = x.shape
         assert x.dtype == out.dtype == torch.bfloat16
         assert inputs == self._lines.shape[1]

@@ -1,0 +1,52 @@
+"""Linears of plain weights by torch's library, for any number of rows."""
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
+
+# Up to so many rows, a norm after the linear is cheaper than a kernel before it. With more inputs
+# the limit is lower: every program that needs the length of a row reads the whole row.
+LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
+
+
+def deferred(hidden: Tensor, floor: float, weights: LinearWeights) -> tuple[Tensor, DeferredNorm]:
+    """The input of a linear, and the norm that is left for after it. With few rows that is
+    cheaper than a kernel before the linear."""
+    most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
+    is_narrow = hidden.dtype == torch.float16  # without a norm, results exceed its range
+    if len(hidden) > most or is_narrow or weights.bias is not None:
+        return normalized(hidden, floor), DeferredNorm(hidden, 0.0, 0)
+    return hidden, DeferredNorm(hidden, floor, hidden.shape[1])
+
+
+class Library(LinearKernel):
+    """The last one of the list: it accepts all plain weights."""
+
+    name = "library"
+
+    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
+        self._weights, self.weight = weights, weight.t()  # [inputs, outputs]
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Library | None":
+        return None if weights.plain is None else cls(weights, weights.plain)
+
+    def plain(self, x: Tensor) -> Tensor:
+        if self._weights.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self._weights.bias, x, self.weight)
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        x, late = deferred(hidden, floor, self._weights)
+        return self.plain(x), late
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        found, late = self.normed(hidden, floor)
+        return gated(found, is_silu, late)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        total.addmm_(x, self.weight)
+        if self._weights.bias is not None:
+            total.add_(self._weights.bias)

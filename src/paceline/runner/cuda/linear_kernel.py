@@ -1,0 +1,192 @@
+"""How a linear is computed on a GPU: what a kernel accepts, and the choice among kernels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.layers.linear import LinearParts
+from paceline.runner.models.architecture import ClampedGate
+from paceline.runner.weight_format import Matrix, PlainMatrix
+
+ANY = 1 << 30  # rows
+
+
+class Use(Enum):
+    """What a layer computes around a linear. Its norm divides rows by their lengths."""
+
+    PLAIN = "linear"
+    NORMED = "norm, linear"
+    GATED = "norm, linear, act(gate) * up"
+    ADDED = "linear, sum"
+
+
+@dataclass(slots=True, eq=False)
+class LinearWeights:
+    """The weights of a linear on a GPU.
+
+    matrix   in the form that is kept
+    bias     [outputs], in the type of inputs and outputs
+    factor   [inputs], which kernels multiply inputs by; None: it is part of the weights
+    """
+
+    name: str
+    matrix: Matrix
+    bias: Tensor | None
+    factor: Tensor | None
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(parts: LinearParts) -> "LinearWeights":
+        matrix, factor = parts.read().folded(parts.factor, parts.dtype)
+        bias = None if parts.bias is None else parts.bias.to(parts.dtype)
+        return LinearWeights(parts.name, matrix, bias, factor, parts.dtype)
+
+    def decode(self) -> None:
+        """Keep plain weights, for kernels that compute no others."""
+        self.matrix, self.factor = PlainMatrix(self.matrix.dense()).folded(self.factor, self.dtype)
+
+    @property
+    def plain(self) -> Tensor | None:
+        """[outputs, inputs], adjacent inputs; None: they are not plain."""
+        return self.matrix.weight if isinstance(self.matrix, PlainMatrix) else None
+
+
+class LinearKernel(ABC):
+    """One way to compute a linear for a use, up to so many rows.
+
+    It implements the method of each use that it accepts. `floor` is the smallest length that a
+    norm divides by.
+    """
+
+    name: ClassVar[str]
+    most_rows: int = ANY
+
+    @classmethod
+    @abstractmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "LinearKernel | None":
+        """The kernel for these weights; None: it does not accept them, or others are faster."""
+
+    def plain(self, x: Tensor) -> Tensor:
+        """[n, inputs] to [n, outputs]."""
+        raise NotImplementedError
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        """The linear of normalised rows; the next kernel may have to divide it."""
+        raise NotImplementedError
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        """act(gate) * up of normalised rows, of a linear that computes both."""
+        raise NotImplementedError
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        """total += plain(x), in place."""
+        raise NotImplementedError
+
+
+class KernelChoice:
+    """The kernels of one linear, fewest rows first: of those that accept it, the first in order
+    that takes so many rows."""
+
+    def __init__(
+        self, weights: LinearWeights, use: Use, kinds: Sequence[type[LinearKernel]]
+    ) -> None:
+        self.kernels: list[LinearKernel] = []
+        below = 0
+        for kind in kinds:
+            kernel = kind.of(weights, use) if below < ANY else None
+            if kernel is not None and kernel.most_rows > below:
+                self.kernels.append(kernel)
+                below = kernel.most_rows
+        self.is_complete = below == ANY
+        outputs, inputs = weights.matrix.shape
+        self._what = f"{outputs} x {inputs} in {weights.matrix.form}"
+
+    def of(self, rows: int) -> LinearKernel:
+        for kernel in self.kernels:
+            if rows <= kernel.most_rows:
+                return kernel
+        raise AssertionError(f"no kernel for {rows} rows")
+
+    def __str__(self) -> str:
+        limited = (f"{one.name} up to {one.most_rows}" for one in self.kernels[:-1])
+        return f"{self._what}: {', '.join((*limited, self.kernels[-1].name))}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGate:
+    """What experts compute of gate and up: the clamp, or else act(gate) * up."""
+
+    is_silu: bool
+    clamp: ClampedGate | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The weights of all experts of a layer.
+
+    gate_up, down   [experts, outputs, inputs]; in the form that is kept
+    biases          [experts, outputs] in float32
+    factor          [inputs] of gate_up, which kernels multiply by; None: it is part of the weights
+    """
+
+    gate_up: Matrix
+    down: Matrix
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    factor: Tensor | None
+    gate: ExpertGate
+    dtype: torch.dtype
+
+    def decoded(self) -> "ExpertWeights":
+        """Plain weights, for kernels that compute no others."""
+        gate_up, factor = PlainMatrix(self.gate_up.dense()).folded(self.factor, self.dtype)
+        down, _ = PlainMatrix(self.down.dense()).folded(None, self.dtype)
+        return replace(self, gate_up=gate_up, down=down, factor=factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertChoice:
+    """The experts of some positions.
+
+    share    [positions, chosen]; of each expert in its position
+    pairs    [positions * chosen]; in the order of experts
+    starts   [experts + 1]; where the pairs of each expert begin
+    """
+
+    share: Tensor
+    pairs: Tensor
+    starts: Tensor
+
+    @property
+    def chosen(self) -> int:
+        return self.share.shape[1]
+
+    @property
+    def experts(self) -> int:
+        return len(self.starts) - 1
+
+
+class ExpertKernel(ABC):
+    """One way to compute the experts of a layer, for pairs of a position and an expert."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def of(cls, weights: ExpertWeights) -> "ExpertKernel | None":
+        """The kernel for these weights; None: it does not accept them."""
+
+    @abstractmethod
+    def gated(self, x: Tensor, choice: ExpertChoice) -> Tensor:
+        """What gate and up of every pair make of x [positions, inputs]: [pairs, width]."""
+
+    @abstractmethod
+    def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+        """total [positions, width] += what `down` makes of all pairs x [pairs, inputs], times
+        their shares."""

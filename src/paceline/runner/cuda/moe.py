@@ -1,0 +1,83 @@
+"""A mixture of experts (MoE) on a GPU."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
+from paceline.runner.cuda.kernels.layers import normalized
+from paceline.runner.cuda.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
+from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.models.architecture import LinearSpec, MoESpec
+from paceline.runner.weight_format import Matrix, stacked
+
+KERNELS: tuple[type[ExpertKernel], ...] = (Grouped,)  # the first that accepts the experts
+
+
+class CudaMoE:
+    """The host waits for nothing: which expert computes what is known on the GPU alone."""
+
+    def __init__(self, factory: LayerFactory[CudaLinear], spec: MoESpec) -> None:
+        self._spec, self._floor = spec, spec.norm.floor
+        self._router = factory.router(spec.router, spec.norm).t().contiguous()  # [width, experts]
+        biases = spec.router.biases
+        self._router_bias = factory.joined(biases) if biases else None  # [experts]
+        self._experts = expert_kernel(expert_weights(factory, spec))
+        self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
+        self._every = torch.arange(
+            len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
+        )
+
+    def __str__(self) -> str:
+        return str(self._experts)
+
+    def add_to(self, hidden: Tensor, _places: Tensor | None = None) -> None:
+        """Add the experts of the residual stream to it. Experts are not adapted."""
+        x, spec = normalized(hidden, self._floor), self._spec
+        scores = x.float() @ self._router
+        if self._router_bias is not None:
+            scores += self._router_bias
+        choice = choose_experts(scores, spec.chosen, spec.shares_sum_to_one, self._every)
+        total = torch.zeros_like(hidden) if self._has_parts else hidden
+        self._experts.add_to(total, self._experts.gated(x, choice), choice)
+        if self._has_parts:
+            hidden.add_(self._summed(total))
+
+
+def expert_kernel(
+    weights: ExpertWeights, kinds: Sequence[type[ExpertKernel]] = KERNELS
+) -> ExpertKernel:
+    """The first kernel that accepts the weights. If none does, they are decoded."""
+    for given in (weights, weights.decoded()):
+        for kind in kinds:
+            if (kernel := kind.of(given)) is not None:
+                return kernel
+    raise AssertionError("no kernel accepts plain weights of experts")
+
+
+def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWeights:
+    """The weights of all experts, one of which is read at a time."""
+
+    def weights(linears: list[LinearSpec], factor: Tensor | None) -> tuple[Matrix, Tensor | None]:
+        left: list[Tensor | None] = []
+
+        def read() -> Iterator[Matrix]:
+            for linear in linears:
+                matrix, rest = factory.matrix(linear).folded(factor, factory.dtype)
+                left.append(rest)
+                yield matrix
+
+        return stacked(len(linears), read()), left[0]
+
+    def biases(linears: list[LinearSpec]) -> Tensor | None:
+        if not linears[0].biases:
+            return None
+        return torch.stack([factory.joined(linear.biases) for linear in linears])
+
+    gate_up, down = [one.gate_up for one in spec.experts], [one.down for one in spec.experts]
+    first, rest = weights(gate_up, factory.factor(spec.norm))
+    second, _ = weights(down, None)
+    gate = ExpertGate(spec.activation == "silu", spec.clamp)
+    return ExpertWeights(first, second, biases(gate_up), biases(down), rest, gate, factory.dtype)

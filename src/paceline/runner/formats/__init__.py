@@ -1,0 +1,1 @@
+"""Weight formats, one in each file."""

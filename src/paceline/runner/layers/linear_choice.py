@@ -1,0 +1,79 @@
+"""Which kernels compute the linears of a model on a CPU."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+from paceline.core.errors import ConfigError
+from paceline.runner.layers.linear import DenseLinear, Linear, LinearParts
+from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.native_stack import NATIVE
+from paceline.runner.layers.packing import PackedStore
+from paceline.runner.models.describe import describe
+from paceline.runner.native.library import is_available
+from paceline.runner.weights.checkpoint import Checkpoint
+
+Kernel = Callable[[LinearParts], Linear | None]  # None: it does not accept these weights
+AUTO, FLOAT32, INT8 = "auto", "float32", "int8"
+# Of the kernels of a setting, the first that accepts a linear computes it. "int8" keeps weights in
+# 4 bits where these lose nothing.
+KERNELS: Mapping[str, tuple[Kernel, ...]] = {FLOAT32: (DenseLinear.of,), INT8: (NativeLinear.of,)}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBuilder:
+    """Builds linears with the first kernel of a list that accepts them."""
+
+    kernels: tuple[Kernel, ...]
+
+    @staticmethod
+    def of(weights: str, packed: PackedStore | None = None) -> "LinearBuilder":
+        """The kernels of a setting. Native linears find packed weights in a store."""
+        if packed is not None and weights == INT8:
+            return LinearBuilder((partial(NativeLinear.of, packed=packed),))
+        return LinearBuilder(KERNELS[weights])
+
+    def __call__(self, parts: LinearParts) -> Linear:
+        for kernel in self.kernels:
+            if (linear := kernel(parts)) is not None:
+                return linear
+        raise ConfigError(f"no kernel of this CPU computes {parts.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearChoice:
+    """The kernels of all linears, and why they were chosen."""
+
+    name: str
+    reason: str
+
+    @property
+    def is_native(self) -> bool:
+        return self.name == INT8
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+def choose(name: str, checkpoint: Checkpoint) -> LinearChoice:
+    """The kernels with this name; for "auto", those that keep the precision of the file."""
+    if name == AUTO:
+        return automatic(checkpoint)
+    if name not in KERNELS:
+        known = [AUTO, *KERNELS]
+        close = get_close_matches(name, known, 1, cutoff=0.3)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(known)}"
+        raise ConfigError(f"unknown weights {name!r}: {hint}")
+    return LinearChoice(name, "as requested")
+
+
+def automatic(checkpoint: Checkpoint) -> LinearChoice:
+    """The same at every start: it depends on the file, and on whether there are kernels for it."""
+    if not checkpoint.is_quantized:
+        return LinearChoice(FLOAT32, "as precise as the file; --weights int8 is faster")
+    if missing := NATIVE.supports(describe(checkpoint.config)):
+        return LinearChoice(FLOAT32, f"the int8 kernels do not support this model: {missing}")
+    if not is_available():
+        return LinearChoice(FLOAT32, "the int8 kernels cannot be compiled here")
+    return LinearChoice(INT8, "the file is quantized")
