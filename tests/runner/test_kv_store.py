@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from paceline.core.errors import ConfigError
 from paceline.runner.kv_store import BlockBytes, KVStore
-from paceline.runner.models.config import CellShape
-from paceline.runner.models.layer_groups import layer_groups
+from paceline.runner.models.config import CellShape, Kept, StateShape
+from paceline.runner.models.layer_groups import STATE, layer_groups
 from tests.runner.support import tiny
 
 LAYERS, BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 3, 6, 4, 2, 8
@@ -100,7 +103,7 @@ def test_a_store_of_another_type_rounds() -> None:
 @pytest.mark.parametrize("cell", [CellShape(1, 24), CellShape(KV_HEADS, HEAD_DIM)])
 def test_a_layer_may_keep_other_things_of_a_position(cell: CellShape) -> None:
     """One latent row, or keys alone: written, gathered, copied and moved as bytes."""
-    kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, cell=cell)
+    kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, kept=Kept(cell))
     assert kv.block_bytes == LAYERS * SIZE * cell.values * 4
     new = torch.randn(SIZE, cell.vectors, cell.width)
     kv.put(kv.cells(2 * SIZE + torch.arange(SIZE)[None])[1], new)
@@ -113,3 +116,23 @@ def test_a_layer_may_keep_other_things_of_a_position(cell: CellShape) -> None:
     kv.clear(2, 0)
     blocks.write([2], rows)
     assert torch.equal(kv.content[2, 1], new)
+
+
+def test_a_layer_may_keep_a_state_of_each_sequence() -> None:
+    """It lies in the blocks of its group, so it is copied and moved with them."""
+    config = tiny(num_hidden_layers=4)
+    groups = layer_groups([STATE, None, STATE, None])
+    kept = Kept(config.kept.cell, StateShape(10))
+    kv = KVStore(config, BLOCKS, SIZE, groups=groups, kept=kept)
+    assert groups.windows == (None, STATE)
+    assert kv.block_bytes == KVStore(config, BLOCKS, SIZE, groups=groups).block_bytes
+    first, second = kv.states(0), kv.states(2)
+    assert first.shape == (BLOCKS, 10)
+    first[3], second[3] = torch.arange(10), -torch.arange(10)
+    kv.copy([(3, 4)])
+    blocks = BlockBytes(kv)
+    blocks.write([5], blocks.read([4]))
+    assert kv.states(0)[5].tolist() == list(range(10))
+    assert torch.equal(kv.states(2)[5], -kv.states(0)[5])
+    with pytest.raises(ConfigError, match="no room for a state of 1000 numbers; set block_size to"):
+        KVStore(config, BLOCKS, SIZE, kept=replace(kept, state=StateShape(1000)))

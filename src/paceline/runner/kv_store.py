@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.core.plan import Pairs, Plan
-from paceline.runner.models.config import CellShape, ModelConfig
+from paceline.runner.models.config import Kept, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
 
 
@@ -31,7 +32,8 @@ class KVStore:
                       └ k of every head, then v of every head
 
     A block holds positions of the layers of one group, which have a place each: see `LayerGroups`.
-    If there is one group, the place of a layer is its number.
+    If there is one group, the place of a layer is its number. Of layers that keep a state of each
+    sequence, a place has one state: see `states`.
 
     A block is contiguous, so that swapping or sending it is one copy. A run, the part of a block
     that one layer reads, is contiguous too, so that a context is gathered run by run. A cell
@@ -48,11 +50,19 @@ class KVStore:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
-        cell: CellShape | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """Without `groups`, all layers are in one. `cell` is what each keeps of a position: keys
-        and values, unless it is given."""
-        self.cell = cell or config.cell
+        """Without `groups`, all layers are in one. Without `kept`, they keep what those of the
+        model do."""
+        kept = kept or config.kept
+        self.cell = kept.cell
+        self.state_values = 0 if kept.state is None else kept.state.values
+        if self.state_values > block_size * self.cell.values:
+            least = -(-self.state_values // self.cell.values)
+            raise ConfigError(
+                f"a block of {block_size} positions has no room for a state of "
+                f"{self.state_values} numbers; set block_size to {least} or more"
+            )
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
         self.groups = groups or LayerGroups.one(config.layers)
@@ -73,6 +83,11 @@ class KVStore:
     @property
     def block_bytes(self) -> int:
         return self.content[0].nbytes
+
+    def states(self, layer: int) -> Tensor:
+        """The states of a layer by block, [blocks, values]."""
+        content = self.content.flatten(2)  # [blocks, places, values]
+        return content[:, self.groups.place[layer], : self.state_values]
 
     # -- a step -------------------------------------------------------------
 

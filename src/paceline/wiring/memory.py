@@ -10,7 +10,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups, layer_groups
+from paceline.runner.models.layer_groups import STATE, LayerGroups, Window, layer_groups
 
 MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -73,12 +73,15 @@ def kv_groups(
 
 def attention_groups(groups: LayerGroups) -> tuple[AttentionGroup, ...]:
     """The same as the setting of a scheduler, in the order of their numbers."""
-    return tuple(
-        AttentionGroup(count=count)
-        if window is None
-        else AttentionGroup("sliding_window", window, count)
-        for window, count in Counter(groups.windows).items()
-    )
+    return tuple(_group(window, count) for window, count in Counter(groups.windows).items())
+
+
+def _group(window: Window, count: int) -> AttentionGroup:
+    if window is None:
+        return AttentionGroup(count=count)
+    if window == STATE:
+        return AttentionGroup("state", count=count)
+    return AttentionGroup("sliding_window", window, count)
 
 
 def tables_of_one(cache: CacheConfig, step: StepConfig) -> BlockTables:

@@ -344,6 +344,10 @@ class Config:
             not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
             "max_step_s cuts multimodal items, which disable_chunked_mm_input does not allow",
         )
+        if any(one.kind == "state" for one in self.cache.attention_groups):
+            drafts, swapped = self.speculation.num_speculative_tokens, self.preemption.swap_space
+            require(not drafts, "drafts that are rejected would stay in states; remove them")
+            require(not swapped, "states are not swapped; set swap_space to 0")
 
     @property
     def encoder_budget(self) -> int:

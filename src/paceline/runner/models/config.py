@@ -37,6 +37,21 @@ class CellShape:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a layer keeps of each sequence instead: so many numbers."""
+
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What layers keep: cells of positions, and states, if some layers have one."""
+
+    cell: CellShape
+    state: StateShape | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything about a model but its weights.
 
@@ -129,9 +144,9 @@ class ModelConfig:
         return replace(self, quantization=Quantization(QuantizedOnLoad(format)))
 
     @property
-    def cell(self) -> CellShape:
-        """Keys and values of every head."""
-        return CellShape(2 * self.kv_heads, self.head_dim)
+    def kept(self) -> Kept:
+        """Keys and values of every head. No architecture here has states."""
+        return Kept(CellShape(2 * self.kv_heads, self.head_dim))
 
     @property
     def has_sinks(self) -> bool:

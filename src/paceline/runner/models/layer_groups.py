@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import EVERY_BACKEND, DecoderSpec, LayerSpec
@@ -74,7 +74,9 @@ def _features(part: Any, path: str) -> Iterator[str]:
 
 SPREAD = 1.25  # windows whose numbers of layers differ by less have one group each
 
-Window = int | None  # positions that a position sees, itself included; None: all
+STATE: Literal["state"] = "state"
+# What a layer reads: so many positions, its own included; None: all; or the state of its sequence.
+Window = int | Literal["state"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class LayerGroups:
         group     1   2   0   3   1   0   2   3        group 0 has all that see everything
         place     0   0   0   0   1   1   1   1        blocks of all groups have two places
 
-    windows   [groups]; of all layers in a group
+    windows   [groups]; what all layers of a group read
     group     [layers]
     place     [layers]
     places    layers that a block has room for; a group may have fewer
@@ -107,13 +109,13 @@ class LayerGroups:
 
 
 def layer_groups(windows: Sequence[Window]) -> LayerGroups:
-    """Divide layers of each window into groups of one size, so that blocks of all groups have the
-    same size and share one pool.
+    """Divide layers that read the same into groups of one size, so that blocks of all groups have
+    the same size and share one pool.
 
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
     then each window is one group. Groups of fewer layers leave places of their blocks empty.
     """
-    kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
+    kinds = sorted(set(windows), key=_order)
     own = {kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds}
     counts = [len(layers) for layers in own.values()]
     least, most = min(counts), max(counts)
@@ -126,3 +128,10 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
             group[layer], place[layer] = len(found) + index % number, index // number
         found += [kind] * number
     return LayerGroups(tuple(found), tuple(group), tuple(place), max(place) + 1)
+
+
+def _order(window: Window) -> tuple[int, int]:
+    """Full attention first, then windows, the shortest first, then states."""
+    if window is None:
+        return 0, 0
+    return (2, 0) if window == STATE else (1, window)
