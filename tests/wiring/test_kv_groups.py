@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
 from paceline.wiring.memory import attention_groups, kv_groups, longest_within, tables_of_one

@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.core.adapter import AdapterConfig
 from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import limit_early
 from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters

@@ -8,7 +8,8 @@ from typing import Any, Protocol, cast
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.masks import TokenMasks
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup

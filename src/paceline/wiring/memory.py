@@ -4,8 +4,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
+from paceline.core.settings.load import LoadConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables

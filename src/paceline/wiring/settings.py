@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.settings.config import CacheConfig, Config, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, Config, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import manifest
 from paceline.runner.models.layer_groups import LayerGroups

@@ -7,15 +7,16 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import uvloop
 from dynamo.common.backend import EngineConfig, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.runtime.logging import configure_dynamo_logging
 
-from paceline.core.settings.checks import check_types, not_negative, one_of, require
-from paceline.core.settings.config import CacheConfig, LoadConfig
+from paceline.core.settings.checks import check_types, not_negative, require
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.files import json_object, stored
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.loop.messages import Capacity, EngineFailed
@@ -32,10 +33,6 @@ from paceline.wiring.settings import part_of
 from paceline.wiring.vllm.kv_events import kv_events_in
 from paceline.wiring.vllm.values import EVENTS, as_json
 
-DiscoveryBackend = Literal["etcd", "kubernetes", "file", "mem"]
-RequestPlane = Literal["tcp", "nats"]
-EventPlane = Literal["zmq", "nats"]
-
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings:
@@ -47,9 +44,11 @@ class DynamoSettings:
     namespace: str = "dynamo"  # of the fleet
     component: str = ""  # workers that do the same; "": prefill for that role, else backend
     endpoint: str = "generate"
-    discovery_backend: DiscoveryBackend = "etcd"  # where workers announce themselves
-    request_plane: RequestPlane = "tcp"  # how requests reach workers
-    event_plane: EventPlane = "zmq"  # how KV events and loads reach the frontend
+    discovery_backend: Literal["etcd", "kubernetes", "file", "mem"] = (
+        "etcd"  # where workers announce themselves
+    )
+    request_plane: Literal["tcp", "nats"] = "tcp"  # how requests reach workers
+    event_plane: Literal["zmq", "nats"] = "zmq"  # how KV events and loads reach the frontend
     served_model_name: str = ""  # what clients call the model; "": as the command does
     tool_call_parser: str = ""  # of Dynamo's frontend; "": none
     reasoning_parser: str = ""  # the same
@@ -59,9 +58,6 @@ class DynamoSettings:
         check_types(self)
         for name in ("namespace", "endpoint"):
             require(bool(getattr(self, name)), f"{name} is empty; give it a name")
-        one_of("discovery_backend", self.discovery_backend, get_args(DiscoveryBackend))
-        one_of("request_plane", self.request_plane, get_args(RequestPlane))
-        one_of("event_plane", self.event_plane, get_args(EventPlane))
         not_negative(self, "drain_s")
 
 
