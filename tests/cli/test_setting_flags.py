@@ -1,11 +1,13 @@
 """Every setting is a flag with a sentence, under a name of its own."""
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
 from paceline.cli.main import main
+from paceline.cli.sampling import KINDS, OF_COMMANDS, SamplingOptions
 from paceline.cli.setting_flags import (
     HIDDEN,
     METAVARS,
@@ -69,6 +71,13 @@ def test_units_and_meanings_come_from_the_docstring_of_the_dataclass() -> None:
     assert (pause.unit, pause.meaning) == ("seconds", "Time between checks; 0: none.")
     assert (loud.unit, loud.meaning) == ("", "Whether it may be loud.")
     assert (quiet.unit, quiet.meaning) == ("", "")
+
+
+def test_sampling_parameters_are_explained_by_their_first_sentence() -> None:
+    options = {one.name: one.annotation.__metadata__[0] for one in SamplingOptions.flags()}
+    assert options.keys() == KINDS.keys() - {*OF_COMMANDS}
+    assert options["seed"].help == "Seed of the samples."
+    assert all(re.fullmatch(r"[A-Z].{15,}[^.]\.", one.help) for one in options.values())
 
 
 def test_a_setting_may_have_a_short_flag() -> None:

@@ -1,6 +1,7 @@
 """Flags for all settings, made from the dataclasses that define them."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from inspect import Parameter, getdoc
@@ -9,7 +10,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    TypeVar,
+    Self,
     cast,
     get_args,
     get_origin,
@@ -99,7 +100,25 @@ MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "F
 SWITCHES = ("enable_", "disable_")  # how flags of vLLM begin that take no value
 NAMES_OF_FILES = ("revision", "code_revision", "tokenizer", "tokenizer_revision")
 
-S = TypeVar("S", bound="Settings")
+
+def attributes(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Unit and meaning of each field in the docstring of a class; none with `python -OO`."""
+    found = ENTRY.findall(getdoc(kind) or "")
+    return {name: (unit, " ".join(meaning.split())) for name, unit, meaning in found}
+
+
+class FlagGroup(dict[str, Any], ABC):
+    """The flags of a group that were given, by name; all others keep their defaults."""
+
+    @classmethod
+    @abstractmethod
+    def flags(cls) -> Iterator[Parameter]:
+        """The flags as parameters, with the value None if they are not given."""
+
+    @classmethod
+    @abstractmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
+        """The flags of this group among those of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +136,16 @@ class Setting:
     def declared_by(component: str, kind: type[Any]) -> "Iterator[Setting]":
         """The settings of a dataclass that have a default. Units and meanings are in its docstring,
         which names every field."""
-        entries = {name: rest for name, *rest in ENTRY.findall(getdoc(kind) or "")}
-        types = get_type_hints(kind)
+        entries, types = attributes(kind), get_type_hints(kind)
         for one in fields(kind):
             default = one.default
             if one.default_factory is not MISSING:
                 default = dict(one.default_factory())  # the only kind in use
             if default is MISSING:
                 continue
-            unit, meaning = entries.get(one.name, ("", ""))  # none with `python -OO`
+            unit, meaning = entries.get(one.name, ("", ""))
             unit = unit or next((UNITS[end] for end in UNITS if one.name.endswith(end)), "")
-            plain = " ".join(meaning.split())
-            yield Setting(component, one.name, types[one.name], default, unit, plain)
+            yield Setting(component, one.name, types[one.name], default, unit, meaning)
 
     @property
     def flag_name(self) -> str:
@@ -180,8 +197,8 @@ class Setting:
         return tuple(cast("list[Any]", given)) if isinstance(given, list) else given
 
 
-class Settings(dict[str, Any]):
-    """The engine settings that were given, by name; all others keep their defaults."""
+class Settings(FlagGroup):
+    """The engine settings that were given."""
 
     apart: ClassVar = ("seed",)  # the commands with prompts have a flag for that of a request
     components: ClassVar[dict[str, type[Any]]] = ENGINE_COMPONENTS
@@ -194,7 +211,11 @@ class Settings(dict[str, Any]):
             yield from (one for one in declared if one.name not in hidden)
 
     @classmethod
-    def among(cls: type[S], given: Mapping[str, Any]) -> S:
+    def flags(cls) -> Iterator[Parameter]:
+        return (one.flag for one in cls.all())
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
         found = {one.name: one.read(given[one.name]) for one in cls.all()}
         return cls({name: value for name, value in found.items() if value not in (None, (), {})})
 
@@ -232,7 +253,7 @@ class VllmFlag:
         return plain(given) if is_json else given
 
 
-class VllmFlags(dict[str, Any]):
+class VllmFlags(FlagGroup):
     """The flags of `vllm serve` that were given and are no flags of ours."""
 
     @classmethod
@@ -247,7 +268,11 @@ class VllmFlags(dict[str, Any]):
         yield VllmFlag("revision", is_switch=False)
 
     @classmethod
-    def among(cls, given: Mapping[str, Any]) -> "VllmFlags":
+    def flags(cls) -> Iterator[Parameter]:
+        return (one.flag for one in cls.all())
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
         read = {one.name: one.read(given[one.name]) for one in cls.all()}
         return cls({name: value for name, value in read.items() if value is not None})
 
