@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.commands.serve_dynamo import WorkerSettings
 from paceline.cli.main import main
 from paceline.cli.sampling import KINDS, OF_COMMANDS, SamplingOptions
 from paceline.cli.setting_flags import (
+    ENVIRONMENT,
     HIDDEN,
     METAVARS,
     NAMES,
@@ -39,8 +41,9 @@ def test_every_setting_has_a_flag() -> None:
 
 
 def test_every_setting_has_a_sentence() -> None:
-    settings = list(ServingSettings.all())
-    assert {*NAMES, *METAVARS, *SHOWN_DEFAULTS} <= {one.name for one in settings}
+    settings = [*ServingSettings.all(), *WorkerSettings.all()]
+    names = {one.name for one in settings}
+    assert {*NAMES, *METAVARS, *SHOWN_DEFAULTS, *ENVIRONMENT} <= names
     assert {one.component for one in settings} == set(TITLES)
     declared = [one for pair in COMPONENTS.items() for one in Setting.declared_by(*pair)]
     assert all(one.meaning.endswith(".") for one in (*settings, *declared))
@@ -127,7 +130,8 @@ def test_help_groups_settings_by_component(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     said = capsys.readouterr().out
-    places = [said.index(f"\n{title}:\n") for title in TITLES.values()]
+    titles = [TITLES[one] for one in ServingSettings.components]
+    places = [said.index(f"\n{title}:\n") for title in titles]
     assert places == sorted(places)
     for one in ServingSettings.all():
         assert one.flag.name in given_names(said)

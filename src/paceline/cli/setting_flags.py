@@ -37,6 +37,7 @@ from paceline.wiring.vllm.table import VLLM, plain
 
 TITLES = {
     "server": "Server",
+    "worker": "Worker of Dynamo",
     "loop": "Engine loop",
     "core": "Engine process",
     "load": "Model and device",
@@ -66,6 +67,7 @@ METAVARS = {
     "record": "FILE",
     "trace": "FILE",
     "lora_modules": "NAME=PATH",
+    "served_model_name": "NAME",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
     "speculative_config": "JSON",
@@ -73,7 +75,13 @@ METAVARS = {
     "limit_mm_per_prompt": "JSON",
     "kv_transfer_config": "JSON",
 }
-ENVIRONMENT = {"api_keys": "PACELINE_API_KEY"}
+ENVIRONMENT = {
+    "api_keys": "PACELINE_API_KEY",
+    "namespace": "DYN_NAMESPACE",
+    "discovery_backend": "DYN_DISCOVERY_BACKEND",
+    "request_plane": "DYN_REQUEST_PLANE",
+    "event_plane": "DYN_EVENT_PLANE",
+}
 
 # Defaults that depend on the model, the device or the command.
 SHOWN_DEFAULTS = {

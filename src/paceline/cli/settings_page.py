@@ -76,8 +76,8 @@ def page() -> str:
 
 def sections() -> Iterator[str]:
     settings = list(ServingSettings.all())
-    for component, title in TITLES.items():
-        yield f"## {title}\n\n{COLUMNS}"
+    for component in ServingSettings.components:
+        yield f"## {TITLES[component]}\n\n{COLUMNS}"
         yield from (row(one) for one in settings if one.component == component)
         yield ""
 
