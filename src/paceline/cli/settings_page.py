@@ -55,7 +55,7 @@ TYPES_MIDDLE = """\
     total=False,
 )
 
-# Each passes, is mapped, or is refused with the reason: see `vllm_table.py`.
+# Each passes, is mapped, or is refused with the reason: see `vllm/table.py`.
 # fmt: off
 VllmSettings = TypedDict("VllmSettings", {  # noqa: UP013"""
 TYPES_TAIL = '''\

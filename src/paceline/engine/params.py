@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, Self, cast
 
 from paceline.core.constraint import Constraint
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, nearest
 from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
     LARGEST_ID,
@@ -92,9 +91,7 @@ def unknown_argument(name: str, known: Iterable[str]) -> RequestError:
     """The error of an argument that there is not, with the nearest one or what to do instead."""
     if name in UNSUPPORTED:
         return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}")
-    close = get_close_matches(name, list(known), 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return RequestError(f"unknown argument {name!r}{hint}")
+    return RequestError(f"unknown argument {name!r}{nearest(name, known)}")
 
 
 class Validated:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
 from paceline.core.settings.checks import check_types, not_negative, positive, require
 from paceline.core.settings.features import (
@@ -344,9 +343,7 @@ class Config:
             own = {name: settings.pop(name) for name in sorted(names)}
             components[component] = kind(**own)
         for name in settings:
-            close = get_close_matches(name, Config.names(), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"unknown setting {name!r}{hint}")
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, Config.names())}")
         return Config(**components)
 
     @staticmethod
