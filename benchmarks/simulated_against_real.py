@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.open_loop import RealRun, flat, send
 from benchmarks.simulation_errors import Check, checked, tables
 from benchmarks.watched_steps import FACTORY, STEP_LOG, StepLog
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import keep_heap
 from paceline.engine.components import factory_named
 from paceline.engine.frontend.frontend import Frontend

@@ -1,31 +1,35 @@
 """Every setting is a flag with a sentence, under a name of its own."""
 
-from dataclasses import fields
+import re
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
+from paceline.cli.commands.serve_dynamo import WorkerSettings
 from paceline.cli.main import main
-from paceline.cli.setting_flags import HIDDEN, OF_EACH_ENGINE, ServingSettings, Settings
-from paceline.cli.setting_help import (
+from paceline.cli.sampling import KINDS, OF_COMMANDS, SamplingOptions
+from paceline.cli.setting_flags import (
+    ENVIRONMENT,
+    HIDDEN,
+    METAVARS,
     NAMES,
-    OF_ENGINES,
-    OF_SERVERS,
-    SENTENCES,
+    OF_EACH_ENGINE,
+    SHOWN_DEFAULTS,
     TITLES,
-    UNITS,
-    unit_of,
+    ServingSettings,
+    Setting,
+    Settings,
 )
 from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import COMPONENTS, Config, LoadConfig
+from paceline.core.settings.config import COMPONENTS, Config
 from paceline.core.settings.features import RecordConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.wiring.settings import (
     BATCH_DEFAULTS,
     CPU_DEFAULTS,
     CUDA_DEFAULTS,
-    FILL_LEAST_BYTES,
-    FILL_POSITIONS,
 )
 
 
@@ -36,13 +40,47 @@ def test_every_setting_has_a_flag() -> None:
     assert names == known - (set(HIDDEN) - {"swap_space"}) - {*OF_EACH_ENGINE, *Settings.apart}
 
 
-def test_every_setting_has_a_sentence_and_no_sentence_is_left_over() -> None:
-    names = [one.name for one in ServingSettings.all()]
-    assert sorted(names) == sorted(SENTENCES)
-    assert set(NAMES) <= set(names)
-    assert set(OF_ENGINES) | set(OF_SERVERS) <= set(names)
-    assert {one.component for one in ServingSettings.all()} == set(TITLES)
-    assert all(text.endswith((".", "?")) for text in SENTENCES.values())
+def test_every_setting_has_a_sentence() -> None:
+    settings = [*ServingSettings.all(), *WorkerSettings.all()]
+    names = {one.name for one in settings}
+    assert {*NAMES, *METAVARS, *SHOWN_DEFAULTS, *ENVIRONMENT} <= names
+    assert {one.component for one in settings} == set(TITLES)
+    declared = [one for pair in COMPONENTS.items() for one in Setting.declared_by(*pair)]
+    assert all(one.meaning.endswith(".") for one in (*settings, *declared))
+
+
+def test_units_and_meanings_come_from_the_docstring_of_the_dataclass() -> None:
+    @dataclass
+    class Cooling:
+        """How the machine is kept cool.
+
+        Attributes:
+            fans (blades): Number of fans, with
+                all their blades.
+            pause_s: Time between checks; 0: none.
+            loud: Whether it may be loud.
+        """
+
+        place: str
+        fans: int = 2
+        pause_s: float = 1.5
+        loud: bool = False
+        quiet: bool = True
+
+    fans, pause, loud, quiet = Setting.declared_by("cooling", Cooling)
+    assert fans == Setting(
+        *("cooling", "fans", int, 2, "blades", "Number of fans, with all their blades.")
+    )
+    assert (pause.unit, pause.meaning) == ("seconds", "Time between checks; 0: none.")
+    assert (loud.unit, loud.meaning) == ("", "Whether it may be loud.")
+    assert (quiet.unit, quiet.meaning) == ("", "")
+
+
+def test_sampling_parameters_are_explained_by_their_first_sentence() -> None:
+    options = {one.name: one.annotation.__metadata__[0] for one in SamplingOptions.flags()}
+    assert options.keys() == KINDS.keys() - {*OF_COMMANDS}
+    assert options["seed"].help == "Seed of the samples."
+    assert all(re.fullmatch(r"[A-Z].{15,}[^.]\.", one.help) for one in options.values())
 
 
 def test_a_setting_may_have_a_short_flag() -> None:
@@ -53,24 +91,20 @@ def test_a_setting_may_have_a_short_flag() -> None:
 
 def test_every_number_has_a_unit() -> None:
     settings = {one.name: one for one in ServingSettings.all()}
-    assert UNITS.keys() <= settings.keys()
     numbers = {name for name, one in settings.items() if one.kind in (int, float)}
-    assert {name for name in settings if unit_of(name)} == numbers | {"tenant_weights"}
+    assert {name for name, one in settings.items() if one.unit} == numbers | {"tenant_weights"}
 
 
 def test_defaults_of_engines_are_those_of_the_build() -> None:
-    by_model = {"max_model_len", "fill_positions", "max_loras"}
-    by_device = CPU_DEFAULTS.keys() | CUDA_DEFAULTS.keys()
-    assert OF_ENGINES.keys() == by_device | BATCH_DEFAULTS.keys() | by_model
-    for name, value in BATCH_DEFAULTS.items():
-        assert OF_ENGINES[name] == f"{Config().to_dict()[name]}; for batches {value}"
-    assert (
-        f"{FILL_POSITIONS} for weights of {FILL_LEAST_BYTES >> 30} GiB"
-        in OF_ENGINES["fill_positions"]
-    )
+    shown = {one.name: one.default_text for one in ServingSettings.all()}
+    for name in BATCH_DEFAULTS:
+        assert shown[name] == f"{Config().to_dict()[name]}; for batches {BATCH_DEFAULTS[name]}"
     for name, value in CUDA_DEFAULTS.items():
         plain = CPU_DEFAULTS.get(name, Config().to_dict()[name])
-        assert OF_ENGINES[name] == f"{plain}; on a GPU {value}"
+        assert shown[name] == f"{plain}; on a GPU {value}"
+    assert shown["max_step_s"].startswith(f"{CPU_DEFAULTS['max_step_s']} on a CPU")
+    assert shown["fill_positions"] == "0; on a GPU 256 for weights of 3 GiB or more"
+    assert (shown["timings"], shown["api_keys"], shown["depth"]) == ("no", "", "0")
 
 
 def test_only_what_was_given_is_passed_on() -> None:
@@ -96,7 +130,8 @@ def test_help_groups_settings_by_component(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     said = capsys.readouterr().out
-    places = [said.index(f"\n{title}:\n") for title in TITLES.values()]
+    titles = [TITLES[one] for one in ServingSettings.components]
+    places = [said.index(f"\n{title}:\n") for title in titles]
     assert places == sorted(places)
     for one in ServingSettings.all():
         assert one.flag.name in given_names(said)

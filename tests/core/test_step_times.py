@@ -27,3 +27,9 @@ def test_points_that_make_no_sense_are_refused(wrong: Points) -> None:
     if wrong:
         with pytest.raises(ConfigError, match="least step times are"):
             StepTimes(POINTS, POINTS, wrong)
+
+
+def test_measured_times_are_in_the_order_of_positions() -> None:
+    measured = StepTimes.measured({2: 1.5, 1: 1.0}, {4: 2.0}, {2: 1.75})
+    assert measured == StepTimes(((1, 1.0), (2, 1.5)), ((4, 2.0),), ((2, 1.75),))
+    assert StepTimes.measured({1: 1.0}, {}) is None

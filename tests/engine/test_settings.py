@@ -11,7 +11,8 @@ import pytest
 
 from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.messages import Capacity
 from paceline.engine.settings import ENGINE_COMPONENTS, EngineSettings
 from paceline.engine.transport.front_end_link import FrontEndBuild, to_front_end

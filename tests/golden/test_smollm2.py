@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams, Scheduler
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.components import EngineComponents
 from paceline.engine.offline.offline import OfflineEngine
 from paceline.hub.repository_files import silent

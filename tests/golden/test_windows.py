@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline import LLM
-from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.weights.files import open_checkpoint
 from paceline.wiring.memory import attention_groups, kv_groups, tables_of_one
 from tests.conformance.architectures import Case, tokens_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline import Request
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.api import SamplingParams
 from paceline.engine.offline.offline import OfflineEngine
 from paceline.images.processor import image_item

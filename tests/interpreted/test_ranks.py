@@ -14,7 +14,7 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.masks import TokenMasks
 from paceline.core.sampling import Sampling
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.images.processor import image_item
 from paceline.runner.attention_backend import load
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel

@@ -1,21 +1,26 @@
 """Steps that are run to be timed: which ones, and that nothing of them remains."""
 
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline import Request, Scheduler
+from paceline.core.capabilities import Points
 from paceline.core.plan import Plan, StepResult
+from paceline.core.settings.config import Config
 from paceline.runner.models.model import Model
-from paceline.runner.step_times import Room, StepTimer
+from paceline.runner.step_times import StepTimer
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.driving import SETTINGS, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import outputs, runner_for
 
-ROOM = Room(slots=8, blocks=64, block_size=4, max_model_len=100, positions=30, drafts=4)
+CONFIG = Config.of(
+    **SETTINGS | {"max_model_len": 100, "max_num_batched_tokens": 30}, num_speculative_tokens=4
+)
 
 
 class Slow:
@@ -46,8 +51,10 @@ class Slow:
         return StepResult(result.ids, result.count, computed_drafts=drafts)
 
 
-def timed(runner: Slow, room: Room = ROOM, limit_s: float = 1e9) -> Any:
-    return StepTimer(runner, room, lambda: runner.now).measure(limit_s)
+def timed(runner: Slow, limit_s: float = 1e9) -> tuple[Points, Points]:
+    times = StepTimer(runner, CONFIG, lambda: runner.now).measure(limit_s)
+    assert times is not None
+    return times.plain, times.drafted
 
 
 def test_steps_of_several_sizes_are_timed_with_drafts_and_without() -> None:
@@ -83,11 +90,16 @@ def model() -> Model:
 
 @pytest.mark.parametrize("length", [2, 3, 5, 8, 11, 40])
 def test_a_short_model_is_measured_too(model: Model, length: int) -> None:
-    scheduler = Scheduler.create(**SETTINGS | {"max_model_len": length, "num_blocks": 10})
-    room = Room(slots=3, blocks=10, block_size=4, max_model_len=length, positions=12, drafts=4)
-    plain, drafted = StepTimer(runner_for(model, scheduler), room, lambda: 0.0).measure(1e9)
-    assert [size for size, _ in plain] == [1, 2]
-    assert bool(drafted) == (length > 2), "where no draft fits there is nothing to measure"
+    given = {"max_model_len": length, "num_blocks": 10, "max_num_seqs": 3}
+    given |= {"max_num_batched_tokens": 12, "num_speculative_tokens": 4}
+    scheduler = Scheduler.create(**SETTINGS | given)
+    runner, clock = runner_for(model, scheduler), iter(count(1.0)).__next__
+    times = StepTimer(runner, scheduler.config, clock).measure(1e9)
+    if length == 2:
+        assert times is None, "where no draft fits there is nothing to measure"
+        return
+    assert times is not None
+    assert [size for size, _ in times.plain] == [1, 2]
 
 
 def test_a_real_runner_answers_as_if_it_had_not_been_measured(model: Model) -> None:
@@ -95,10 +107,8 @@ def test_a_real_runner_answers_as_if_it_had_not_been_measured(model: Model) -> N
     plainly, _ = outputs(model, asked)
     scheduler = Scheduler.create(**SETTINGS, num_speculative_tokens=3)
     runner = runner_for(model, scheduler)
-    step, cache = scheduler.config.step, scheduler.config.cache
-    sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
-    timer = StepTimer(runner, Room(*sizes, positions=64, drafts=3), lambda: 0.0)
-    plain, drafted = timer.measure(1e9)
-    assert [size for size, _ in plain] == [1, 2, 4, 8]
-    assert [size for size, _ in drafted] == [2, 4, 8, 16, 32]
+    times = StepTimer(runner, scheduler.config, iter(count(1.0)).__next__).measure(1e9)
+    assert times is not None
+    assert [size for size, _ in times.plain] == [1, 2, 4, 8]
+    assert [size for size, _ in times.drafted] == [2, 4, 8, 16, 32]
     assert drive(scheduler, runner, asked) == plainly

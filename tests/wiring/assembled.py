@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.device import ModelLoad, assemble, device_named

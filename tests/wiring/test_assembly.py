@@ -7,7 +7,7 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.cli.main import main
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import EARLY, loaded_libraries
 from paceline.engine.api import GenerationRequest
 from paceline.hub.repository_files import silent

@@ -24,7 +24,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
 from paceline.images.processor import image_item
 from paceline.runner import attention_backend

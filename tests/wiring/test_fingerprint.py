@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from paceline.wiring.assembly import SAMPLE_BYTES, SAMPLES, fingerprint, samples

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import model_files as images
 from paceline.wiring.model_files import bytes_as_tokens, images_per_prompt, load_images

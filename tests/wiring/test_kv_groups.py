@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import CacheConfig, Config, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, Config, StepConfig
 from paceline.core.settings.features import AttentionGroup
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import STATE, LayerGroups, layer_groups
 from paceline.wiring.memory import attention_groups, kv_groups, longest_within, tables_of_one

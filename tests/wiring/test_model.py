@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline import LLM, ConfigError, SamplingParams
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.hub.repository_files import silent
 from paceline.runner.attention_backend import load_for
 from paceline.runner.models.describe import config_in, named_shapes

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline import ConfigError
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.describe import config_in
 from paceline.wiring.settings import (

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.params import SamplingParams
 from paceline.wiring.model_files import sampling_rules
 from tests.engine.support import tokenizer

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from paceline.cli.setting_flags import Settings, VllmFlags
+from paceline.cli.setting_flags import FlagGroup
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: the command failed; it was used wrongly
@@ -112,8 +112,8 @@ def parameters(options: type[Any]) -> Iterator[Parameter]:
     hints = get_type_hints(options, include_extras=True)
     for field in fields(options):
         kind = hints[field.name]
-        if is_settings(kind):
-            yield from (setting.flag for setting in kind.all())
+        if is_flag_group(kind):
+            yield from kind.flags()
         elif is_dataclass(kind):
             assert isinstance(kind, type)
             yield from parameters(kind)
@@ -122,8 +122,8 @@ def parameters(options: type[Any]) -> Iterator[Parameter]:
             yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def is_settings(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Settings | VllmFlags)
+def is_flag_group(kind: Any) -> TypeGuard[type[FlagGroup]]:
+    return isinstance(kind, type) and issubclass(kind, FlagGroup)
 
 
 def default_of(field: "Field[Any]") -> Any:
@@ -138,7 +138,7 @@ def filled(options: type[T], given: dict[str, Any]) -> T:
     values: dict[str, Any] = {}
     for field in fields(options):  # type: ignore[arg-type]
         kind = hints[field.name]
-        if is_settings(kind):
+        if is_flag_group(kind):
             values[field.name] = kind.among(given)
         elif is_dataclass(kind):
             assert isinstance(kind, type)

@@ -2,13 +2,14 @@
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+
+from paceline.core.errors import nearest
 
 KINDS = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
 
@@ -85,9 +86,7 @@ def parsed_yaml(text: str) -> Any:
 
 
 def unknown(path: Path, key: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(key.replace("-", "_"), known, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{path} has an unknown key {key!r}{hint}"
+    return f"{path} has an unknown key {key!r}{nearest(key.replace('-', '_'), known)}"
 
 
 def checked(context: typer.Context, option: Any, where: str, value: Any) -> Any:

@@ -1,13 +1,15 @@
 """Sampling parameters of `chat` and `complete`: as flags, and as words NAME=VALUE."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import Parameter
+from typing import Annotated, Any, Self
 
 import typer
 
 from paceline.cli.command import WrongOption
+from paceline.cli.setting_flags import FlagGroup, attributes
 from paceline.core.errors import RequestError
+from paceline.engine.params import SamplingParams
 
 HOW = "sampling"
 
@@ -20,6 +22,7 @@ def truth(text: str) -> bool:
     return {"true": True, "false": False}[text]
 
 
+# The parameters, and how a text is read.
 KINDS: dict[str, Any] = {
     "temperature": float,
     "max_tokens": int,
@@ -34,83 +37,44 @@ KINDS: dict[str, Any] = {
     "stop": listed,
     "ignore_eos": truth,
 }
+OF_COMMANDS = ("temperature", "max_tokens")  # each command has its own, with its own default
+TYPES = {listed: list[str], truth: bool}
+METAVARS = {"top_k": "K", "stop": "TEXT"}
+SEVERAL = "Text that ends an answer; may be repeated."  # `SamplingParams` takes a list
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How tokens are chosen, and when an answer ends; what is not given keeps its default."""
+class SamplingOptions(FlagGroup):
+    """How tokens are chosen, and when an answer ends. `SamplingParams` says what each means."""
 
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from the likeliest tokens that together have this probability.",
-            rich_help_panel=HOW,
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Sample from the K likeliest tokens.", metavar="K", rich_help_panel=HOW),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from tokens with at least this share of the highest probability.",
-            rich_help_panel=HOW,
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(help="Penalty of tokens that occur in the answer.", rich_help_panel=HOW),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="The same, once for each time that they occur.",
-            rich_help_panel=HOW,
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            help="Divides the logits of tokens that occur in prompt or answer.",
-            rich_help_panel=HOW,
-        ),
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of the samples.", rich_help_panel=HOW)] = (
-        None
-    )
-    min_tokens: Annotated[
-        int | None,
-        typer.Option(help="Minimum tokens of an answer.", rich_help_panel=HOW),
-    ] = None
-    stop: Annotated[
-        list[str],
-        typer.Option(
-            metavar="TEXT",
-            help="Text that ends an answer; may be repeated.",
-            rich_help_panel=HOW,
-        ),
-    ] = field(default_factory=list[str])
-    ignore_eos: Annotated[
-        bool | None,
-        typer.Option(
-            "--ignore-eos", help="Continue after the model's end token.", rich_help_panel=HOW
-        ),
-    ] = None
+    @classmethod
+    def flags(cls) -> Iterator[Parameter]:
+        meanings = {name: one for name, (_, one) in attributes(SamplingParams).items()}
+        meanings["stop"] = SEVERAL
+        for name in (one for one in KINDS if one not in OF_COMMANDS):
+            first, stop, _ = f"{meanings.get(name, '')} ".partition(". ")
+            option = typer.Option(
+                f"--{name.replace('_', '-')}",
+                help=first + stop.strip(),
+                metavar=METAVARS.get(name),
+                rich_help_panel=HOW,
+            )
+            annotation = Annotated[TYPES.get(KINDS[name], KINDS[name]) | None, option]
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
+        return cls({name: given[name] for name in KINDS if given.get(name) not in (None, [])})
 
     def params(self, **more: Any) -> dict[str, Any]:
         """What was given, and more, by name; WrongOption if a value is wrong."""
-        given = {name: value for name, value in asdict(self).items() if value not in (None, [])}
         try:
-            return checked(more | given)
+            return checked(more | self)
         except RequestError as error:
             raise WrongOption(str(error)) from None
 
 
 def checked(params: Mapping[str, Any]) -> dict[str, Any]:
     """The same parameters; RequestError if one has no sense."""
-    from paceline.engine.params import SamplingParams
-
     SamplingParams(**params)
     return dict(params)
 

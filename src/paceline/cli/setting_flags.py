@@ -1,14 +1,16 @@
 """Flags for all settings, made from the dataclasses that define them."""
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from inspect import Parameter
+from inspect import Parameter, getdoc
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
-    TypeVar,
+    Self,
     cast,
     get_args,
     get_origin,
@@ -17,24 +19,84 @@ from typing import (
 
 import typer
 
-from paceline.cli.setting_help import (
-    ENVIRONMENT,
-    METAVARS,
-    NAMES,
-    OF_ENGINES,
-    OF_SERVERS,
-    SENTENCES,
-    SHORT,
-    TITLES,
-    unit_of,
-)
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.settings import ENGINE_COMPONENTS, CoreSettings, EngineSettings
 from paceline.server.settings import ServerSettings
-from paceline.wiring.settings import SCHEDULER_ONLY
+from paceline.wiring.settings import (
+    BATCH_DEFAULTS,
+    CPU_DEFAULTS,
+    CUDA_DEFAULTS,
+    FILL_LEAST_BYTES,
+    FILL_POSITIONS,
+    GIB,
+    SCHEDULER_ONLY,
+)
 from paceline.wiring.vllm.settings import VALUES
 from paceline.wiring.vllm.table import VLLM, plain
+
+TITLES = {
+    "server": "Server",
+    "worker": "Worker of Dynamo",
+    "loop": "Engine loop",
+    "core": "Engine process",
+    "load": "Model and device",
+    "adapters": "Adapters",
+    "cache": "KV cache",
+    "step": "Step",
+    "queue": "Queue",
+    "policy": "Policy",
+    "preemption": "Preemption",
+    "speculation": "Speculative decoding",
+    "journal": "Journal",
+    "encoder": "Images",
+    "loading": "Connectors",
+    "record": "Recording",
+}
+
+# Flags with another name than their setting: one value each, or the name that vLLM has.
+NAMES = {
+    "api_keys": "api_key",
+    "allowed_origins": "allowed_origin",
+    "aliases": "served_model_name",
+    "tenant_weights": "tenant_weight",
+}
+SHORT = {"tensor_parallel_size": "-tp"}  # as in vLLM
+METAVARS = {
+    "tenant_weights": "NAME=WEIGHT",
+    "record": "FILE",
+    "trace": "FILE",
+    "lora_modules": "NAME=PATH",
+    "served_model_name": "NAME",
+    "tool_call_parser": "NAME",
+    "reasoning_parser": "NAME",
+    "speculative_config": "JSON",
+    "kv_events_config": "JSON",
+    "limit_mm_per_prompt": "JSON",
+    "kv_transfer_config": "JSON",
+}
+ENVIRONMENT = {
+    "api_keys": "PACELINE_API_KEY",
+    "namespace": "DYN_NAMESPACE",
+    "discovery_backend": "DYN_DISCOVERY_BACKEND",
+    "request_plane": "DYN_REQUEST_PLANE",
+    "event_plane": "DYN_EVENT_PLANE",
+}
+
+# Defaults that depend on the model, the device or the command.
+SHOWN_DEFAULTS = {
+    "max_model_len": "the model's own",
+    "max_loras": "0; with enable_lora 1",
+    "max_step_s": f"{CPU_DEFAULTS['max_step_s']} on a CPU; 0.0 on a GPU, for batches, or if "
+    "max_num_batched_tokens is given",
+    "fill_positions": f"0; on a GPU {FILL_POSITIONS} for weights of {FILL_LEAST_BYTES // GIB} GiB "
+    "or more",
+    "api_server_count": "one for every four cores, 1 to 8; with --core thread 1",
+    "dashboard": "yes on localhost and Unix sockets, otherwise no",
+}
+UNITS = {"_s": "seconds", "_bytes": "bytes"}  # by the end of a name
+# A line of the docstring of a settings class: NAME (UNIT): MEANING.
+ENTRY = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 HIDDEN = (*SCHEDULER_ONLY, "swap_space")  # settings of a scheduler that an engine does not have
 OF_COMMAND = ("host", "port", "uds")  # options of `serve`, and no settings
@@ -46,17 +108,52 @@ MEASURES = {"seconds": "SECONDS", "bytes": "BYTES", "GiB": "GIB", "fraction": "F
 SWITCHES = ("enable_", "disable_")  # how flags of vLLM begin that take no value
 NAMES_OF_FILES = ("revision", "code_revision", "tokenizer", "tokenizer_revision")
 
-S = TypeVar("S", bound="Settings")
+
+def attributes(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Unit and meaning of each field in the docstring of a class; none with `python -OO`."""
+    found = ENTRY.findall(getdoc(kind) or "")
+    return {name: (unit, " ".join(meaning.split())) for name, unit, meaning in found}
+
+
+class FlagGroup(dict[str, Any], ABC):
+    """The flags of a group that were given, by name; all others keep their defaults."""
+
+    @classmethod
+    @abstractmethod
+    def flags(cls) -> Iterator[Parameter]:
+        """The flags as parameters, with the value None if they are not given."""
+
+    @classmethod
+    @abstractmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
+        """The flags of this group among those of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting, and its flag."""
+    """A setting as its dataclass declares it, and its flag."""
 
     component: str
     name: str
     kind: Any
     default: Any
+    unit: str  # "": none
+    meaning: str
+
+    @staticmethod
+    def declared_by(component: str, kind: type[Any]) -> "Iterator[Setting]":
+        """The settings of a dataclass that have a default. Units and meanings are in its docstring,
+        which names every field."""
+        entries, types = attributes(kind), get_type_hints(kind)
+        for one in fields(kind):
+            default = one.default
+            if one.default_factory is not MISSING:
+                default = dict(one.default_factory())  # the only kind in use
+            if default is MISSING:
+                continue
+            unit, meaning = entries.get(one.name, ("", ""))
+            unit = unit or next((UNITS[end] for end in UNITS if one.name.endswith(end)), "")
+            yield Setting(component, one.name, types[one.name], default, unit, meaning)
 
     @property
     def flag_name(self) -> str:
@@ -68,7 +165,13 @@ class Setting:
         plain = str(self.default) if self.default not in ("", (), {}) else ""
         if isinstance(self.default, bool):
             plain = "yes" if self.default else "no"
-        return (OF_ENGINES | OF_SERVERS).get(self.name, plain)
+        if self.name in SHOWN_DEFAULTS:
+            return SHOWN_DEFAULTS[self.name]
+        plain = str(CPU_DEFAULTS.get(self.name, plain))
+        for where, defaults in (("on a GPU", CUDA_DEFAULTS), ("for batches", BATCH_DEFAULTS)):
+            if self.name in defaults:
+                plain += f"; {where} {defaults[self.name]}"
+        return plain
 
     @property
     def flag(self) -> Parameter:
@@ -77,10 +180,10 @@ class Setting:
         option = typer.Option(
             f"{plain}/--no-{plain.removeprefix('--')}" if self.kind is bool else plain,
             *((SHORT[self.name],) if self.name in SHORT else ()),
-            help=SENTENCES[self.name],
+            help=self.meaning,
             envvar=ENVIRONMENT.get(self.name),
             show_envvar=False,
-            metavar=METAVARS.get(self.name) or MEASURES.get(unit_of(self.name)) or text,
+            metavar=METAVARS.get(self.name) or MEASURES.get(self.unit) or text,
             show_default=self.default_text or False,
             rich_help_panel=TITLES[self.component],
         )
@@ -102,8 +205,8 @@ class Setting:
         return tuple(cast("list[Any]", given)) if isinstance(given, list) else given
 
 
-class Settings(dict[str, Any]):
-    """The engine settings that were given, by name; all others keep their defaults."""
+class Settings(FlagGroup):
+    """The engine settings that were given."""
 
     apart: ClassVar = ("seed",)  # the commands with prompts have a flag for that of a request
     components: ClassVar[dict[str, type[Any]]] = ENGINE_COMPONENTS
@@ -111,18 +214,16 @@ class Settings(dict[str, Any]):
     @classmethod
     def all(cls) -> Iterator[Setting]:
         for name, component in cls.components.items():
-            hints = get_type_hints(component)
-            for one in fields(component):
-                hidden = component is not LoadConfig and one.name in (*HIDDEN, *OF_EACH_ENGINE)
-                hidden |= one.name in cls.apart
-                default = one.default
-                if one.default_factory is not MISSING:
-                    default = dict(one.default_factory())  # the only kind in use
-                if default is not MISSING and not hidden:
-                    yield Setting(name, one.name, hints[one.name], default)
+            hidden = {*OF_EACH_ENGINE, *(() if component is LoadConfig else HIDDEN), *cls.apart}
+            declared = Setting.declared_by(name, component)
+            yield from (one for one in declared if one.name not in hidden)
 
     @classmethod
-    def among(cls: type[S], given: Mapping[str, Any]) -> S:
+    def flags(cls) -> Iterator[Parameter]:
+        return (one.flag for one in cls.all())
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
         found = {one.name: one.read(given[one.name]) for one in cls.all()}
         return cls({name: value for name, value in found.items() if value not in (None, (), {})})
 
@@ -160,7 +261,7 @@ class VllmFlag:
         return plain(given) if is_json else given
 
 
-class VllmFlags(dict[str, Any]):
+class VllmFlags(FlagGroup):
     """The flags of `vllm serve` that were given and are no flags of ours."""
 
     @classmethod
@@ -175,7 +276,11 @@ class VllmFlags(dict[str, Any]):
         yield VllmFlag("revision", is_switch=False)
 
     @classmethod
-    def among(cls, given: Mapping[str, Any]) -> "VllmFlags":
+    def flags(cls) -> Iterator[Parameter]:
+        return (one.flag for one in cls.all())
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Self:
         read = {one.name: one.read(given[one.name]) for one in cls.all()}
         return cls({name: value for name, value in read.items() if value is not None})
 

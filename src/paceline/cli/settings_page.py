@@ -11,9 +11,8 @@ from json import dumps
 from textwrap import wrap
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.cli.setting_flags import ServingSettings, Setting
-from paceline.cli.setting_help import OF_ENGINES, SENTENCES, TITLES, unit_of
-from paceline.core.settings.config import Config
+from paceline.cli.setting_flags import HIDDEN, TITLES, ServingSettings, Setting
+from paceline.core.settings.config import COMPONENTS, Config
 from paceline.engine.settings import ENGINE_COMPONENTS
 from paceline.wiring.settings import ENGINE_SETTINGS
 from paceline.wiring.vllm.table import VLLM
@@ -56,7 +55,7 @@ TYPES_MIDDLE = """\
     total=False,
 )
 
-# Each passes, is mapped, or is refused with the reason: see `vllm_table.py`.
+# Each passes, is mapped, or is refused with the reason: see `vllm/table.py`.
 # fmt: off
 VllmSettings = TypedDict("VllmSettings", {  # noqa: UP013"""
 TYPES_TAIL = '''\
@@ -69,16 +68,6 @@ class LLMSettings(OwnSettings, VllmSettings, total=False):
 
     progress: Progress  # shows what the start waits for
 '''
-SCHEDULER_SENTENCES = {
-    "num_blocks": "Number of KV cache blocks.",
-    "recompute_tokens_per_s": "preemption_mode auto: tokens recomputed per second.",
-    "swap_blocks_per_s": "preemption_mode auto: blocks swapped per second.",
-    "enable_kv_cache_events": "Record stored and removed blocks for `Scheduler.cache_events`.",
-    "attention_groups": "Layers by the positions they read. Engines take them from the model.",
-    "model_fingerprint": "Name of the weights, as part of the keys of cached blocks.",
-    "lookahead_slots": "Additional KV positions that a drafter writes beyond the sequence.",
-    "swap_space": "Number of blocks in host memory for preempted sequences and cached prefixes.",
-}
 
 
 def page() -> str:
@@ -87,17 +76,16 @@ def page() -> str:
 
 def sections() -> Iterator[str]:
     settings = list(ServingSettings.all())
-    for component, title in TITLES.items():
-        yield f"## {title}\n\n{COLUMNS}"
+    for component in ServingSettings.components:
+        yield f"## {TITLES[component]}\n\n{COLUMNS}"
         yield from (row(one) for one in settings if one.component == component)
         yield ""
 
 
 def row(setting: Setting) -> str:
-    name = setting.name
     default = code(setting.default_text) if setting.default_text else ""
-    sentence = SENTENCES[name] + choices(setting.kind)
-    return f"| `{setting.flag_name}` | `{name}` | {default} | {unit_of(name)} | {sentence} |"
+    cells = f"`{setting.flag_name}`", f"`{setting.name}`", default, setting.unit, setting.meaning
+    return f"| {' | '.join(cells)}{choices(setting.kind)} |"
 
 
 def choices(kind: Any) -> str:
@@ -115,12 +103,14 @@ def code(text: str) -> str:
 def scheduler_section() -> Iterator[str]:
     yield SCHEDULER_HEAD
     defaults = Config().to_dict()
-    for name, sentence in SCHEDULER_SENTENCES.items():
-        yield f"| `{name}` | {plain_default(defaults[name])} | {sentence} |"
+    settings = [one for pair in COMPONENTS.items() for one in Setting.declared_by(*pair)]
+    for one in (one for one in settings if one.name in HIDDEN):
+        yield f"| `{one.name}` | {plain_default(defaults[one.name])} | {one.meaning} |"
     yield "\n| argument | default in a scheduler |\n|---|---|"
-    for name in (one for one in OF_ENGINES if one in defaults):
-        if not OF_ENGINES[name].startswith(f"{defaults[name]};"):
-            yield f"| `{name}` | {plain_default(defaults[name])} |"
+    for one in (one for one in settings if one.name not in HIDDEN):
+        plain, shown = plain_default(defaults[one.name]), code(one.default_text)
+        if one.default_text and not shown.startswith(plain):
+            yield f"| `{one.name}` | {plain} |"
 
 
 def plain_default(value: Any) -> str:

@@ -13,12 +13,21 @@ MOST_RANK = 512  # a larger rank is no low-rank adapter
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """LoRA adapters. How many may run at once is `max_loras` of the scheduler."""
+    """LoRA adapters. How many may run at once is `max_loras` of the scheduler.
 
-    enable_lora: bool = False  # serve adapters
-    lora_modules: tuple[str, ...] = ()  # adapters to load at start, as NAME=PATH or JSON
-    max_lora_rank: int = 16  # largest rank of an adapter
-    max_cpu_loras: int = 0  # adapters kept in host memory; 0: max_loras
+    Attributes:
+        enable_lora: Serve LoRA adapters in PEFT's format.
+        lora_modules: Adapter to load at start, as NAME=PATH or as JSON with name and path; may be
+            repeated.
+        max_lora_rank (rank): Largest rank of an adapter.
+        max_cpu_loras (adapters): Maximum number of adapters in host memory; further ones are read
+            again when they are needed; 0: max_loras.
+    """
+
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -1,7 +1,9 @@
 """What a runner can do beyond sampling the next token, and how long its steps take."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Protocol
 
 from paceline.core.errors import ConfigError, RequestError
@@ -91,6 +93,7 @@ class Capabilities:
 
 
 NS = 10**9  # nanoseconds of a second
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the steps that are measured
 
 Points = tuple[tuple[int, float], ...]  # positions and seconds, by rising positions
 
@@ -122,6 +125,17 @@ class StepTimes:
                     f"{name} step times are {points}; they are pairs of positions, which rise, "
                     f"and of positive seconds"
                 )
+
+    @staticmethod
+    def measured(
+        plain: Mapping[int, float],
+        drafted: Mapping[int, float],
+        least: Mapping[int, float] = MappingProxyType({}),
+    ) -> "StepTimes | None":
+        """From seconds by positions, in any order. None: no step with drafts was measured."""
+        if not (plain and drafted):
+            return None
+        return StepTimes(*(tuple(sorted(one.items())) for one in (plain, drafted, least)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Errors, with one class for each cause."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class PacelineError(Exception):
@@ -49,3 +50,9 @@ def some(names: Iterable[str], most: int = 3) -> str:
     listed = list(names)
     more = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a message about an unknown name: the known name that is most like it."""
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else otherwise

@@ -17,11 +17,19 @@ from paceline.core.system.files import json_object
 @dataclass(frozen=True, slots=True)
 class MultimodalConfig:
     """How much a step encodes, and how much of that is kept. An embedding stands for one position
-    of a multimodal item. The names are those of vLLM."""
+    of a multimodal item. The names are those of vLLM.
 
-    max_num_encoder_input_tokens: int = 0  # embeddings per step; 0: as max_num_batched_tokens
-    encoder_cache_size: int = 0  # embeddings that are kept; 0: as max_num_batched_tokens
-    disable_chunked_mm_input: bool = False  # compute all positions of an item in one step
+    Attributes:
+        max_num_encoder_input_tokens (embeddings): Embeddings of images that one step computes; 0:
+            as max_num_batched_tokens, or those of the largest image if it has more.
+        encoder_cache_size (embeddings): Embeddings of images that are kept; 0: as
+            max_num_batched_tokens, or those of the largest image if it has more.
+        disable_chunked_mm_input: Compute all tokens of an image in one step.
+    """
+
+    max_num_encoder_input_tokens: int = 0
+    encoder_cache_size: int = 0
+    disable_chunked_mm_input: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

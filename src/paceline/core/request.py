@@ -1,11 +1,12 @@
 """What a client asked for, and how far it has got."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from math import inf, isfinite
 from operator import attrgetter
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from paceline.core.arrays import I32, TokenIds, plain, token_array
 from paceline.core.constraint import Constraint
@@ -45,38 +46,7 @@ def child_label(request_id: str, child: int) -> str:
 
 
 NO_TOKENS: tuple[int, ...] = ()
-NONE = type(None)
-FIELD_TYPES: dict[str, tuple[type, ...]] = {
-    "max_tokens": (int, NONE),
-    "min_tokens": (int,),
-    "ignore_eos": (bool,),
-    "seed": (int, NONE),
-    "priority": (int, float),
-    "arrival": (float, int, NONE),
-    "tenant": (str,),
-    "origin": (str,),
-    "deadline": (float, int, NONE),
-    "token_deadline": (float, int, NONE),
-    "cache_salt": (str,),
-    "adapter": (str,),
-    "drafts": (int, NONE),
-    "items": (tuple,),
-    "n": (int,),
-    "best_of": (int, NONE),
-    "beam_width": (int,),
-    "length_penalty": (float, int),
-    "early_stopping": (bool, str),
-    "sampling": (Sampling,),
-    "constraint": (Constraint, NONE),
-    "handle": (int,),
-    "pooling": (str,),
-    "reads_cache": (bool,),
-    "kv_transfer_params": (dict, NONE),
-    "generated": (tuple,),
-    "data_parallel_rank": (int, NONE),
-}
-TYPED_FIELDS = attrgetter(*FIELD_TYPES)
-RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
+TOKENS = ("prompt", "eos_token_ids", "stop_token_ids")  # fields that become arrays or tuples of ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +136,7 @@ class Request:
             raise RequestError(f"a request id is a non-empty string, not {self.id!r}")
         fix = object.__setattr__
         fix(self, "prompt", token_array(self.prompt, f"the prompt of {self.id!r}"))
-        for name in ("eos_token_ids", "stop_token_ids"):
+        for name in TOKENS[1:]:
             ids: Any = getattr(self, name)
             if ids is not NO_TOKENS:
                 fix(self, name, tuple(token_array(ids, f"{name} of {self.id!r}").tolist()))
@@ -325,6 +295,22 @@ class Request:
         if ends:
             return True
         return token in self.stop_token_ids
+
+
+def plain_types(kind: Any) -> tuple[type, ...]:
+    """The types of the values of a field: a whole number will do for a fraction."""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    others = {float: (float, int), Literal: (str,), Mapping: (dict,)}
+    origins = [get_origin(one) or one for one in parts]
+    return tuple(found for one in origins for found in others.get(one, (one,)))
+
+
+FIELD_TYPES = {
+    one.name: plain_types(one.type) for one in fields(Request) if one.name not in ("id", *TOKENS)
+}
+FIELD_TYPES["priority"] = (int, float)  # fractions order too
+TYPED_FIELDS = attrgetter(*FIELD_TYPES)
+RIGHT_TYPES: set[tuple[type, ...]] = set()  # combinations that were looked at one by one
 
 
 def no_keys() -> list[bytes]:

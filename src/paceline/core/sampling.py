@@ -94,10 +94,12 @@ def bias(key: Any, value: Any) -> float:
     return fraction(named, value, -MOST_BIAS, MOST_BIAS, "[-100, 100]")
 
 
-def check_functions(given: tuple[Any, ...]) -> None:
-    for one in given:
+def functions(given: Iterable[Any]) -> tuple[LogitsProcessor, ...]:
+    found = tuple(given)
+    for one in found:
         if not callable(one):
             raise RequestError(f"logits_processors has {one!r:.80}, which is no function")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class Sampling:
             fix(self, name, token_ids(name, getattr(self, name)))
         if self.logprob_token_ids:
             fix(self, "logprobs", len(self.logprob_token_ids))
-        check_functions(self.logits_processors)
+        fix(self, "logits_processors", functions(self.logits_processors))
         if self.allowed_token_ids is not None:
             allowed = token_ids("allowed_token_ids", self.allowed_token_ids)
             if not set(allowed) - set(self.bad_token_ids):

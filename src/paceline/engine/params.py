@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, Self, cast
 
 from paceline.core.constraint import Constraint
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, nearest
 from paceline.core.request import MOST_PENALTY
 from paceline.core.sampling import (
     LARGEST_ID,
-    NO_BIAS,
     LogitsProcessor,
     Sampling,
     alternatives,
@@ -25,6 +23,8 @@ MOST_BANNED = 65536  # characters of all banned words together
 SEED_BOUNDS = 2**63
 DEFAULT_TOKENS = 16
 PLAIN = Sampling()
+CHOSEN = [one.name for one in fields(Sampling)]
+NONE_IS_EMPTY = ("logit_bias", "logprob_token_ids", "logits_processors")
 EDITS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_token_ids", "allowed_token_ids"),
@@ -91,9 +91,7 @@ def unknown_argument(name: str, known: Iterable[str]) -> RequestError:
     """The error of an argument that there is not, with the nearest one or what to do instead."""
     if name in UNSUPPORTED:
         return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}")
-    close = get_close_matches(name, list(known), 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return RequestError(f"unknown argument {name!r}{hint}")
+    return RequestError(f"unknown argument {name!r}{nearest(name, known)}")
 
 
 class Validated:
@@ -135,7 +133,7 @@ class SamplingParams(Validated):
         temperature: Divides the logits. 0: always the likeliest token.
         top_p: Sample from the likeliest tokens that together have this probability.
         top_k: Sample from the k likeliest tokens. 0 or -1: from all.
-        min_p: Sample from tokens whose probability is at least this share of the likeliest one's.
+        min_p: Sample from tokens with at least this share of the highest probability.
         presence_penalty: Subtracted from the logits of tokens that occur in the output.
         frequency_penalty: The same, once for each occurrence.
         repetition_penalty: Divides the logits of tokens that occur in prompt or output.
@@ -380,20 +378,8 @@ class SamplingParams(Validated):
         )
 
     def _chosen(self) -> Sampling:
-        allowed = self.allowed_token_ids
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=NO_BIAS if self.logit_bias is None else self.logit_bias,
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            bad_token_ids=tuple(self.bad_token_ids),
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            logprob_token_ids=tuple(self.logprob_token_ids or ()),
-            logits_processors=tuple(self.logits_processors or ()),
-        )
+        given = {name: getattr(self, name) for name in CHOSEN}
+        for name in NONE_IS_EMPTY:
+            if given[name] is None:
+                del given[name]
+        return Sampling(**given)

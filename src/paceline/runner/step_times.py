@@ -1,32 +1,18 @@
 """Measures how long steps take, by running some before there are requests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.capabilities import Points, TimedSteps
+from paceline.core.capabilities import MEASURED_ROWS, StepTimes, TimedSteps
 from paceline.core.plan import Admitted, Plan, Rows, StepResult
 from paceline.core.request import Request
+from paceline.core.settings.config import Config
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows
 CONTEXT = 64  # tokens of a row, all the same: any proposer should have drafts for it
 TIMES = 3  # that each step is run; the quickest counts
 TOKEN = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the steps may use."""
-
-    slots: int
-    blocks: int
-    block_size: int
-    max_model_len: int
-    positions: int  # of one step
-    drafts: int  # of one row
-    groups: int = 1  # block tables
 
 
 class StepTimer:
@@ -35,43 +21,38 @@ class StepTimer:
     Rows share blocks where there are too few; what they compute means nothing.
     """
 
-    def __init__(
-        self,
-        runner: TimedSteps,
-        room: Room,
-        clock: Callable[[], float],
-        sync: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`sync` waits until the device has done all that was launched."""
-        self._runner, self._room, self._clock, self._sync = runner, room, clock, sync
+    def __init__(self, runner: TimedSteps, config: Config, clock: Callable[[], float]) -> None:
+        self._runner, self._config, self._clock = runner, config, clock
         self._resident = 0  # slots in use, the first ones
-        self._context = max(min(CONTEXT, room.max_model_len - room.drafts - TIMES - 2), 1)
+        self._drafts = config.speculation.num_speculative_tokens
+        self._length = config.step.max_model_len
+        self._context = max(min(CONTEXT, self._length - self._drafts - TIMES - 2), 1)
 
-    def measure(self, limit_s: float) -> tuple[Points, Points]:
-        """Return the seconds of steps without drafts and with them, by positions.
+    def measure(self, limit_s: float) -> StepTimes | None:
+        """Time steps without drafts and with them. None: no draft fits into the model's length.
 
-        Small steps come first. After `limit_s` seconds no further size is begun. Where a model is
-        so short that no draft fits, there are no steps with drafts.
+        Small steps come first. After `limit_s` seconds no further size is begun.
         """
         plain: dict[int, float] = {}
         drafted: dict[int, float] = {}
-        begin, room = self._clock(), self._room
-        for rows in (rows for rows in SIZES if rows <= min(room.slots, room.positions)):
+        begin, step = self._clock(), self._config.step
+        most = step.max_num_batched_tokens
+        for rows in (rows for rows in MEASURED_ROWS if rows <= min(step.max_num_seqs, most)):
             if plain and self._clock() - begin > limit_s:
                 break
             plain[rows] = self._plain(rows)
-            longest = min(room.drafts, room.max_model_len - self._context - 1)
+            longest = min(self._drafts, self._length - self._context - 1)
             for drafts in sorted({min(1, longest), longest} - {0}):
-                if rows * (1 + drafts) <= room.positions:
+                if rows * (1 + drafts) <= most:
                     positions, seconds = self._drafted(rows, drafts)
                     drafted[positions] = min(seconds, drafted.get(positions, seconds))
         self._fill(0)
-        return tuple(sorted(plain.items())), tuple(sorted(drafted.items()))
+        return StepTimes.measured(plain, drafted)
 
     def _plain(self, rows: int) -> float:
         """Seconds of a decode step."""
         self._fill(rows)
-        same, steps = self._rows(rows, 0), min(1 + TIMES, self._room.max_model_len - self._context)
+        same, steps = self._rows(rows, 0), min(1 + TIMES, self._length - self._context)
         taken = [self._run(same, self._context + step)[0] for step in range(steps)]
         return min(taken[1:] or taken)  # the first one warms up
 
@@ -100,15 +81,14 @@ class StepTimer:
         plan = Plan(0, none, none.count, admitted=admitted, released=released)
         self._runner.launch(plan)
         self._resident = rows
-        self._sync()
 
     def _admitted(self, slot: int, tokens: I32) -> Admitted:
-        room = self._room
+        cache = self._config.cache
         request = Request(id=f"step times {slot}", prompt=tokens)
-        longest = min(len(tokens) + TIMES + room.drafts, room.max_model_len)
-        used = -(-longest // room.block_size)
-        blocks = tuple((slot * used + place) % room.blocks for place in range(used))
-        more = (blocks,) * (room.groups - 1)
+        longest = min(len(tokens) + TIMES + self._drafts, self._length)
+        used = -(-longest // cache.block_size)
+        blocks = tuple((slot * used + place) % cache.num_blocks for place in range(used))
+        more = (blocks,) * (len(cache.groups) - 1)
         return Admitted(slot, request, tokens, self._context, blocks, resumed=False, more=more)
 
     @staticmethod

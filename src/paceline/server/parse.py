@@ -1,6 +1,7 @@
 """Turns the body of an HTTP request into requests to the engine."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast, get_args
 
 from msgspec import json
@@ -26,31 +27,17 @@ from paceline.server.schemas.requests import (
 from paceline.structured.request_fields import GUIDED, constraint_of
 from paceline.text.tokenizer import InfillMarkers
 
-SAME_NAMES = (
-    "n",
-    "best_of",
-    "use_beam_search",
-    "beam_width",
-    "length_penalty",
-    "early_stopping",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "allowed_token_ids",
-    "bad_token_ids",
-    "bad_words",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
+# Fields that a body and `SamplingParams` share, but that are read apart, or that a body has to
+# refuse them.
+READ_APART = (
+    *("max_tokens", "logit_bias", "structured_outputs", "truncate_prompt_tokens"),
+    *("spaces_between_special_tokens", "detokenize", "logits_processors"),
 )
+SHARED = [
+    one.name
+    for one in fields(SamplingParams)
+    if one.name in GenerationBody.model_fields and one.name not in READ_APART
+]
 
 Conversation = Sequence[Mapping[str, Any]]
 CONSTRAINTS = ("response_format", "structured_outputs", *GUIDED)
@@ -79,7 +66,7 @@ def sampling(
 ) -> SamplingParams:
     """Sampling parameters from the fields that the body has, and defaults of the model."""
     check_most(body, max_tokens)
-    given = {name: getattr(body, name) for name in SAME_NAMES}
+    given = {name: getattr(body, name) for name in SHARED}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
     given["structured_outputs"] = constraint(constraining(body))
@@ -102,13 +89,13 @@ def named_tokens(body: ScoredBody, logprobs: int | None) -> Sequence[int] | None
 
 def constraining(body: GenerationBody) -> dict[str, Any]:
     """The fields that say what the output must follow."""
-    fields = {name: getattr(body, name) for name in CONSTRAINTS}
-    return {**fields, "text": body.text} if isinstance(body, ResponseRequest) else fields
+    found = {name: getattr(body, name) for name in CONSTRAINTS}
+    return {**found, "text": body.text} if isinstance(body, ResponseRequest) else found
 
 
-def constraint(fields: Mapping[str, Any]) -> Constraint | None:
+def constraint(asked: Mapping[str, Any]) -> Constraint | None:
     """What the output must follow."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in asked.items() if value is not None}
     try:
         return constraint_of(given)
     except RequestError as error:

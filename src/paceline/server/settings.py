@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import ConfigError
+from paceline.core.settings.checks import not_negative, one_of, positive
 from paceline.tools.registry import reasoning_parser, tool_parser
 
 POSITIVE = (
@@ -15,61 +16,82 @@ POSITIVE = (
 )
 MOST_API_SERVERS = 256  # each is a process that takes some 80 MB
 ROOT_PATH = re.compile(r"(/[^/?#\s]+)+")
-NOT_NEGATIVE = ("drain_s", "timeout_s", "api_server_count")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Limits are positive. Without keys every client is accepted; without origins no web page is.
 
-    api_keys         keys that clients send, one of them; probes and metrics need none
-    allowed_origins  web pages that may call from a browser; "*": all
-    aliases          further names of the model
-    body_bytes       largest body of a request
-    body_values      most values in the JSON of a body: numbers, texts, lists, objects
-    max_prompts      most prompts of a completion
-    header_bytes     most bytes of the headers of a request, names and values
-    max_connections  most open connections; new ones replace those without a request
-    send_buffer_bytes  what the kernel buffers of a response; the client has buffers of its own
-    head_s           seconds within which the head of a request must arrive
-    body_s           seconds within which each part of a body must arrive
-    idle_s           seconds for which a connection without a request is kept
-    unread_s         seconds after which a client is dropped if it does not read its response
-    drain_s          seconds that open requests have to finish after a signal; 0: end them at once
-    timeout_s        timeout of requests without one, in seconds; 0: none
-    timings          return timings in every response, not only on request
-    log_format       lines of the log: text, or json with one object per line
-    docs             serve a page that describes the API at /docs, to clients without a key too
-    otlp_endpoint    where the span of each request is sent; empty: nowhere
-    api_server_count  processes that handle HTTP and text; 0: by the cores
-    tool_call_parser  the format of the model's tool calls; auto: by its chat template; none: tools
-                      are refused
-    reasoning_parser  the format of the model's reasoning; auto: by its chat template; none:
-                      reasoning stays in the text
-    trust_request_chat_template  let clients bring a chat template with a request
-    enable_auto_tool_choice  let the model choose whether it calls a tool
-    allow_runtime_lora_updating  let clients load adapters from folders of this machine
-    allowed_media_domains  hosts that images are fetched from; "*": all that are public; none:
-                      images come as data URLs alone
-    media_bytes      largest image that is fetched
-    media_s          seconds within which an image must arrive
-    enable_request_id_headers  send X-Request-Id with every response, not only with answers
-    enable_force_include_usage  have the usage in every chunk of every stream
-    enable_per_request_metrics  have the times of a request in its response
-    return_tokens_as_token_ids  write the tokens of logprobs as token_id:ID, if the request does not
-                      say how
-    response_role    role of new messages of chats
-    enable_responses_store  keep responses of /v1/responses
-    max_stored_responses  most responses that are kept
-    stored_response_bytes  most bytes of all of them
-    stored_response_s  seconds for which one is kept
-    files_dir        folder for /v1/files and /v1/batches; empty: these routes are refused
-    file_bytes       largest file that is uploaded
-    files_bytes      most bytes of all files together
-    batch_concurrency  most requests of a batch that are open at once
-    dashboard        serve the live page at /dashboard
-    dashboard_show_prompts  let the page show the beginning of prompts, not only their lengths
-    root_path        path under which a proxy shows the server; empty: none
+    Attributes:
+        api_keys: Require this API key, except on probes and metrics; may be repeated.
+            PACELINE_API_KEY sets it too, or several, separated by spaces.
+        allowed_origins: Origin of a web page that may call the server, or * for all; may be
+            repeated.
+        aliases: Another name of the model; may be repeated. The first one is in answers, lists and
+            metrics.
+        body_bytes: Maximum size of a request body.
+        body_values (values): Maximum number of values in the JSON of a body: numbers, texts, lists,
+            objects.
+        max_prompts (prompts): Maximum number of prompts of a completion.
+        header_bytes: Maximum size of the request headers, names and values together.
+        max_connections (connections): Maximum number of open connections; beyond it, a new one
+            replaces the one that has been without a request for longest.
+        send_buffer_bytes: What the kernel buffers of a response before the server notices that the
+            client does not read.
+        head_s: Maximum time from the connection, or the first byte of a request, to the end of its
+            headers.
+        body_s: Maximum time between two parts of a request body.
+        idle_s: Close a connection that has had no request for this time; longer than load balancers
+            keep it, so that they close it first.
+        unread_s: Drop a client that reads nothing of its response for this time.
+        drain_s: Time that running requests get to finish when the server shuts down; 0: none.
+        timeout_s: Timeout of requests that set none; 0: no limit.
+        timings: Add timings to every response, not only to those of requests that ask for them.
+        log_format: Format of log lines: text, or json with one object per line.
+        docs: Serve a page that describes the API at /docs, without a key. Browsers load its scripts
+            from a CDN.
+        otlp_endpoint: Send one OpenTelemetry span per request to this URL, for example
+            http://localhost:4318/v1/traces.
+        api_server_count (processes): Processes that handle HTTP, tokens and text, in front of the
+            engine process.
+        tool_call_parser: Format of the model's tool calls: deepseek_v3, glm45, hermes, json,
+            llama3_json, mistral, pythonic, qwen3_coder, or a dotted path to a class; auto: by the
+            chat template; none: refuse tools.
+        reasoning_parser: Format of the model's reasoning: deepseek_r1, mistral, qwen3, or a dotted
+            path to a class; auto: by the chat template; none: leave it in the text.
+        trust_request_chat_template: Let clients bring a chat template with a request. It is a
+            program, which runs in a sandbox.
+        enable_auto_tool_choice: Let the model choose whether it calls a tool. Otherwise only
+            requests that require a call may have tools.
+        allow_runtime_lora_updating: Let clients load adapters from any folder of this machine, and
+            unload them: /v1/load_lora_adapter and /v1/unload_lora_adapter.
+        allowed_media_domains: Host that images are fetched from, or * for every public one; may be
+            repeated. Without it, images must be sent as data URLs.
+        media_bytes: Maximum size of an image that is fetched.
+        media_s: Maximum time to fetch an image.
+        enable_request_id_headers: Send X-Request-Id with every response, also with those of probes
+            and lists.
+        enable_force_include_usage: Have the usage in every chunk of every stream, whatever its
+            stream_options say.
+        enable_per_request_metrics: Return the times of a request in the field metrics of its
+            response; of a stream, with the usage.
+        return_tokens_as_token_ids: Write the tokens of logprobs as token_id:ID, unless a request
+            says otherwise.
+        response_role: Role of the new messages of chats, as responses name it.
+        enable_responses_store: Keep the responses of /v1/responses in memory, for
+            previous_response_id and for clients that read them later.
+        max_stored_responses (responses): Maximum number of stored responses and conversations; the
+            oldest are forgotten first.
+        stored_response_bytes: Maximum size of all stored responses and conversations together.
+        stored_response_s: Time for which a response is stored.
+        files_dir: Folder of /v1/files and /v1/batches, which are refused without one; batches of an
+            earlier run continue.
+        file_bytes: Largest file that is uploaded.
+        files_bytes: Maximum size of all files together.
+        batch_concurrency (requests): Maximum number of open requests of a batch.
+        dashboard: Serve the live page at /dashboard: slots, blocks, the queue and step times.
+        dashboard_show_prompts: Let the live page show the beginning of prompts, not only lengths.
+        root_path: Path under which a proxy shows the server, such as /llm.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -118,18 +140,13 @@ class ServerSettings:
     root_path: str = ""
 
     def __post_init__(self) -> None:
-        for name in POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be positive")
-        for name in NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        positive(self, *POSITIVE)
+        not_negative(self, "drain_s", "timeout_s", "api_server_count")
         if self.api_server_count > MOST_API_SERVERS:
             raise ConfigError(
                 f"api_server_count is {self.api_server_count}; it can be {MOST_API_SERVERS} at most"
             )
-        if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format is {self.log_format!r}; choose one of text, json")
+        one_of("log_format", self.log_format, ("text", "json"))
         where = self.otlp_endpoint
         if where and not where.startswith(("http://", "https://")):
             raise ConfigError(f"otlp_endpoint is {where!r}; it must begin with http:// or https://")

@@ -12,8 +12,9 @@ import torch
 from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.checks import require
-from paceline.core.settings.config import CacheConfig, Config, LoadConfig
+from paceline.core.settings.config import CacheConfig, Config
 from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import collection_paused
 from paceline.engine.components import EngineComponents
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests

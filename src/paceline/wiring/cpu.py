@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.core.adapter import AdapterConfig
 from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import limit_early
 from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
@@ -37,12 +38,11 @@ from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.device import (
+    MEASURED_S,
     LoadedRunner,
     ModelLoad,
     least_room,
-    measure_steps,
     part_of_model,
-    room_of,
 )
 from paceline.wiring.memory import free_bytes, kv_groups
 from paceline.wiring.model import DraftWeights, embedding_for
@@ -130,7 +130,9 @@ def started(
         scheduler.measure_cost(loaded.cost)
     if config.speculation.num_speculative_tokens:
         # CPU time, because other processes may take turns with this one while it measures.
-        measure_steps(scheduler, StepTimer(loaded.runner, room_of(config), process_time))
+        times = StepTimer(loaded.runner, config, process_time).measure(MEASURED_S)
+        if times is not None:
+            scheduler.measure_steps(times)
     return scheduler
 
 

@@ -12,7 +12,8 @@ from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.settings.config import Config, LoadConfig, SpeculationConfig, StepConfig
+from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.turn_times import TurnTimer
 from paceline.engine.loop.warm_up import WarmUp
 from paceline.runner import attention_backend

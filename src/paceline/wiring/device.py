@@ -6,18 +6,20 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
-from paceline.core.capabilities import StepCost, StepTimes
+from paceline.core.capabilities import StepCost
 from paceline.core.masks import TokenMasks
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.step_times import Room, StepTimer
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.model import DraftWeights
 from paceline.wiring.settings import Hardware
+
+MEASURED_S = 2.0  # after so many seconds no more step times are measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,20 +93,3 @@ def least_room(own: Hardware, group: RankGroup | None, sharing: int) -> Hardware
     if group is None:
         return own
     return replace(own, free_bytes=group.least(own.free_bytes // sharing))
-
-
-MEASURED_S = 2.0  # after so many seconds no more step times are measured
-
-
-def measure_steps(scheduler: Scheduler, timer: StepTimer) -> None:
-    """Give the scheduler its step times, if the model is long enough for a step with drafts."""
-    plain, drafted = timer.measure(MEASURED_S)
-    if drafted:
-        scheduler.measure_steps(StepTimes(plain, drafted))
-
-
-def room_of(config: Config) -> Room:
-    """The sizes within which step times are measured."""
-    cache, step, drafts = config.cache, config.step, config.speculation.num_speculative_tokens
-    sizes = step.max_num_seqs, cache.num_blocks, cache.block_size, step.max_model_len
-    return Room(*sizes, step.max_num_batched_tokens, drafts, len(cache.groups))

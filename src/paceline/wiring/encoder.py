@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.hub.repository_files import Progress
 from paceline.runner.encoders.config import TextEncoderConfig, encoder_config
 from paceline.runner.encoders.model import EncoderRunner, TextEncoder

@@ -4,8 +4,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from paceline.core.settings.config import CacheConfig, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
+from paceline.core.settings.load import LoadConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
@@ -67,7 +68,9 @@ def kv_groups(
     """
     if drafter_bytes or (own.kv_connector and not takes_groups(own.kv_connector)):
         return LayerGroups.one(model.layers)
-    seen = [None if one is None or one >= max_model_len else one for one in model.windows]
+    seen: list[Window] = [
+        None if one is None or one >= max_model_len else one for one in model.windows
+    ]
     return layer_groups(seen)
 
 

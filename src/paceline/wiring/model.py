@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import LoadConfig
 from paceline.core.settings.features import SpeculationConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.files import json_object
 from paceline.hub.catalogue import repository_named
 from paceline.hub.pull import pull

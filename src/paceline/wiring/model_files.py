@@ -14,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.multimodal import ImagePrompt
-from paceline.core.settings.config import LoadConfig, LoadFormat
+from paceline.core.settings.load import LoadConfig, LoadFormat
 from paceline.core.system.files import json_object
 from paceline.engine.loop.ports import PromptImages
 from paceline.engine.sampling_rules import SamplingRules

@@ -100,7 +100,7 @@ OwnSettings = TypedDict(  # noqa: UP013
     total=False,
 )
 
-# Each passes, is mapped, or is refused with the reason: see `vllm_table.py`.
+# Each passes, is mapped, or is refused with the reason: see `vllm/table.py`.
 # fmt: off
 VllmSettings = TypedDict("VllmSettings", {  # noqa: UP013
     "additional_config": Any, "aggregate_engine_logging": Any,

@@ -3,15 +3,15 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from errno import ENOMEM
 from math import prod
 from typing import Any, TypeVar
 
 from paceline.core.adapter import AdapterConfig
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.settings.config import CacheConfig, Config, LoadConfig, StepConfig
+from paceline.core.settings.config import CacheConfig, Config, StepConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import manifest
 from paceline.runner.models.layer_groups import LayerGroups
@@ -279,9 +279,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
         if name in VLLM and name not in Config.names():
             raise ConfigError(f"{name} is not supported: {VLLM[name].reason}")
         if name not in Config.names():
-            close = get_close_matches(name, ENGINE_SETTINGS, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"unknown setting {name!r}{hint}")
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, ENGINE_SETTINGS)}")
     return rest, LoadConfig(**ours)
 
 

@@ -15,12 +15,12 @@ from paceline.core.settings.config import (
     CacheConfig,
     Config,
     JournalConfig,
-    LoadConfig,
     PolicyConfig,
     PreemptionConfig,
     SpeculationConfig,
     StepConfig,
 )
+from paceline.core.settings.load import LoadConfig
 
 ALL_OTHERWISE: dict[str, Any] = {
     "num_blocks": 10,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from paceline import Scheduler
-from paceline.core.capabilities import Capabilities, StepTimes
+from paceline.core.capabilities import MEASURED_ROWS, Capabilities, StepTimes
 from paceline.core.plan import Plan, StepResult
-from paceline.engine.loop.turn_times import CONTEXT, ROWS, TurnTimer
+from paceline.engine.loop.turn_times import CONTEXT, TurnTimer
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.driving import SETTINGS, drive, requests
@@ -100,5 +100,5 @@ def test_a_real_runner_answers_as_if_it_had_not_been_measured() -> None:
     runner = runner_for(model, scheduler)
     found = TurnTimer(runner, scheduler.config, 1).measure(1e9)
     assert found is not None
-    assert found.plain[0][0] == ROWS[0]
+    assert found.plain[0][0] == MEASURED_ROWS[0]
     assert drive(scheduler, runner, asked) == plainly

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.integrations.dynamo.worker import DynamoSettings
+from paceline.integrations.dynamo.settings import DynamoSettings
 
 
 @pytest.mark.parametrize(

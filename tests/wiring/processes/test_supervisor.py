@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.messages import EngineFailed, Question
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.thread import ThreadCore

@@ -18,7 +18,7 @@ from paceline import LLM, Request, SamplingParams, Scheduler
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.errors import ConfigError, DeviceLost, RequestError, RequestFailed
 from paceline.core.sampling import Sampling
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.process import ProcessCore
 from paceline.engine.transport.restart import RestartingCore

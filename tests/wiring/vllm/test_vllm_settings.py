@@ -12,8 +12,8 @@ import torch
 
 from paceline import LLM, ConfigError, SamplingParams
 from paceline.core.adapter import AdapterConfig
-from paceline.core.settings.config import LoadConfig
 from paceline.core.settings.features import RecordConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.llm import LLM_ARGUMENTS
 from paceline.wiring.processes.serving import SERVER_ARGUMENTS
 from paceline.wiring.settings import pop_settings, sort_settings

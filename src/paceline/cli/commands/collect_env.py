@@ -14,8 +14,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.cli.options import JsonFlag
-from paceline.cli.setting_flags import ServingSettings
-from paceline.cli.setting_help import OF_ENGINES
+from paceline.cli.setting_flags import SHOWN_DEFAULTS, ServingSettings
 from paceline.core.errors import ConfigError
 from paceline.core.system.host import in_cpuinfo, processor_name, usable_cores
 from paceline.wiring.settings import CPU_DEFAULTS, CUDA_DEFAULTS
@@ -130,7 +129,7 @@ def kernels() -> str:
 def engine_defaults() -> dict[str, Any]:
     """The defaults of a server on this machine; a text where they depend on the model."""
     of_device = CUDA_DEFAULTS if has_gpu() else CPU_DEFAULTS
-    by_model = {"max_model_len": OF_ENGINES["max_model_len"]}
+    by_model = {"max_model_len": SHOWN_DEFAULTS["max_model_len"]}
     plain = {one.name: one.default for one in ServingSettings.all()}
     return {**plain, **of_device, **by_model}
 

@@ -8,14 +8,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Annotated, Any, TextIO
 
 import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.main import INTERRUPTED
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, nearest
 from paceline.core.settings.config import Config
 from paceline.sched.explain.sentences import plural
 from paceline.testing.loop import SimulatedTurn
@@ -184,10 +183,9 @@ class Options:
         if self.file and self.workload:
             raise WrongOption(f"{self.file} and --workload {self.workload} exclude each other")
         if self.workload and self.workload not in built_in_names():
-            close = get_close_matches(self.workload, built_in_names(), 1)
-            names = f"choose one of {', '.join(built_in_names())}"
-            hint = f"did you mean {close[0]!r}?" if close else names
-            raise WrongOption(f"no built-in workload {self.workload!r}; {hint}")
+            known = built_in_names()
+            hint = nearest(self.workload, known, f"; choose one of {', '.join(known)}")
+            raise WrongOption(f"no built-in workload {self.workload!r}{hint}")
 
 
 def closing() -> str:

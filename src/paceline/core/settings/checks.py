@@ -1,7 +1,7 @@
 """Checks that settings share: their types, signs and choices."""
 
 from dataclasses import MISSING, fields
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 from paceline.core.errors import ConfigError
 
@@ -14,11 +14,14 @@ def require(truth: bool, complaint: str) -> None:
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    require(value in choices, f"{name} is {value!r}; choose one of {', '.join(choices)}")
+    require(
+        value in choices, f"{name} is {value!r}; choose one of {', '.join(filter(None, choices))}"
+    )
 
 
 def check_types(config: Any) -> None:
-    """Every setting is of the type of its default; a whole number will do for a fraction."""
+    """Check that every setting has the type of its default, and is one of its choices if it has
+    any. A whole number will do for a fraction."""
     for setting in fields(config):
         if setting.default is MISSING:
             continue
@@ -28,6 +31,8 @@ def check_types(config: Any) -> None:
         require(right, f"{setting.name} is {value!r}; it must be of type {kind.__name__}")
         if kind is int and not setting.name.endswith("_bytes"):
             require(value <= LARGEST, f"{setting.name} is {value}; at most {LARGEST}")
+        if get_origin(setting.type) is Literal:
+            one_of(setting.name, value, get_args(setting.type))
 
 
 def positive(config: Any, *names: str) -> None:

@@ -1,16 +1,14 @@
-"""The settings of scheduler and model: frozen, checked, one dataclass per component."""
+"""The settings of a scheduler: frozen, checked, one dataclass per component."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from sys import float_info
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.sampling import MOST_LOGPROBS
-from paceline.core.settings.checks import check_types, not_negative, one_of, positive, require
+from paceline.core.settings.checks import check_types, not_negative, positive, require
 from paceline.core.settings.features import (
     FULL_ATTENTION,
     AttentionGroup,
@@ -20,48 +18,35 @@ from paceline.core.settings.features import (
 )
 
 FreeOrder = Literal["unsealed_first", "lru"]
-Victim = Literal["newest", "cheapest"]
-PreemptionMode = Literal["recompute", "swap", "auto"]
-Device = Literal["auto", "cpu", "cuda"]
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
-GENERATION = {"vllm": "none"}  # other words for values
-DTYPES = {"half": "float16", "float": "float32"}
-CacheDType = Literal["auto", "bf16", "fp8"]
-MOST_THREADS = 1024  # torch crashes with many more
-GenerationConfig = Literal["auto", "none", "vllm"]
-PoolingChoice = Literal["auto", "last", "mean", "cls"]
-GrammarLibrary = Literal["auto", "xgrammar", "llguidance", "guidance"]
-EngineRole = Literal["both", "prefill", "decode"]
-CHOICES: dict[str, Any] = {
-    "role": EngineRole,
-    "generation_config": GenerationConfig,
-    "pooling": PoolingChoice,
-    "device": Device,
-    "load_format": LoadFormat,
-    "dtype": DType,
-    "kv_cache_dtype": CacheDType,
-    "structured_outputs_backend": GrammarLibrary,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The paged KV memory."""
+    """The paged KV memory.
 
-    num_blocks: int = 4096  # usable blocks on the device
-    block_size: int = 16  # positions in one block
-    enable_prefix_caching: bool = True  # let equal prefixes share blocks
-    free_order: FreeOrder = "unsealed_first"  # which free block is reused first; "lru": oldest
-    enable_kv_cache_events: bool = False  # record stored and removed blocks for routers
-    attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION  # which positions layers read
-    model_fingerprint: str = ""  # names the weights; blocks of different models have other keys
+    Attributes:
+        num_blocks: Number of KV cache blocks.
+        block_size (tokens): Tokens of one KV cache block; prefixes are shared in whole blocks.
+        enable_prefix_caching: Share the KV cache between requests with the same prefix.
+        free_order: Which free block is reused first: one without cached content, or the least
+            recently used.
+        enable_kv_cache_events: Record stored and removed blocks for `Scheduler.cache_events`.
+        attention_groups: Layers by the positions they read. Engines take them from the model.
+        model_fingerprint: Name of the weights, as part of the keys of cached blocks.
+    """
+
+    num_blocks: int = 4096
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    free_order: FreeOrder = "unsealed_first"
+    enable_kv_cache_events: bool = False
+    attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
+    model_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))
         check_types(self)
         positive(self, "num_blocks", "block_size")
-        one_of("free_order", self.free_order, get_args(FreeOrder))
 
     @property
     def groups(self) -> tuple[AttentionGroup, ...]:
@@ -71,20 +56,42 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """What one step may hold."""
+    """What one step may hold.
 
-    max_num_seqs: int = 128  # resident sequences
-    max_num_batched_tokens: int = 2048  # positions computed in one step
-    max_model_len: int = 8192  # tokens of a sequence, prompt and output together
-    enable_chunked_prefill: bool = True  # may a prompt be computed in pieces?
-    long_prefill_token_threshold: int = 0  # most positions of one row in a step; 0: no limit
-    max_step_s: float = 0.0  # seconds that a step with prompts should take; 0: no limit
-    slots_for_others: int = 0  # slots that one body, or one request of several, leaves; 0: none
-    reserve_full_prompt: bool = True  # admission takes the blocks of the whole known sequence
-    watermark: float = 0.0  # fraction of blocks that admission leaves free
-    discipline: str = "unified"  # a module in sched/disciplines, or a dotted path to a class
-    max_wait: float = 1.0  # prefill_first: seconds that arrivals may hold up those who decode
-    max_loras: int = 0  # different adapters of residents; 0: no limit
+    Attributes:
+        max_num_seqs (sequences): Maximum number of sequences that run at once.
+        max_num_batched_tokens (tokens): Maximum number of tokens computed in one step: more
+            increases throughput, fewer shortens the time between tokens while prompts are computed.
+        max_model_len (tokens): Maximum length of a sequence, prompt and output together.
+        enable_chunked_prefill: Compute long prompts in chunks, together with decodes.
+        long_prefill_token_threshold (tokens): Maximum number of tokens of one prompt in a step; 0:
+            no limit.
+        max_step_s: CPU: time that a step with prompts should take, by the speed that is measured at
+            start. Prompts are cut to it and share it, so that a long one holds up no others; 0: no
+            limit.
+        slots_for_others (sequences): Slots that the prompts of one body, or the sequences of one
+            request, leave free for others; 0: none. If max_num_seqs is given, an eighth of it at
+            most by default; for batches 0.
+        reserve_full_prompt: Admit a request only when there are free blocks for its whole prompt.
+        watermark (fraction): Fraction of blocks that admission leaves free for running sequences.
+        discipline: How a step is filled: unified, prefill_first, or a dotted path to a class.
+        max_wait (seconds): prefill_first: maximum time that new prompts may delay decodes.
+        max_loras (adapters): Maximum number of different adapters among running sequences; 0: no
+            limit.
+    """
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    max_step_s: float = 0.0
+    slots_for_others: int = 0
+    reserve_full_prompt: bool = True
+    watermark: float = 0.0
+    discipline: str = "unified"
+    max_wait: float = 1.0
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -154,25 +161,43 @@ class StepConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """Who goes first and who gives way."""
+    """Who goes first and who gives way.
 
-    policy: str = "fcfs"  # a module in sched/policies, or a dotted path to a class
-    victim: Victim = "newest"  # among those that may be preempted; "cheapest": least to recompute
-    ageing_s: float = 60.0  # priority, shortest, longest: who has waited so long goes first
-    fill_positions: int = 0  # longest: prompts that can wait join smaller steps; 0: none waits
-    preempt_on_arrival: bool = False  # priority: a strictly better request displaces a resident
-    refuse_late: bool = False  # deadline: refuse what missed its first-token deadline in the queue
-    default_deadline_s: float = 30.0  # deadline: seconds assumed where a request names none
-    prefill_tokens_per_s: float = 10_000.0  # deadline: turns work into time
+    Attributes:
+        policy: Which request is admitted first: fcfs, priority, shortest, longest, deadline, fair,
+            or a dotted path to a class.
+        victim: Which sequence is preempted when memory runs out: the newest, or the cheapest to
+            recompute.
+        ageing_s: priority, shortest, longest: a request that has waited this long goes first.
+        fill_positions (tokens): longest: prompts that can wait are computed in steps of up to this
+            many tokens; 0: no prompt waits.
+        preempt_on_arrival: priority: a request of higher priority preempts a running one.
+        refuse_late: deadline: refuse a request that missed its first-token deadline in the queue.
+        default_deadline_s: deadline: time to the first token for requests that set none.
+        prefill_tokens_per_s (tokens/s): deadline: speed at which prompts are assumed to be
+            computed.
+        tenant_weights (weight): fair: weight of a tenant; 1 for tenants without one; may be
+            repeated.
+        input_token_weight (weight): fair: charge for a computed prompt token.
+        output_token_weight (weight): fair: charge for a generated token.
+    """
+
+    policy: str = "fcfs"
+    victim: Literal["newest", "cheapest"] = "newest"
+    ageing_s: float = 60.0
+    fill_positions: int = 0
+    preempt_on_arrival: bool = False
+    refuse_late: bool = False
+    default_deadline_s: float = 30.0
+    prefill_tokens_per_s: float = 10_000.0
     tenant_weights: MappingProxyType[str, float] = field(
         default_factory=lambda: MappingProxyType({})
-    )  # fair: share of each tenant; 1 where unnamed
-    input_token_weight: float = 1.0  # fair: charge for a prompt token computed
-    output_token_weight: float = 2.0  # fair: charge for a token generated
+    )
+    input_token_weight: float = 1.0
+    output_token_weight: float = 2.0
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("victim", self.victim, get_args(Victim))
         self._copy_weights()
         positive(self, "ageing_s", "default_deadline_s", "prefill_tokens_per_s")
         positive(self, "output_token_weight")
@@ -199,16 +224,24 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionConfig:
-    """What becomes of the KV of those who give way."""
+    """What becomes of the KV of those who give way.
 
-    preemption_mode: PreemptionMode = "recompute"  # "auto": whichever costs less
-    swap_space: int = 0  # blocks on the host
-    recompute_tokens_per_s: float = 10_000.0  # auto: positions computed again; runners measure it
-    swap_blocks_per_s: float = 10_000.0  # auto: blocks moved either way; runners measure it
+    Attributes:
+        preemption_mode: Recompute a preempted sequence, swap it to host memory, or auto: whichever
+            costs less.
+        swap_space (blocks): Number of blocks in host memory for preempted sequences and cached
+            prefixes.
+        recompute_tokens_per_s: preemption_mode auto: tokens recomputed per second.
+        swap_blocks_per_s: preemption_mode auto: blocks swapped per second.
+    """
+
+    preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
+    swap_space: int = 0
+    recompute_tokens_per_s: float = 10_000.0
+    swap_blocks_per_s: float = 10_000.0
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
         not_negative(self, "swap_space")
         require(
             self.preemption_mode != "swap" or self.swap_space > 0,
@@ -219,11 +252,19 @@ class PreemptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What may be queued, and for how long."""
+    """What may be queued, and for how long.
 
-    max_num_queued_reqs: int = 65536  # requests waiting or parked; more are refused
-    max_queued_tokens: int = 0  # of prompts not yet started; more are refused; 0: no limit
-    queue_timeout_s: float = 0.0  # seconds from submission to the first admission; 0: no limit
+    Attributes:
+        max_num_queued_reqs (requests): Maximum length of the waiting queue; more requests are
+            refused with status 429.
+        max_queued_tokens (tokens): Maximum number of prompt tokens in the waiting queue; more are
+            refused with status 429; 0: no limit.
+        queue_timeout_s: Maximum time in the waiting queue; 0: no limit.
+    """
+
+    max_num_queued_reqs: int = 65536
+    max_queued_tokens: int = 0
+    queue_timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -233,81 +274,19 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """How much of the past is kept for `explain`."""
+    """How much of the past is kept for `explain`.
 
-    journal_requests: int = 256  # ended requests remembered
-    journal_spells: int = 8192  # stretches of blocked admission remembered
+    Attributes:
+        journal_requests (requests): Finished requests that `explain` remembers.
+        journal_spells (intervals): Intervals of blocked admission that `explain` remembers.
+    """
+
+    journal_requests: int = 256
+    journal_spells: int = 8192
 
     def __post_init__(self) -> None:
         check_types(self)
         positive(self, "journal_requests", "journal_spells")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig:
-    """A model on a device. The scheduler does not read these settings: they are not in `Config`.
-
-    Files: load_format, chat_template, generation_config, pooling. Numbers: dtype, kv_cache_dtype,
-    quantization, weights, max_logprobs. Images: limit_mm_per_prompt, max_image_pixels. Memory:
-    gpu_memory_utilization, kv_cache_gib, swap_space, num_gpu_blocks_override. Steps: device,
-    tensor_parallel_size, attention, enforce_eager, async_scheduling, depth, threads. Grammars:
-    structured_outputs_backend, grammar_compile_limit_s. KV elsewhere: role, kv_connector,
-    kv_transfer_config. Routers: kv_events_config. Other names of settings: speculative_config.
-    Samples: seed.
-    """
-
-    device: Device = "auto"  # where the model runs; "auto": on a GPU if there is one
-    load_format: LoadFormat = "auto"  # "auto": by what is found; "dummy": random weights
-    chat_template: str = ""  # a file, its text, or "chatml"; "": the one of the model
-    dtype: DType = "auto"  # of weights on a GPU; "auto": bfloat16
-    kv_cache_dtype: CacheDType = "auto"  # of KV on a GPU; "auto": as the weights
-    gpu_memory_utilization: float = 0.9  # share of a GPU's memory for weights, steps and KV
-    kv_cache_gib: float = 0.0  # memory for KV; 0: by the free memory
-    swap_space: float = 0.0  # host memory for swapped sequences, in GiB
-    num_gpu_blocks_override: int = 0  # blocks of KV; 0: as many as the memory holds
-    tensor_parallel_size: int = 1  # processes that have a part of every layer each
-    attention: str = "auto"  # a module in runner/attention, a dotted path, or "auto", by device
-    enforce_eager: bool = False  # no CUDA graphs, and no warm-up before the first request
-    quantization: str = "auto"  # a module in runner/formats, or a dotted path; "auto": by the files
-    weights: str = "auto"  # of products on a CPU: float32, int8; "auto": as precise as the file
-    async_scheduling: bool = True  # plan a step while one runs, where the device is another
-    depth: int = 0  # steps in flight; 0: by device, 2 on a GPU and 1 on a CPU
-    threads: int = 0  # cores that a forward may use; 0: as many as torch takes
-    generation_config: GenerationConfig = "auto"  # sampling defaults: the model's own, or none
-    max_logprobs: int = MOST_LOGPROBS  # alternatives per token at most; -1: no limit
-    limit_mm_per_prompt: str = '{"image": 16}'  # most images of a prompt, as JSON
-    max_image_pixels: int = 1 << 26  # of an image, before it is resized
-    structured_outputs_backend: GrammarLibrary = "auto"  # what compiles grammars
-    grammar_compile_limit_s: float = 2.0  # processor time that a grammar may take to compile
-    speculative_config: str = ""  # settings of speculation in vLLM's names, as JSON
-    role: EngineRole = "both"  # its part of requests whose KV goes from engine to engine
-    kv_connector: str = ""  # a module in kv/connectors, or a dotted path to a class; "": none
-    kv_transfer_config: str = ""  # settings of a connector in vLLM's names, as JSON
-    kv_events_config: str = ""  # where stored and removed blocks are published, as JSON
-    seed: int = 0  # of requests without a seed, beside their ids; 0: their ids alone
-    pooling: PoolingChoice = "auto"  # hidden states of embeddings; "auto": as the model's files say
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        not_negative(self, "kv_cache_gib", "swap_space", "num_gpu_blocks_override")
-        not_negative(self, "depth", "threads")
-        for name, kind in CHOICES.items():
-            one_of(name, getattr(self, name), get_args(kind))
-        object.__setattr__(self, "dtype", DTYPES.get(self.dtype, self.dtype))
-        own = GENERATION.get(self.generation_config, self.generation_config)
-        object.__setattr__(self, "generation_config", own)
-        require(self.threads <= MOST_THREADS, f"threads is {self.threads}; at most {MOST_THREADS}")
-        positive(self, "max_image_pixels", "tensor_parallel_size", "grammar_compile_limit_s")
-        require(self.max_logprobs >= -1, f"max_logprobs is {self.max_logprobs}; at least -1")
-        share = self.gpu_memory_utilization
-        require(0.0 < share <= 1.0, f"gpu_memory_utilization is {share}; it must lie in (0, 1]")
-        require(
-            self.async_scheduling or self.depth <= 1,
-            f"depth is {self.depth}; without async_scheduling one step is in flight",
-        )
-
-    def steps_in_flight(self, by_device: int) -> int:
-        return self.depth or (by_device if self.async_scheduling else 1)
 
 
 COMPONENTS: dict[str, type[Any]] = {
@@ -368,9 +347,7 @@ class Config:
             own = {name: settings.pop(name) for name in sorted(names)}
             components[component] = kind(**own)
         for name in settings:
-            close = get_close_matches(name, Config.names(), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"unknown setting {name!r}{hint}")
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, Config.names())}")
         return Config(**components)
 
     @staticmethod

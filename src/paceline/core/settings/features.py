@@ -33,8 +33,8 @@ class AttentionGroup:
     count: int = 1  # groups of this kind; each has its own block tables
 
     def __post_init__(self) -> None:
-        check_types(self)
         one_of("the kind of an attention group", self.kind, get_args(AttentionKind))
+        check_types(self)
         positive(self, "count")
         require(
             (self.window > 0) == (self.kind in WINDOWS),
@@ -89,7 +89,6 @@ def _group(given: Any, complaint: str) -> AttentionGroup:
     return AttentionGroup(**plain)
 
 
-LoadFailurePolicy = Literal["recompute", "fail"]
 ConnectorRole = Literal["kv_both", "kv_producer", "kv_consumer"]
 
 
@@ -99,14 +98,18 @@ def no_options() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoadingConfig:
-    """What becomes of a request whose KV a connector cannot load."""
+    """What becomes of a request whose KV a connector cannot load.
 
-    kv_load_failure_policy: LoadFailurePolicy = "recompute"  # "fail": it ends with an error
-    kv_load_timeout_s: float = 30.0  # seconds to wait for KV before it is computed
+    Attributes:
+        kv_load_failure_policy: Whether a request whose KV cannot be loaded computes it, or fails.
+        kv_load_timeout_s: Maximum time that a request waits for a connector before it computes.
+    """
+
+    kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
+    kv_load_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("kv_load_failure_policy", self.kv_load_failure_policy, get_args(LoadFailurePolicy))
         limit = self.kv_load_timeout_s
         require(0 < limit < inf, f"kv_load_timeout_s is {limit}; it must be positive and finite")
 
@@ -122,7 +125,6 @@ class ConnectorConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("kv_role", self.kv_role, get_args(ConnectorRole))
         given: Any = self.kv_connector_extra_config
         require(
             isinstance(given, Mapping),
@@ -131,7 +133,6 @@ class ConnectorConfig:
         object.__setattr__(self, "kv_connector_extra_config", MappingProxyType(dict(given)))
 
 
-Publisher = Literal["", "null", "zmq"]
 EventEncoding = Literal["array", "map"]
 
 
@@ -141,7 +142,7 @@ class KVEventsConfig:
     `data_parallel_rank`, which several engines of a server get."""
 
     enable_kv_cache_events: bool = False  # publish events
-    publisher: Publisher = ""  # "null": none; "": zmq if events are enabled
+    publisher: Literal["", "null", "zmq"] = ""  # "null": none; "": zmq if events are enabled
     endpoint: str = "tcp://*:5557"  # bound if it has a wildcard or is a file, else connected to
     replay_endpoint: str = ""  # bound, to send past batches again; "": they are not kept
     buffer_steps: int = 10_000  # batches kept for that
@@ -153,8 +154,6 @@ class KVEventsConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("publisher", self.publisher or "zmq", get_args(Publisher)[1:])
-        one_of("encoding", self.encoding, get_args(EventEncoding))
         positive(self, "buffer_steps", "max_queue_size")
         not_negative(self, "hwm", "data_parallel_rank")
         for name in ("endpoint", "replay_endpoint"):
@@ -184,20 +183,43 @@ class SpeculationConfig:
 
     Names that vLLM has in its `speculative_config` are the same here, except `proposer`, which is
     its `method`, and `speculative_model`, which is its `model`.
+
+    Attributes:
+        num_speculative_tokens (tokens): Draft tokens per sequence and step for requests that set
+            none.
+        proposer: What proposes draft tokens: ngram, which finds the latest tokens earlier in the
+            sequence and proposes what followed them; suffix, which also looks in past outputs;
+            draft_model or eagle3, which need a speculative_model; or a dotted path to a class.
+        speculative_model: draft_model, eagle3: the model that proposes draft tokens.
+        prompt_lookup_min (tokens): ngram: minimum number of latest tokens that must match.
+        prompt_lookup_max (tokens): ngram: maximum number of latest tokens to match; longer matches
+            go first.
+        suffix_decoding_max_tree_depth (tokens): suffix: maximum number of latest tokens to match
+            and of tokens that follow them, together.
+        suffix_decoding_max_cached_requests (requests): suffix: outputs of finished requests that
+            are kept, the oldest of which are dropped; 0: look in the request alone.
+        suffix_decoding_max_spec_factor (tokens): suffix: maximum number of draft tokens for each
+            latest token that matches.
+        suffix_decoding_min_token_prob (fraction): suffix: minimum share of earlier occurrences that
+            a draft token must follow.
+        speculation: How many draft tokens are used: adaptive, fixed, or a dotted path to a class.
+        speculation_max_batch_tokens (tokens): Most rows and drafts of a step with drafts; 0: what
+            pays.
+        lookahead_slots: Additional KV positions that a drafter writes beyond the sequence.
     """
 
-    num_speculative_tokens: int = 0  # drafts per sequence and step, where a request names none
-    proposer: str = "ngram"  # a module in runner/proposers, or a dotted path to a class
-    speculative_model: str = ""  # draft_model, eagle3: the model that drafts
-    prompt_lookup_min: int = 2  # ngram: fewest latest tokens that must have occurred before
-    prompt_lookup_max: int = 4  # ngram: most latest tokens that are looked for
-    suffix_decoding_max_tree_depth: int = 24  # suffix: tokens of a path in its tree
-    suffix_decoding_max_cached_requests: int = 10000  # suffix: outputs kept; 0: of no other request
-    suffix_decoding_max_spec_factor: float = 1.0  # suffix: most drafts for each token that matches
-    suffix_decoding_min_token_prob: float = 0.1  # suffix: drafts less likely than this are left out
-    speculation: str = "adaptive"  # a class in sched/speculation, or a dotted path
-    speculation_max_batch_tokens: int = 0  # most rows and drafts of a step; 0: as step times say
-    lookahead_slots: int = 0  # further KV positions a drafter writes beyond the row
+    num_speculative_tokens: int = 0
+    proposer: str = "ngram"
+    speculative_model: str = ""
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    speculation: str = "adaptive"
+    speculation_max_batch_tokens: int = 0
+    lookahead_slots: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -231,13 +253,24 @@ LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """What is written of a run. It changes no decision, so it is not in `Config`."""
+    """What is written of a run. It changes no decision, so it is not in `Config`.
 
-    record: str = ""  # the file to write the scheduler's calls to; an empty name: no recording
-    record_max_bytes: int = 256 << 20  # of one file; then the recording goes on in a new one
-    record_files: int = 4  # files that are kept; 1: the recording stops when its file is full
-    trace: str = ""  # a file for a timeline of steps and requests, which Perfetto opens
-    trace_name: str = "engine"  # of the engine in the timeline
+    Attributes:
+        record: File to record the scheduler's calls to, for `replay` and `explain`; it contains the
+            token ids of prompts.
+        record_max_bytes: Maximum size of one recording file; then recording continues in a new
+            file.
+        record_files (files): Recording files to keep; 1: recording stops when the file is full.
+        trace: Write a timeline of steps, transfers, requests and front ends to this file, which
+            Perfetto opens; empty: none.
+        trace_name: Name of the engine in the timeline.
+    """
+
+    record: str = ""
+    record_max_bytes: int = 256 << 20
+    record_files: int = 4
+    trace: str = ""
+    trace_name: str = "engine"
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -6,7 +6,7 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
-from paceline.core.capabilities import Points, StepTimes
+from paceline.core.capabilities import MEASURED_ROWS, StepTimes
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
@@ -82,7 +82,6 @@ class StallDetector:
         return len(self._open) > len(self._parked)
 
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 512  # tokens of a prompt
 TURNS, WARM = 8, 4  # turns that are timed, and turns before them
 TOKEN = 7
@@ -110,7 +109,7 @@ class TurnTimer:
         drafted: dict[int, float] = {}
         least: dict[int, float] = {}
         begin, most = self._clock(), self._config.speculation.num_speculative_tokens
-        for rows in ROWS:
+        for rows in MEASURED_ROWS:
             if plain and (self._clock() - begin > limit_s or not self._has_room(rows, most)):
                 break
             for found, size, drafts in (
@@ -120,9 +119,7 @@ class TurnTimer:
             ):
                 if taken := self._seconds(drafts):
                     found[size] = median(taken)
-        if not (plain and drafted):
-            return None
-        return StepTimes(points(plain), points(drafted), points(least))
+        return StepTimes.measured(plain, drafted, least)
 
     def _has_room(self, rows: int, drafts: int) -> bool:
         """Can so many rows with so many drafts each run in one step, without preemption?"""
@@ -200,7 +197,3 @@ class WithoutPrompts:
             admitted = tuple(replace(new, computed=known[new.slot]) for new in plan.admitted)
             plan = replace(plan, rows=rows, start=start, admitted=admitted)
         self._runner.launch(plan)
-
-
-def points(seconds: dict[int, float]) -> Points:
-    return tuple(sorted(seconds.items()))

@@ -1,6 +1,7 @@
 """Translates requests and outputs between Dynamo's messages and those of an engine."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from dynamo.common.backend import GenerateChunk, GenerateRequest
@@ -21,14 +22,10 @@ from paceline.structured.request_fields import KINDS, OPTIONS
 
 Fields = Mapping[str, Any]
 
-# Fields of Dynamo's groups that `SamplingParams` has under the same name.
-SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "best_of"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("use_beam_search", "length_penalty", "include_stop_str_in_output"),
-)
-STOPPING = ("min_tokens", "ignore_eos", "stop")
-REPORTING = ("logprobs", "prompt_logprobs", "skip_special_tokens")
+# Fields of Dynamo's groups go to fields of `SamplingParams` with the same name, except these.
+READ_APART = ("n", "max_tokens", "stop_token_ids", "guided_decoding", "structured_outputs")
+GROUPS = ("sampling_options", "stop_conditions", "output_options")
+SAME_NAMES = {one.name for one in fields(SamplingParams)}.difference(READ_APART)
 STOP_TOKENS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 PROMPT_ALONE = {"max_tokens": 1, "min_tokens": 0, "ignore_eos": True, "stop": None}
 REASONS = {"abort": "cancelled"}  # Dynamo's names, where they are others
@@ -62,9 +59,7 @@ def handed_over(request: GenerateRequest) -> dict[str, Any] | None:
 
 def params_of(request: GenerateRequest, rules: SamplingRules, *, prefill: bool) -> SamplingParams:
     """The sampling parameters, completed by the defaults of the model."""
-    sampling: Fields = request.get("sampling_options") or {}
-    stopping: Fields = request.get("stop_conditions") or {}
-    reporting: Fields = request.get("output_options") or {}
+    sampling, stopping, reporting = (dict(request.get(group) or {}) for group in GROUPS)
     if (choices := sampling.get("n") or 1) > 1:
         raise RequestError(
             f"n is {choices}; a Dynamo worker returns one choice: send several requests"
@@ -72,12 +67,11 @@ def params_of(request: GenerateRequest, rules: SamplingRules, *, prefill: bool) 
     if stopping.get("max_thinking_tokens") is not None:
         raise RequestError("max_thinking_tokens is not supported; remove it")
     if prefill:
-        stopping = {**stopping, **PROMPT_ALONE}
+        stopping |= PROMPT_ALONE
     given = {
-        name: group[name]
-        for group, names in ((sampling, SAMPLING), (stopping, STOPPING), (reporting, REPORTING))
-        for name in names
-        if group.get(name) is not None
+        name: value
+        for name, value in (sampling | stopping | reporting).items()
+        if name in SAME_NAMES and value is not None
     }
     stop_tokens = {one for name in STOP_TOKENS for one in stopping.get(name) or ()}
     return rules.params(

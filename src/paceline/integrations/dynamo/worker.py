@@ -1,21 +1,20 @@
-"""A worker of NVIDIA Dynamo: its settings, its model card, and its life."""
+"""A worker of NVIDIA Dynamo: its model card, and its life."""
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any, Literal, get_args
+from typing import Any
 
 import uvloop
 from dynamo.common.backend import EngineConfig, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.runtime.logging import configure_dynamo_logging
 
-from paceline.core.settings.checks import check_types, not_negative, one_of, require
-from paceline.core.settings.config import CacheConfig, LoadConfig
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.files import json_object, stored
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.loop.messages import Capacity, EngineFailed
@@ -23,6 +22,7 @@ from paceline.engine.streaming import StreamingEngine
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.repository_files import Progress, silent
 from paceline.integrations.dynamo.engine import DynamoEngine, DynamoPart
+from paceline.integrations.dynamo.settings import DynamoSettings
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.model_files import download, sampling_rules
@@ -31,39 +31,6 @@ from paceline.wiring.recording import begin_files
 from paceline.wiring.settings import part_of
 from paceline.wiring.vllm.kv_events import kv_events_in
 from paceline.wiring.vllm.values import EVENTS, as_json
-
-DiscoveryBackend = Literal["etcd", "kubernetes", "file", "mem"]
-RequestPlane = Literal["tcp", "nats"]
-EventPlane = Literal["zmq", "nats"]
-
-
-@dataclass(frozen=True, slots=True)
-class DynamoSettings:
-    """Under which name Dynamo's frontend finds the worker, and how they reach each other.
-
-    The frontend needs the same discovery backend and the same planes.
-    """
-
-    namespace: str = "dynamo"  # of the fleet
-    component: str = ""  # workers that do the same; "": prefill for that role, else backend
-    endpoint: str = "generate"
-    discovery_backend: DiscoveryBackend = "etcd"  # where workers announce themselves
-    request_plane: RequestPlane = "tcp"  # how requests reach workers
-    event_plane: EventPlane = "zmq"  # how KV events and loads reach the frontend
-    served_model_name: str = ""  # what clients call the model; "": as the command does
-    tool_call_parser: str = ""  # of Dynamo's frontend; "": none
-    reasoning_parser: str = ""  # the same
-    drain_s: float = 30.0  # seconds that open requests have to finish after a signal
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("namespace", "endpoint"):
-            require(bool(getattr(self, name)), f"{name} is empty; give it a name")
-        one_of("discovery_backend", self.discovery_backend, get_args(DiscoveryBackend))
-        one_of("request_plane", self.request_plane, get_args(RequestPlane))
-        one_of("event_plane", self.event_plane, get_args(EventPlane))
-        not_negative(self, "drain_s")
-
 
 CONFIG = "config.json"
 NEEDED = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}  # Dynamo reads no GGUF

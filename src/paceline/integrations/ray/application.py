@@ -10,7 +10,8 @@ from ray import serve
 from ray.serve import Application
 
 from paceline.core.settings.checks import check_types, not_negative, positive, require
-from paceline.core.settings.config import COMPONENTS, LoadConfig
+from paceline.core.settings.config import COMPONENTS
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.hub.catalogue import DEFAULT
 from paceline.integrations.ray.entry import Entry

@@ -115,7 +115,7 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
     then each window is one group. Groups of fewer layers leave places of their blocks empty.
     """
-    kinds = sorted(set(windows), key=_order)
+    kinds: list[Window] = sorted(set(windows), key=_order)
     own = {kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds}
     counts = [len(layers) for layers in own.values()]
     least, most = min(counts), max(counts)
@@ -126,7 +126,7 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
         number = -(-len(layers) // size)
         for index, layer in enumerate(layers):
             group[layer], place[layer] = len(found) + index % number, index // number
-        found += [kind] * number
+        found.extend(kind for _ in range(number))
     return LayerGroups(tuple(found), tuple(group), tuple(place), max(place) + 1)
 
 

@@ -8,13 +8,13 @@ from zlib import crc32
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.capabilities import Points, StepTimes
+from paceline.core.capabilities import MEASURED_ROWS, Points, StepTimes
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.core.settings.checks import check_types, not_negative, require
 from paceline.core.settings.config import Config
-from paceline.engine.loop.turn_times import CONTEXT, ROWS
+from paceline.engine.loop.turn_times import CONTEXT
 from paceline.simulator.device.batch_summary import BatchSummary
 from paceline.simulator.device.profile import Profile
 
@@ -103,7 +103,7 @@ def step_times(profile: Profile, config: Config, depth: int, drafting: Drafting)
 
     sizes = [
         rows
-        for rows in ROWS
+        for rows in MEASURED_ROWS
         if rows <= step.max_num_seqs and rows * (1 + most) <= step.max_num_batched_tokens
     ] or [1]
     least = points([[1] + [0] * (rows - 1) for rows in sizes])

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_origin, get_type_hints
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.checks import check_types, not_negative, one_of, positive, require
+from paceline.core.settings.checks import check_types, not_negative, positive, require
 from paceline.core.settings.config import Config
 from paceline.core.system.files import json_object
 from paceline.simulator.device.batch_summary import BatchSummary
 from paceline.simulator.device.time_curve import NO_RATES, NOTHING, RowRates, TimeCurve
 
 FORMAT = 1
-Source = Literal["estimated", "measured"]
 Named = Mapping[str, Any]
 MOST_ERROR = 0.15  # of steps that the fit did not see, on average: beyond it, simulations mislead
 KINDS = {"decode": "decode steps", "mixed": "steps with prompts", "drafted": "steps with drafts"}
@@ -163,7 +162,7 @@ class Profile:
     model: str = ""
     processor: str = ""
     architecture: str = ""
-    source: Source = "estimated"
+    source: Literal["estimated", "measured"] = "estimated"
     notes: str = ""
     depth: int = 1
     settings: Named = field(default_factory=dict[str, Any])
@@ -179,7 +178,6 @@ class Profile:
 
     def __post_init__(self) -> None:
         check_types(self)
-        one_of("source", self.source, ("estimated", "measured"))
         positive(self, "depth")
         Config.of(**self.settings)
 

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import inf
 from typing import Any, cast
 
 import numpy as np
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, nearest
 from paceline.core.events import Happened, Moment
 from paceline.core.plan import Admitted, Ended, Plan
 from paceline.sched.explain.journal import Gate
@@ -262,8 +261,7 @@ class Fields:
         """Refuse unknown fields."""
         for name in self._content:
             if name not in self._known:
-                close = get_close_matches(str(name), self._known, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = nearest(str(name), self._known)
                 raise ScriptError(self.place, f"has an unknown field {name!r}{hint}")
 
     def refuse(self, names: tuple[str, ...], complaint: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.settings.config import Device
 from paceline.core.settings.features import KVEventsConfig
+from paceline.core.settings.load import Device
 from paceline.engine.transport.child_process import ProcessPlace
 from paceline.wiring.vllm.kv_events import EXAMPLE
 from paceline.wiring.vllm.kv_transfer import SETTING, content_of

@@ -18,7 +18,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import keep_heap, usable_cores
 from paceline.engine.components import factory_named
 from paceline.engine.frontend.metrics import Metrics

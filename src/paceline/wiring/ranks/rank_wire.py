@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.adapter import AdapterConfig
-from paceline.core.settings.config import LoadConfig
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.transport.plan_wire import EncodedPlan
 from paceline.engine.transport.wire import Close, read_only
 

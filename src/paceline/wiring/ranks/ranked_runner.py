@@ -15,7 +15,8 @@ from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
 from paceline.core.plan import Plan, StepResult
 from paceline.core.settings.checks import require
-from paceline.core.settings.config import Config, LoadConfig
+from paceline.core.settings.config import Config
+from paceline.core.settings.load import LoadConfig
 from paceline.kv.connector import Bytes, needs_memory
 from paceline.runner.adapters.host import HostAdapters
 from paceline.runner.adapters.weights import AdapterWeights

@@ -1,10 +1,9 @@
 """Reads vLLM's `kv_events_config`: where KV events are published."""
 
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.settings.checks import require
 from paceline.core.settings.config import CacheConfig
 from paceline.core.settings.features import KVEventsConfig
@@ -22,9 +21,8 @@ def kv_events_in(text: str) -> KVEventsConfig | None:
     given = mapping_in(EVENTS, text, EXAMPLE)
     for name in given:
         if name not in NAMES:
-            close = get_close_matches(name, NAMES, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(NAMES)}"
-            raise ConfigError(f"{EVENTS} has an unknown name {name!r}; {hint}")
+            hint = nearest(name, NAMES, f"; it may have {', '.join(NAMES)}")
+            raise ConfigError(f"{EVENTS} has an unknown name {name!r}{hint}")
     try:  # null stands for a default, as in vLLM
         config = KVEventsConfig(**{name: one for name, one in given.items() if one is not None})
     except ConfigError as error:

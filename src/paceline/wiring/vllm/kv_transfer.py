@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.settings.features import ConnectorConfig
 from paceline.wiring.vllm.values import mapping_in
 
@@ -38,8 +37,7 @@ def content_of(given: Any) -> dict[str, Any]:
     found = mapping_in(SETTING, given, '{"kv_connector": "host", "kv_role": "kv_both"}')
     for name in found:
         if name not in (*OWN, *SETTINGS, *UNUSED):
-            close = get_close_matches(name, (*OWN, *SETTINGS), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = nearest(name, (*OWN, *SETTINGS))
             raise ConfigError(f"{SETTING} has an unknown name {name!r}{hint}")
     return found
 

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, nearest
 from paceline.core.settings.features import SpeculationConfig
 from paceline.wiring.vllm.values import mapping_in
 
@@ -91,6 +90,5 @@ def complaint(name: str, value: Any) -> str:
         return f"{name} in {SETTING} is {value!r}; only {allowed} is supported"
     if name in INSTEAD:
         return f"{name} in {SETTING} is not supported: {INSTEAD[name]}"
-    close = get_close_matches(name, NAMES, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(NAMES)}"
-    return f"{SETTING} has an unknown name {name!r}; {hint}"
+    hint = nearest(name, NAMES, f"; it may have {', '.join(NAMES)}")
+    return f"{SETTING} has an unknown name {name!r}{hint}"
