@@ -27,7 +27,7 @@ from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyFormats, Rep
 from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.responses.background import EventResponse, start
 from paceline.server.responses.conversations import Turn, conversation_id
-from paceline.server.responses.events import ItemsWriter, ResponsesWriter, ScoreReader
+from paceline.server.responses.events import ResponsesWriter, ScoreReader
 from paceline.server.responses.input import Item, input_items, messages
 from paceline.server.responses.store import StoredResponse
 from paceline.server.routes.stored_responses import check_stored, items_before
@@ -66,10 +66,8 @@ def response_routes(context: ServerContext) -> APIRouter:
         has_log = is_streamed and empty.background
         keep = partial(kept, context, items, has_log) if is_kept else unkept
         turn = Turn(context, conversation_id(body.conversation), given, keep)
-        writer = ResponsesWriter(envelope, empty, turn.keep)
-        if not reply.is_plain:
-            scores = score_reader(context.tokenizer, generation.params)
-            writer = ItemsWriter(envelope, empty, turn.keep, reply, scores)
+        scores = score_reader(context.tokenizer, generation.params)
+        writer = ResponsesWriter(envelope, empty, turn.keep, reply, scores)
         job = GenerationJob(client, name, [generation], writer, is_streamed, reply, turn.add)
         if not empty.background:
             return GenerationResponse(context, job)

@@ -1,16 +1,22 @@
 """The items of a response: messages, reasoning and function calls, whole and as events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from paceline.server.schemas.completions import ChatLogprob
-from paceline.server.schemas.responses import FunctionCallItem, OutputMessage, OutputText, Status
+from paceline.server.schemas.openapi import NumberedFrame
+from paceline.server.schemas.responses import (
+    FunctionCallItem,
+    OutputMessage,
+    OutputText,
+    Status,
+    response_event,
+)
 from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, kind_of
 
-Event = Callable[..., bytes]  # of a type and fields
 Scores = Sequence[ChatLogprob]
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -127,17 +133,24 @@ class CallKind:
 
 
 class ResponseItems:
-    """Turns the deltas of a reply into items, one after another, and into their events.
+    """Turns the deltas of a reply into items, one after another, and numbers all events.
 
     `done` has the items that are complete.
     """
 
-    def __init__(self, response: str, event: Event) -> None:
+    def __init__(self, response: str) -> None:
         self.done: list[Struct] = []
-        self._response, self._event = response, event
+        self.number = 0  # of the next event
+        self._response = response
         self._open: ItemKind | None = None
         self._kind: object = None
         self._texts: list[str] = []
+        self._place: dict[str, Any] = {}  # the open item, in its events
+        self._frame: NumberedFrame | None = None  # of its texts without log-probabilities
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        number, self.number = self.number, self.number + 1
+        return response_event(kind, number, **fields)
 
     def put(self, delta: ReplyDelta, scores: Scores = ()) -> bytes:
         """`scores` has the log-probabilities of the tokens of a message."""
@@ -145,7 +158,7 @@ class ResponseItems:
         if self._open is None or kind_of(delta) != self._kind:
             events = self.close("completed") + self._begin(delta)
         text = delta.arguments if isinstance(delta, CallDelta) else delta.text
-        return events + self._add(text, scores) if text else events
+        return events + self._add(text, scores) if text or scores else events
 
     def finish(self, status: Status) -> bytes:
         """End the last item; a reply without any is an empty message."""
@@ -155,22 +168,24 @@ class ResponseItems:
     def close(self, status: Status) -> bytes:
         if (kind := self._open) is None:
             return b""
-        self._open = None
-        text, place = "".join(self._texts), self._place(kind)
-        events = self._event(f"{kind.events}.done", **place, **kind.done(text))
+        self._open = self._frame = None
+        text = "".join(self._texts)
+        events = self.event(f"{kind.events}.done", **self._place, **kind.done(text))
         if part := kind.part(text):
-            events += self._event("response.content_part.done", **place, part=part)
+            events += self.event("response.content_part.done", **self._place, part=part)
         item, at = kind.item(status, text), len(self.done)
         self.done.append(item)
-        return events + self._event("response.output_item.done", output_index=at, item=item)
+        return events + self.event("response.output_item.done", output_index=at, item=item)
 
     def _begin(self, delta: ReplyDelta) -> bytes:
         self._kind, self._texts = kind_of(delta), []
         kind = self._open = self._kind_for(delta)
-        empty, at = kind.item("in_progress", None), len(self.done)
-        events = self._event("response.output_item.added", output_index=at, item=empty)
-        if part := kind.part(""):
-            events += self._event("response.content_part.added", **self._place(kind), part=part)
+        empty, at, part = kind.item("in_progress", None), len(self.done), kind.part("")
+        self._place = {"item_id": kind.id, "output_index": at}
+        events = self.event("response.output_item.added", output_index=at, item=empty)
+        if part:
+            self._place["content_index"] = 0
+            events += self.event("response.content_part.added", **self._place, part=part)
         return events
 
     def _kind_for(self, delta: ReplyDelta) -> ItemKind:
@@ -188,9 +203,16 @@ class ResponseItems:
         kind = self._open
         assert kind is not None, "no item has begun"
         self._texts.append(text)
-        fields = {"delta": text, **kind.added(scores)}
-        return self._event(f"{kind.events}.delta", **self._place(kind), **fields)
+        fields, number = kind.added(scores), self.number
+        self.number += 1
 
-    def _place(self, kind: ItemKind) -> dict[str, Any]:
-        place = {"item_id": kind.id, "output_index": len(self.done)}
-        return {**place, "content_index": 0} if kind.part("") else place
+        def write(number: int, text: str) -> bytes:
+            return response_event(
+                f"{kind.events}.delta", number, **self._place, delta=text, **fields
+            )
+
+        if scores:
+            return write(number, text)
+        if self._frame is None:
+            self._frame = NumberedFrame.of(write)
+        return self._frame.event(number, text)
