@@ -21,8 +21,8 @@ from paceline.server.parse import (
     check_batch,
     check_template,
 )
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     ChatChoice,
     ChatChunk,

@@ -12,7 +12,7 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import check_prompts, completion_asks
 from paceline.server.replies.event_stream import TokenOffsets, echoed_offsets
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     Completion,
     TextChoice,

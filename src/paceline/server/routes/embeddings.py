@@ -29,7 +29,7 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.parse import each_prompt, unsupported
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.response_writer import WholeWriter
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.embeddings import (

@@ -17,13 +17,13 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
 from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,
     ReplyFormats,
     ReplyParsing,
     ReplyReader,
 )
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import transfer_of
 from paceline.server.schemas.messages import (

@@ -23,8 +23,8 @@ from paceline.server.parse import (
     unsupported,
 )
 from paceline.server.replies.event_stream import MessageLogprobs, TokenOffsets
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.responses.background import EventResponse, start
 from paceline.server.responses.conversations import Turn, conversation_id
 from paceline.server.responses.events import ResponsesWriter, ScoreReader
