@@ -24,7 +24,7 @@ from paceline.server.scoreboard import REMEMBERED_IDS, RequestRate, Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.tasks import BackgroundTasks, Turnstile
 from paceline.server.telemetry.http_metrics import HttpMetrics
-from paceline.server.telemetry.tracing import tracing_to
+from paceline.server.telemetry.request_log import tracing_to
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 

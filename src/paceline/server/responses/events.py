@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import time
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct, json, msgpack
 from msgspec.structs import replace
@@ -33,7 +33,18 @@ WAIT_S = 1.0  # for further events, before a reader asks again
 TEXTS = {"output_text": "response.output_text", "reasoning_text": "response.reasoning_text"}
 
 
-class EventBatch(Struct, frozen=True, array_like=True):
+class SentToPeers(Struct, frozen=True, array_like=True):
+    """What one process of a server sends to another that asks for it."""
+
+    def sent(self) -> bytes:
+        return msgpack.encode(self)
+
+    @classmethod
+    def received(cls, sent: bytes) -> Self:
+        return msgpack.decode(sent, type=cls)
+
+
+class EventBatch(SentToPeers, frozen=True):
     """Events in order, the number of the last one, and whether others will follow."""
 
     events: bytes
@@ -44,14 +55,6 @@ class EventBatch(Struct, frozen=True, array_like=True):
     def of(cls, events: Sequence[bytes], after: int, ended: bool) -> "EventBatch":
         """The events with a larger number than `after`."""
         return cls(b"".join(events[after + 1 :]), max(after, len(events) - 1), ended)
-
-    def sent(self) -> bytes:
-        """The same for another process."""
-        return msgpack.encode(self)
-
-    @classmethod
-    def received(cls, sent: bytes) -> "EventBatch":
-        return msgpack.decode(sent, type=cls)
 
 
 class EventLog:

@@ -15,14 +15,14 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import (
     Conversation,
+    asked_reply,
     begins_message,
-    chat_ask,
     chat_asks,
     check_batch,
     check_template,
 )
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
-from paceline.server.replies.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
+from paceline.server.replies.reply_parsing import ReplyParsing, ReplyReader
 from paceline.server.schemas.completions import (
     ChatChoice,
     ChatChunk,
@@ -46,46 +46,33 @@ from paceline.tools.calls import joined
 def chat_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["generation"], route_class=context.body_route)
 
+    async def answer(
+        body: ChatBody, request: Request, conversations: Sequence[Conversation]
+    ) -> Response:
+        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
+        model, settings, rules = context.model(body.model), context.settings, context.engine.rules
+        if isinstance(body, BatchChatRequest):
+            check_batch(body, settings.max_prompts)
+        check_template(body.chat_template, settings.trust_request_chat_template)
+        reply = await parsed(request, asked_reply, body, context.formats)
+        generations = await parsed(request, chat_asks, body, conversations, rules, reply)
+        name = context.name(client.request_id)
+        starts = [MessageStart.of(body, one, settings.response_role) for one in conversations]
+        writer = ChatWriter(Envelope.of(body, name, model, settings), body, starts, reply)
+        job = GenerationJob(client, name, generations, writer, body.stream is True, reply)
+        return GenerationResponse(context, job)
+
     @router.post("/v1/chat/completions", responses=GENERATED)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
-        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
-        model, rules = context.model(body.model), context.engine.rules
-        check_template(body.chat_template, context.settings.trust_request_chat_template)
-        reply = await parsed(request, chat_reply, body, context.formats)
-        generation = await parsed(request, chat_ask, body, rules, reply)
-        name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings)
-        starts = [MessageStart.of(body, body.messages, context.settings.response_role)]
-        writer = ChatWriter(envelope, body, starts, reply)
-        return GenerationResponse(
-            context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
-        )
+        return await answer(body, request, [body.messages])
 
     @router.post("/v1/chat/completions/batch", responses=GENERATED)
     async def create_batch(body: BatchChatRequest, request: Request) -> Response:
         """Continue several conversations; the answer has a choice for each, in their order."""
-        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
-        model, rules = context.model(body.model), context.engine.rules
-        check_batch(body, context.settings.max_prompts)
-        check_template(body.chat_template, context.settings.trust_request_chat_template)
-        reply = await parsed(request, chat_reply, body, context.formats)
-        generations = await parsed(request, chat_asks, body, body.messages, rules, reply)
-        name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings)
-        role = context.settings.response_role
-        starts = [MessageStart.of(body, messages, role) for messages in body.messages]
-        writer = ChatWriter(envelope, body, starts, reply)
-        job = GenerationJob(client, name, generations, writer, stream=False, reply=reply)
-        return GenerationResponse(context, job)
+        return await answer(body, request, body.messages)
 
     return router
-
-
-def chat_reply(body: ChatBody, formats: ReplyFormats) -> ReplyParsing:
-    with_reasoning = body.include_reasoning is not False
-    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
-    return found.limited(body.thinking_token_budget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from paceline.server.live.frame_stream import EngineFrames
 from paceline.server.live.page_routes import page_routes
 from paceline.server.responses.background import cancelled_here, events_here, removed_here
 from paceline.server.responses.conversations import Change, changed_here
-from paceline.server.responses.events import EventBatch
-from paceline.server.responses.store import StoredConversation, StoredResponse
+from paceline.server.responses.events import SentToPeers
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest, LoadAdapterRequest, UnloadAdapterRequest
 from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
@@ -165,7 +164,7 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return []
 
 
-def sent(found: StoredResponse | StoredConversation | EventBatch | None) -> bytes:
+def sent(found: SentToPeers | None) -> bytes:
     return b"" if found is None else found.sent()
 
 

@@ -1,8 +1,9 @@
 """The items of a response: messages, reasoning and function calls, whole and as events."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -38,41 +39,38 @@ class ReasoningItem(Struct, frozen=True):
     type: str = "reasoning"
 
 
-class ItemKind(Protocol):
-    """How the items of one kind are written."""
+class OpenItem(ABC):
+    """An item of one kind, whose text grows."""
 
-    @property
-    def id(self) -> str: ...
+    events: str  # the events of its text begin with this
 
-    @property
-    def events(self) -> str:
-        """The events of its text begin with this."""
-        ...
+    def __init__(self, id: str) -> None:
+        self.id = id
 
+    @abstractmethod
     def item(self, status: Status, text: str | None) -> Struct:
         """The item with its text; None: it has not begun."""
-        ...
 
     def part(self, text: str) -> Struct | None:
         """The part that has the text; None: the item itself has it."""
-        ...
+        return None
 
     def added(self, scores: Scores) -> Mapping[str, Any]:
         """Further fields of the event of a text, whose tokens have these log-probabilities."""
-        ...
+        return NO_FIELDS
 
     def done(self, text: str) -> dict[str, Any]:
         """The fields of the event that ends the text."""
-        ...
+        return {"text": text}
 
 
-class MessageKind:
+class OpenMessage(OpenItem):
     """The answer, with the log-probabilities of its tokens, if there are any."""
 
     events = "response.output_text"
 
     def __init__(self, id: str) -> None:
-        self.id = id
+        super().__init__(id)
         self._scores: list[ChatLogprob] = []
 
     def item(self, status: Status, text: str | None) -> OutputMessage:
@@ -89,44 +87,29 @@ class MessageKind:
         return {"text": text, "logprobs": self._scores}
 
 
-class ReasoningKind:
+class OpenReasoning(OpenItem):
     """Reasoning."""
 
     events = "response.reasoning_text"
 
-    def __init__(self, id: str) -> None:
-        self.id = id
-
     def item(self, status: Status, text: str | None) -> ReasoningItem:
-        return ReasoningItem(self.id, status, () if text is None else (ReasoningText(text),))
+        return ReasoningItem(self.id, status, () if text is None else (self.part(text),))
 
     def part(self, text: str) -> ReasoningText:
         return ReasoningText(text)
 
-    def added(self, scores: Scores) -> Mapping[str, Any]:
-        return NO_FIELDS
 
-    def done(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-
-class CallKind:
-    """A function call."""
+class OpenCall(OpenItem):
+    """A function call; its arguments are a field of the item."""
 
     events = "response.function_call_arguments"
 
     def __init__(self, id: str, begun: CallDelta) -> None:
-        self.id = id
+        super().__init__(id)
         self._call_id, self._name = begun.id or "", begun.name or ""
 
     def item(self, status: Status, text: str | None) -> FunctionCallItem:
         return FunctionCallItem(self.id, status, self._call_id, self._name, text or "")
-
-    def part(self, text: str) -> None:
-        """None: arguments are a field of the item."""
-
-    def added(self, scores: Scores) -> Mapping[str, Any]:
-        return NO_FIELDS
 
     def done(self, text: str) -> dict[str, Any]:
         return {"arguments": text, "name": self._name}
@@ -142,7 +125,7 @@ class ResponseItems:
         self.done: list[Struct] = []
         self.number = 0  # of the next event
         self._response = response
-        self._open: ItemKind | None = None
+        self._open: OpenItem | None = None
         self._kind: object = None
         self._texts: list[str] = []
         self._place: dict[str, Any] = {}  # the open item, in its events
@@ -188,16 +171,16 @@ class ResponseItems:
             events += self.event("response.content_part.added", **self._place, part=part)
         return events
 
-    def _kind_for(self, delta: ReplyDelta) -> ItemKind:
+    def _kind_for(self, delta: ReplyDelta) -> OpenItem:
         # The first message keeps the plain id.
         name = f"{self._response}-{len(self.done)}" if self.done else self._response
         match delta:
             case ContentDelta():
-                return MessageKind(f"msg-{name}")
+                return OpenMessage(f"msg-{name}")
             case ReasoningDelta():
-                return ReasoningKind(f"rs-{name}")
+                return OpenReasoning(f"rs-{name}")
             case CallDelta():
-                return CallKind(f"fc-{name}", delta)
+                return OpenCall(f"fc-{name}", delta)
 
     def _add(self, text: str, scores: Scores) -> bytes:
         kind = self._open
