@@ -135,7 +135,7 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
             site.context.draining = True
             go_on.set()
             assert (await asking).json()["error"]["code"] == "draining"
-        assert not site.context.aborted_early
+        assert not site.context.open_requests.aborted_early
         site.context.draining = False
 
     on_its_own_server(scenario, breaks=paced)

@@ -84,7 +84,7 @@ async def cancelled(context: ServerContext, name: str) -> StoredResponse:
 
 async def cancelled_here(context: ServerContext, name: str) -> StoredResponse | None:
     if name in context.background:
-        await context.abort(name)
+        await context.open_requests.abort(name)
         await context.background.ended(name)
     return context.responses.get(name)
 

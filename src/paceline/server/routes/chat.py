@@ -56,7 +56,7 @@ def chat_routes(context: ServerContext) -> APIRouter:
         check_template(body.chat_template, settings.trust_request_chat_template)
         reply = await parsed(request, asked_reply, body, context.formats)
         generations = await parsed(request, chat_asks, body, conversations, rules, reply)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         starts = [MessageStart.of(body, one, settings.response_role) for one in conversations]
         writer = ChatWriter(Envelope.of(body, name, model, settings), body, starts, reply)
         job = GenerationJob(client, name, generations, writer, body.stream is True, reply)

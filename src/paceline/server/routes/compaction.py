@@ -64,7 +64,7 @@ def compaction_routes(context: ServerContext) -> APIRouter:
         earlier = await items_before(context, body)
         reply = context.formats.asked(None, None, None)
         asked = await parsed(request, compact_ask, body, context.engine.rules, earlier)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         items = [*earlier, *input_items(body.input or [], name)]
 
         def write(outputs: Sequence[RequestOutput]) -> bytes:

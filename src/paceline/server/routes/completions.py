@@ -41,7 +41,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         markers = context.tokenizer.infill if body.suffix else None
         rules = context.engine.rules
         generations = await parsed(request, completion_asks, body, rules, markers)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
         changed = body.truncate_prompt_tokens is not None or body.add_special_tokens is False
         if body.echo and changed:

@@ -203,7 +203,7 @@ class PoolingJob:
         self._context, self._body = context, body
         self._client = ClientHeaders.of(request.headers, prefix)
         self._model = context.model(body.model)
-        self._name = context.name(self._client.request_id)
+        self._name = context.open_requests.name(self._client.request_id)
 
     def response(
         self,

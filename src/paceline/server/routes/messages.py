@@ -134,7 +134,7 @@ def message_routes(context: ServerContext) -> APIRouter:
         model, rules = context.model(body.model), context.engine.rules
         reply = await parsed(request, message_reply, body, context.formats)
         generation = await parsed(request, message_ask, body, rules, reply)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         block = context.engine.cached_block
         writer = MessageWriter(name, model, generation, block, reply)
         return GenerationResponse(

@@ -58,7 +58,7 @@ def response_routes(context: ServerContext) -> APIRouter:
         earlier = await items_before(context, body)
         reply = await parsed(request, asked_reply, body, context.formats)
         generation = await parsed(request, response_ask, body, rules, reply, earlier)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model, is_kept)
         given = input_items(body.input, name)
