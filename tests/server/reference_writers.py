@@ -14,8 +14,8 @@ from paceline.server.routes.chat import ChatWriter
 from paceline.server.routes.completions import CompletionWriter
 from paceline.server.routes.messages import MessageWriter
 from paceline.server.routes.responses import ResponsesWriter
+from paceline.server.schemas.chat_messages import Delta
 from paceline.server.schemas.completions import ChatChunkChoice, chat_logprobs
-from paceline.server.schemas.constraints import Delta
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.messages import message_event
 from paceline.server.schemas.responses import response_event

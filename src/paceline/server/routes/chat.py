@@ -23,6 +23,7 @@ from paceline.server.parse import (
 )
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import ReplyParsing, ReplyReader
+from paceline.server.schemas.chat_messages import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.server.schemas.completions import (
     ChatChoice,
     ChatChunk,
@@ -35,9 +36,9 @@ from paceline.server.schemas.completions import (
     event,
     prompt_column,
 )
-from paceline.server.schemas.constraints import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.openapi import GENERATED, TextFrame
+from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
 from paceline.text.chat_messages import text_of
 from paceline.tools.calls import joined

@@ -26,6 +26,7 @@ from paceline.server.replies.reply_parsing import (
 )
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import transfer_of
+from paceline.server.schemas.event_frames import TextFrame
 from paceline.server.schemas.messages import (
     MessageBlocks,
     MessageBody,
@@ -36,7 +37,7 @@ from paceline.server.schemas.messages import (
     delta_of,
     message_event,
 )
-from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED, TextFrame
+from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
 from paceline.server.schemas.requests import ChatRequest
 from paceline.tools.calls import ContentDelta
 
