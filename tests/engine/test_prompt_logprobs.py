@@ -11,9 +11,9 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Ended, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, SamplingParams
+from paceline.engine.choice_rows import ChoiceRows
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.open_request import OpenRequest
-from paceline.engine.loop.choice_rows import ChoiceRows
 from tests.engine.frontend.harness import Harness
 from tests.engine.support import (
     Ear,

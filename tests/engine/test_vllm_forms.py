@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import LLM, EngineFailed, RequestError, SamplingParams
-from paceline.engine.frontend.text_delta import Alternative, TokenLogprob
+from paceline.engine.frontend.outputs import Alternative, TokenLogprob
 from paceline.inputs import TextPrompt, TokensPrompt
 from paceline.sampling_params import (
     BeamSearchParams,

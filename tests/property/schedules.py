@@ -23,8 +23,8 @@ from paceline.engine.loop.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
 from paceline.kv.keys import KEY_BYTES
 from paceline.kv.pool import BlockPool
-from paceline.sched.admission.bodies import HELD
-from paceline.sched.admission.gates import REASON as ADAPTER_SLOTS
+from paceline.sched.admission.gates import ADAPTER_SLOT
+from paceline.sched.queue import SHARE_OF_SLOTS
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.testing.oracle import OracleRunner, hidden_state
@@ -556,7 +556,7 @@ class Drive:
         for name in ("copies", "swap_out", "swap_in"):
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
-        self.seen["left to others"] += HELD in before["parked"].values()
+        self.seen["left to others"] += SHARE_OF_SLOTS in before["parked"].values()
         self._count_hits(plan)
         self.grammars.follow(plan)
         self._count_adapters(plan)
@@ -646,7 +646,7 @@ class Drive:
         most = self.settings["max_loras"]
         assert not most or len(used) <= most, f"{used} in one step"
         self.seen["several adapters"] += len(used) > 1
-        self.seen["passed over"] += ADAPTER_SLOTS in "".join(self.scheduler.why().values())
+        self.seen["passed over"] += ADAPTER_SLOT in "".join(self.scheduler.why().values())
 
     def _with_fewer_drafts(self, plan: Plan, result: StepResult) -> StepResult:
         """As if the proposer had nothing for some of the drafts that were wrong."""

@@ -10,10 +10,10 @@ from paceline.core.plan import Plan
 from paceline.core.settings.config import Config
 from paceline.sched.admission.admission import MOST_OVERTAKEN
 from paceline.sched.admission.entrants import Entrant
-from paceline.sched.admission.gates import AdmissionGate, Shut
+from paceline.sched.admission.gates import AdmissionGate
 from paceline.sched.admission.limits import Limit, LimitView
 from paceline.sched.admission.rows import WantedRows
-from paceline.sched.admission.step_room import StepRoom
+from paceline.sched.admission.step_room import Shut, StepRoom
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.state import SchedulerState

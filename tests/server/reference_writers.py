@@ -14,10 +14,11 @@ from paceline.server.routes.chat import ChatWriter
 from paceline.server.routes.completions import CompletionWriter
 from paceline.server.routes.messages import MessageWriter
 from paceline.server.routes.responses import ResponsesWriter
+from paceline.server.schemas.chat_messages import Delta
 from paceline.server.schemas.completions import ChatChunkChoice, chat_logprobs
-from paceline.server.schemas.constraints import Delta
 from paceline.server.schemas.envelope import Envelope
 from paceline.server.schemas.messages import message_event
+from paceline.server.schemas.responses import response_event
 
 
 class ReferenceChat(ChatWriter):
@@ -65,9 +66,19 @@ class ReferenceResponses(ResponsesWriter):
     """Each text becomes a dict with a number."""
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        if not delta.text:
+        number = self._items.number
+        if not super().delta(part, delta):
             return b""
-        return self._in_text("response.output_text.delta", delta=delta.text, logprobs=())
+        found = chat_logprobs(delta.logprobs)
+        return response_event(
+            "response.output_text.delta",
+            number,
+            item_id=f"msg-{self._begun.id}",
+            output_index=0,
+            content_index=0,
+            delta=delta.text,
+            logprobs=[] if found is None else found.content,
+        )
 
 
 REFERENCES = {

@@ -19,7 +19,8 @@ from paceline.core.errors import ConfigError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.streaming import StreamingEngine
 from paceline.server.app import create_app
-from paceline.server.listen import check_socket, running_servers
+from paceline.server.listen import check_socket
+from paceline.server.running_servers import running_servers
 from paceline.server.serve import serve
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES
@@ -134,7 +135,7 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
             site.context.draining = True
             go_on.set()
             assert (await asking).json()["error"]["code"] == "draining"
-        assert not site.context.aborted_early
+        assert not site.context.open_requests.aborted_early
         site.context.draining = False
 
     on_its_own_server(scenario, breaks=paced)

@@ -25,6 +25,7 @@ USAGE, RUNNING = {"include_usage": True}, {"include_usage": True, "continuous_us
 CASES: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {}),
     (RESPONSES, {"timings": True}),
+    (RESPONSES, {"top_logprobs": 2}),
     *[
         (path, fields)
         for path in (COMPLETIONS, CHAT)

@@ -4,20 +4,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from paceline.core.arrays import F32
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.multimodal import Item
 from paceline.core.plan import Timings
 from paceline.engine.adapter_control import AdapterControl
-from paceline.engine.frontend.text_delta import (
+from paceline.engine.frontend.outputs import (
     Alternative,
     ChoiceOutput,
     FinishReason,
     PromptLogprob,
     PromptLogprobs,
-    RequestMetrics,
+    RequestOutput,
     TextDelta,
-    TokenizedPrompt,
     TokenLogprob,
     Usage,
 )
@@ -52,6 +50,16 @@ __all__ = [
 ]
 
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The token ids of a prompt, the text that they were made from, if there was one, and the
+    images among them."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,50 +220,6 @@ class GenerationRequest:
 
 
 Ask = GenerationRequest  # its short name
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The finished output of a request.
-
-    Attributes:
-        request_id: Identity of the request.
-        prompt: The prompt as text, if it was given as text or as messages.
-        prompt_token_ids: The prompt as token ids.
-        outputs: The `n` choices; each has `text`, `token_ids`, `finish_reason` and `logprobs`.
-        usage: Numbers of prompt tokens, completion tokens and cached tokens.
-        timings: Seconds in the queue, in prefill and in decode.
-        finished: Whether all choices are complete.
-        error: What went wrong, for the finish reasons "error" and "timeout". The choices have the
-            tokens that were generated before.
-        pooled: The vector of the prompt, if the request has `pooling`.
-        kv_transfer_params: Where another engine can read the KV of the prompt, if the request asked
-            the connector for it.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[ChoiceOutput, ...]
-    usage: Usage
-    timings: Timings
-    finished: bool = True
-    error: str = ""
-    pooled: F32 | None = None
-    kv_transfer_params: Mapping[str, Any] | None = None
-
-    @property
-    def metrics(self) -> "RequestMetrics | None":
-        """When each stage began, in vLLM's names; None for a request that never ran."""
-        return RequestMetrics.of(self.timings, self.usage)
-
-    @property
-    def prompt_logprobs(self) -> PromptLogprobs | None:
-        """One entry per token of the prompt, None for the first.
-
-        None if the request does not want them.
-        """
-        return self.outputs[0].prompt_logprobs
 
 
 class Stream(Protocol):

@@ -24,12 +24,12 @@ from paceline.engine.api import GenerationRequest, Message, Report, SamplingPara
 from paceline.engine.arguments import SamplingFields, TemplateFields, split
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
+from paceline.engine.frontend.prompt_reader import PromptReader
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.live.feed import LiveControl
 from paceline.engine.loop.figures import EngineFigures
 from paceline.engine.loop.messages import Delivery, EngineFailed, Question, Verb
 from paceline.engine.loop.ports import Core
-from paceline.engine.prompt_reader import PromptReader
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.engine.transport.thread import ThreadCore

@@ -15,6 +15,10 @@ from paceline.sched.policy import Policy
 Order = tuple[tuple[float, ...], int, tuple[float, ...], int]
 T = TypeVar("T", bound=tuple[Any, ...])
 
+# What the scheduler parks a request for.
+SHARE_OF_SLOTS = "its share of slots (slots_for_others)"
+REMOTE_KV = "remote_kv"  # it is being loaded
+
 
 class Place(NamedTuple):
     """Where a sequence stands in its flow. Superseded, not moved, when its rank changes."""

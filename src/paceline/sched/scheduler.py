@@ -15,7 +15,6 @@ from paceline.core.settings.config import Config
 from paceline.core.settings.features import FULL_ATTENTION
 from paceline.kv.connector import Connector
 from paceline.sched import view as snapshot
-from paceline.sched.admission.entrants import fitting_limit
 from paceline.sched.commit.accounting import Accounting
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.explain import sentences
@@ -23,6 +22,7 @@ from paceline.sched.explain.journal import Gate
 from paceline.sched.groups.forks import ChildAborts
 from paceline.sched.groups.group import SequenceGroup
 from paceline.sched.lifecycle import timeouts
+from paceline.sched.lifecycle.submit_checks import fitting_limit
 from paceline.sched.lifecycle.timeouts import QueueLimits, Timeout
 from paceline.sched.planner import Planner
 from paceline.sched.stats import Stats

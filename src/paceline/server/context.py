@@ -1,61 +1,29 @@
-"""State that all routes share: the engine, model names, open requests, load and peers."""
+"""State that all routes share: the engine, model names, open requests and peers."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from time import monotonic
 from typing import Any, Protocol
-from uuid import uuid4
 
-import msgspec
 from fastapi.routing import APIRoute
 
-from paceline.engine.api import AsyncEngine, GenerationRequest, Report, Stream, TokenizedPrompt
+from paceline.engine.api import AsyncEngine, GenerationRequest, TokenizedPrompt
 from paceline.engine.long_work import LongWork
 from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.body import body_route
 from paceline.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.media import MediaFetcher
+from paceline.server.replies.open_requests import OpenRequests
 from paceline.server.replies.reply_parsing import ReplyFormats
 from paceline.server.responses.store import ResponseStore
-from paceline.server.scoreboard import REMEMBERED_IDS, RequestRate, Scoreboard
+from paceline.server.scoreboard import RequestRate, Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.tasks import BackgroundTasks, Turnstile
 from paceline.server.telemetry.http_metrics import HttpMetrics
-from paceline.server.telemetry.tracing import tracing_to
+from paceline.server.telemetry.load_report import LoadReport
+from paceline.server.telemetry.request_log import tracing_to
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
-
-FRESH_S = 0.1  # a report this old is sent again, so that many requests do not ask the core
-USAGE = "kv_cache_usage_perc"
-NAMES = (USAGE, "num_requests_waiting")  # of gauges; routers know them from vLLM
-
-
-class LoadReport:
-    """Requests that want a report at the same time share one question to the engine."""
-
-    def __init__(self, reports: Callable[[], Awaitable[Sequence[Report]]]) -> None:
-        self._reports = reports
-        self._lock = asyncio.Lock()
-        self._named: Mapping[str, float] = {}
-        self._until = 0.0  # when the figures are too old
-
-    async def header(self, kind: str) -> bytes:
-        """The value of `endpoint-load-metrics`, as TEXT or JSON; empty for any other format."""
-        if kind not in ("TEXT", "JSON"):
-            return b""
-        async with self._lock:
-            if monotonic() >= self._until:
-                gauges = [report.gauges for report in await self._reports()]
-                summed = {name: float(sum(one[name] for one in gauges)) for name in NAMES}
-                self._named = summed | {USAGE: summed[USAGE] / len(gauges)}
-                self._until = monotonic() + FRESH_S
-        if kind == "JSON":
-            return b"JSON " + msgspec.json.encode({"named_metrics": self._named})
-        named = (f"named_metrics.{name}={value}" for name, value in self._named.items())
-        return f"TEXT {', '.join(named)}".encode()
 
 
 class Peers(Protocol):
@@ -76,19 +44,10 @@ class NoPeers:
 NO_PEERS = NoPeers()
 
 
-READ_AT_ONCE = 32  # prompts of a request; to ask for more would block other requests
-PART_SEPARATOR = " "  # between the id of a request and a part; ids of clients have no space
-
-
 class ServerContext:
-    """A request is open while `opened` lasts, under an id that no recent request has had.
-
-    `open_requests` maps it to the ids of its parts in the engine: a completion of several prompts
-    has one part per prompt.
-
-    What is served: engine, tokenizer, models, adapters, settings, given_settings. Who else serves
-    it: board, peers. Figures: cache_labels, tracing. Work and its order: long_work, turnstile.
-    Requests: open_requests, aborted_early, _recent, draining.
+    """What is served: engine, tokenizer, models, adapters, settings, given_settings. Who else
+    serves it: board, peers. Figures: cache_labels, tracing. Work and its order: long_work,
+    turnstile. Requests: open_requests, draining.
     """
 
     def __init__(
@@ -109,10 +68,8 @@ class ServerContext:
         self.tracing = tracing_to(settings.otlp_endpoint) if settings.otlp_endpoint else None
         self.long_work = LongWork()
         self.turnstile = Turnstile()
-        self.open_requests: dict[str, Sequence[str]] = {}
-        self.aborted_early: set[str] = set()  # open requests; parts that have not started do not
+        self.open_requests = OpenRequests(self.board, engine)
         self.draining = False
-        self._recent: dict[str, int] = {}  # number of parts by id, oldest first
 
     def model(self, name: str | None) -> str:
         """The name to answer under: the given one if the model has it. 404 for another name."""
@@ -128,7 +85,7 @@ class ServerContext:
         """Learn which adapters the engine has."""
         self.adapters = await self.engine.adapters.listed()
 
-    def _adapted(self, generation: GenerationRequest) -> GenerationRequest:
+    def adapted(self, generation: GenerationRequest) -> GenerationRequest:
         """A request has the name of its model as `adapter`, which may be no adapter."""
         if not generation.adapter or generation.adapter in self.adapters:
             return generation
@@ -192,114 +149,13 @@ class ServerContext:
             return "the server is shutting down and accepts no further requests"
         return self.engine.healthy()
 
-    def name(self, request_id: str) -> str:
-        """The id itself, or the id with a suffix if a recent request had it."""
-        is_own = request_id in self._recent or request_id in self.open_requests
-        used = not self.board.ids.claim(request_id) or is_own
-        name = f"{request_id}-{uuid4().hex[:8]}" if used else request_id
-        self._recent[name] = 1
-        if len(self._recent) > REMEMBERED_IDS:
-            del self._recent[next(iter(self._recent))]
-        return name
-
-    @contextmanager
-    def opened(self, name: str, parts: int) -> Generator[None]:
-        """Keep a request open, with an id for each part. 503 if requests are refused."""
-        self.check_open()
-        self.open_requests[name] = part_ids(name, parts)
-        self.board.set_requests(len(self.open_requests))
-        if name in self._recent:
-            self._recent[name] = parts
-        try:
-            yield
-        finally:
-            del self.open_requests[name]
-            self.board.set_requests(len(self.open_requests))
-            self.aborted_early.discard(name)
-
     def check_open(self) -> None:
         if reason := self.closed:
             raise ApiError(UNAVAILABLE, reason, code="draining" if self.draining else "unhealthy")
 
-    def bound(
-        self, generations: Sequence[GenerationRequest], rank: int | None
-    ) -> Sequence[GenerationRequest]:
-        """The requests for the engine that a client chose. 503 if it is not there."""
-        if rank is None:
-            return generations
-        troubles = self.engine.troubles()
-        if rank < len(troubles) and troubles[rank]:
-            raise ApiError(UNAVAILABLE, f"engine {rank}: {troubles[rank]}", code="unhealthy")
-        return [replace(one, data_parallel_rank=rank) for one in generations]
-
-    async def ready(
-        self, name: str, generations: Sequence[GenerationRequest]
-    ) -> list[GenerationRequest]:
-        """Tokenize the prompts of a request, and give each its id and its timeout.
-
-        Raises QueueFull if there is no room for them.
-        """
-        self.engine.check_room(len(generations))
-        timeout, parts = self.settings.timeout_s or None, self.open_requests[name]
-        prompts: list[TokenizedPrompt] = []
-        for start in range(0, len(parts), READ_AT_ONCE):
-            some = generations[start : start + READ_AT_ONCE]
-            prompts += await asyncio.gather(*map(self.tokenized, some))
-        given = zip(generations, prompts, parts, strict=True)
-        origin = name if len(parts) > 1 else ""  # its prompts leave slots for others
-        return [
-            self._adapted(generation).ready(prompt, part, timeout, origin)
-            for generation, prompt, part in given
-        ]
-
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
         """Fetch the images of a prompt, and tokenize it."""
         return await self.engine.tokenized(await self.media.fetched(generation))
-
-    async def started(self, name: str, generations: Sequence[GenerationRequest]) -> list[Stream]:
-        """Start the parts of a request, one after another.
-
-        The server may close, or the request may be aborted, before all have started.
-        """
-        streams: list[Stream] = []
-        try:
-            for generation in generations:
-                await self.turnstile.enter()  # many parts would block other requests
-                self._check_wanted(name)
-                streams.append(self.engine.generate(generation))
-        except BaseException:
-            for stream in streams:
-                await stream.aclose()
-            raise
-        return streams
-
-    def _check_wanted(self, name: str) -> None:
-        self.check_open()
-        if name in self.aborted_early:
-            raise ApiError(UNAVAILABLE, "the request was aborted before it started", code="aborted")
-
-    def parts(self, name: str) -> Sequence[str]:
-        """The part ids of an open or recent request. The id of a part stands for itself."""
-        return self.open_requests.get(name) or part_ids(name, self._recent.get(name, 1))
-
-    async def parts_anywhere(self, name: str) -> Sequence[str]:
-        """The same, also of a request of another front end."""
-        if name in self.open_requests or name in self._recent:
-            return self.parts(name)
-        counts = [one for (one,) in await self.peers.ask("parts", (name,)) if one]
-        return part_ids(name, max(counts, default=1))
-
-    def known_parts(self, name: str) -> int:
-        """The number of parts of an open or recent request; 0 if it is unknown."""
-        return len(self.open_requests.get(name, ())) or self._recent.get(name, 0)
-
-    async def abort(self, name: str) -> bool:
-        """Abort all parts of a request of this process, or one part by its own id."""
-        ended = any([await self.engine.abort(part) for part in self.parts(name)])
-        if name in self.open_requests:  # some parts may not have started
-            self.aborted_early.add(name)
-            return True
-        return ended
 
     def retry_after(self) -> int:
         """Seconds until the open requests have ended, at the recent rate.
@@ -307,7 +163,3 @@ class ServerContext:
         1 while draining: this server will not accept the retry, another one may at once.
         """
         return 1 if self.draining else self.rate.wait_s(self.board.requests)
-
-
-def part_ids(name: str, parts: int) -> list[str]:
-    return [name] if parts == 1 else [f"{name}{PART_SEPARATOR}{part}" for part in range(parts)]

@@ -13,7 +13,7 @@ from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.errors import BAD_REQUEST, ApiError
-from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyParsing
+from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing
 from paceline.server.schemas.requests import (
     BatchChatRequest,
     ChatBody,
@@ -170,6 +170,13 @@ def common(body: GenerationBody) -> dict[str, Any]:
         "truncation_side": body.truncation_side or "left",
         "add_special_tokens": body.add_special_tokens,
     }
+
+
+def asked_reply(body: ChatBody | ResponseRequest, formats: ReplyFormats) -> ReplyParsing:
+    """How the reply is parsed."""
+    with_reasoning = body.include_reasoning is not False
+    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
+    return found.limited(body.thinking_token_budget)
 
 
 def chat_ask(

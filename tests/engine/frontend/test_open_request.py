@@ -5,8 +5,8 @@ from math import inf
 from paceline.core.plan import Choice, Ended, Timings
 from paceline.core.request import Finish
 from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
+from paceline.engine.choice_rows import ChoiceRows
 from paceline.engine.frontend.open_request import OpenRequest
-from paceline.engine.loop.choice_rows import ChoiceRows
 from tests.engine.support import Ear, as_request, tokenizer
 
 

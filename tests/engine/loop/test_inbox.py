@@ -6,8 +6,7 @@ import pytest
 
 from paceline.core.errors import QueueFull
 from paceline.core.request import Request
-from paceline.engine.loop.messages import Abort, Command, Submit
-from paceline.engine.loop.pipeline import Inbox
+from paceline.engine.loop.messages import Abort, Command, Inbox, Submit
 
 
 def submit(name: str) -> Submit:

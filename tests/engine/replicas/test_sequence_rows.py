@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.request import Request
-from paceline.engine.loop.choice_rows import NOBODY, ChoiceRows
+from paceline.engine.choice_rows import NOBODY, ChoiceRows
 from paceline.engine.loop.messages import Delivery
 from paceline.engine.replicas.placements import SequenceRows
 

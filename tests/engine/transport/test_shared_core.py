@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.request import Finish, Request
-from paceline.engine.loop.choice_rows import FRONT_END_SHIFT
+from paceline.engine.choice_rows import FRONT_END_SHIFT
 from paceline.engine.loop.figures import NO_REQUESTS
 from paceline.engine.loop.messages import Abort, Delivery, Park, Question, Wake
 from paceline.engine.transport import wire

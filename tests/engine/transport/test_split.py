@@ -10,7 +10,7 @@ from paceline.core.errors import RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish
-from paceline.engine.loop.choice_rows import FRONT_END_SHIFT
+from paceline.engine.choice_rows import FRONT_END_SHIFT
 from paceline.engine.loop.messages import Delivery, Refused
 from paceline.engine.transport.shared_core import split
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 from paceline.core.request import Sequence
 from paceline.core.settings.config import Config
 from paceline.sched.admission.entrants import Entrant
-from paceline.sched.admission.gates import AdmissionGate, Shut
-from paceline.sched.admission.step_room import StepRoom
+from paceline.sched.admission.gates import AdmissionGate
+from paceline.sched.admission.step_room import Shut, StepRoom
 from paceline.sched.disciplines.prefill_first import PrefillFirst
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.state import SchedulerState

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import ConfigError, Scheduler
-from paceline.sched.admission.bodies import HELD
 from paceline.sched.admission.gates import SlotsForOthers
+from paceline.sched.queue import SHARE_OF_SLOTS
 from tests.sched.support import ask, order, small, step
 
 
@@ -71,14 +71,14 @@ def test_bodies_join_in_turn() -> None:
 def test_what_was_held_runs_when_the_others_are_aborted_or_parked() -> None:
     scheduler = sharing(max_num_seqs=3)
     submit(scheduler, 5)
-    assert scheduler.state.live["x2"].parked == HELD
+    assert scheduler.state.live["x2"].parked == SHARE_OF_SLOTS
     assert not scheduler.wake("x2", 0.0)
     assert scheduler.abort("x0", 0.0)
     assert not scheduler.state.live["x2"].parked
     assert scheduler.park("x1", "grammar", 0.0)
     assert not scheduler.state.live["x3"].parked
     scheduler.wake("x1", 0.0)  # its place is taken meanwhile
-    assert scheduler.state.live["x1"].parked == HELD
+    assert scheduler.state.live["x1"].parked == SHARE_OF_SLOTS
     scheduler.abort("x4", 0.0)  # one that is held
     scheduler.check()
     assert set(order(scheduler)) == {"x1", "x2", "x3"}
@@ -90,7 +90,7 @@ def test_one_that_is_held_may_wait_for_something_else_as_well() -> None:
     scheduler.submit(ask("x0", 3, origin="x"), 0.0)
     scheduler.submit(ask("x1", 3, origin="x"), 0.0, "grammar")
     assert scheduler.wake("x1", 0.0)
-    assert scheduler.view.parked_for("x1") == HELD
+    assert scheduler.view.parked_for("x1") == SHARE_OF_SLOTS
     assert scheduler.park("x1", "adapter", 0.0)
     assert not scheduler.park("x1", "another", 0.0)
     scheduler.abort("x0", 0.0)
@@ -135,7 +135,7 @@ def test_a_request_that_is_too_wide_to_leave_slots_takes_them_all() -> None:
 def test_a_request_that_is_held_is_explained() -> None:
     scheduler = sharing(max_num_seqs=3)
     submit(scheduler, 4)
-    assert scheduler.why()["x3"] == f"parked for {HELD}"
+    assert scheduler.why()["x3"] == f"parked for {SHARE_OF_SLOTS}"
     assert "parked for its share of slots" in scheduler.explain("x3")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from paceline.core.multimodal import Item
 from paceline.core.request import Request, Sequence
-from paceline.sched.admission.items_ahead import ENCODED, HELD
+from paceline.sched.admission.items_ahead import ENCODED_EMBEDDINGS, HELD_EMBEDDINGS
 from paceline.sched.admission.limits import EncoderBudget, ReachableItems
 from paceline.sched.admission.rows import ArrivalRow, ResidentRows, Used
 from tests.sched.admission.limit_support import View, config, residents, row
@@ -37,17 +37,19 @@ def test_residents_are_served_in_order_and_an_item_that_two_need_counts_once() -
     used: Used = {}
     rows.want = together.clip(rows)
     together.spend(rows, used)
-    assert (used[ENCODED], used[HELD]) == (5, 5)
+    assert (used[ENCODED_EMBEDDINGS], used[HELD_EMBEDDINGS]) == (5, 5)
 
 
 def test_an_arrival_gets_what_the_rows_before_it_leave() -> None:
     view = View(max_num_encoder_input_tokens=8)
     _, together = limits(view)
     for spent, reached in ((2, 32), (4, 3)):
-        used = {ENCODED: spent, HELD: spent}
+        used = {ENCODED_EMBEDDINGS: spent, HELD_EMBEDDINGS: spent}
         arrival = ArrivalRow(pictured(Item("cat", 3, 6)), 0, 32, 1_000, True, used)
         assert together.clip(arrival).tolist() == [reached]
-        assert used == {ENCODED: spent, HELD: spent}, "a limit changes nothing"
+        assert used == {ENCODED_EMBEDDINGS: spent, HELD_EMBEDDINGS: spent}, (
+            "a limit changes nothing"
+        )
 
 
 def test_rows_without_items_are_left_alone() -> None:

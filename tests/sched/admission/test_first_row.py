@@ -1,6 +1,7 @@
 """The limits of a step leave an arrival a row or not."""
 
-from paceline.sched.admission.gates import FirstRow, Shut
+from paceline.sched.admission.gates import FirstRow
+from paceline.sched.admission.step_room import Shut
 from tests.sched.admission.support import Newcomer, room
 
 

@@ -1,6 +1,7 @@
 """Blocks for the entrant and its family."""
 
-from paceline.sched.admission.gates import FreeBlocks, Shut
+from paceline.sched.admission.gates import FreeBlocks
+from paceline.sched.admission.step_room import Shut
 from tests.sched.admission.support import Newcomer, room
 from tests.sched.support import DISCIPLINES, PROMPT, ask, finish_all, small, step
 

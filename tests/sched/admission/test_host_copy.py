@@ -1,7 +1,8 @@
 """Copies to the host that are still under way."""
 
 from paceline.core.settings.config import Config
-from paceline.sched.admission.gates import HostCopy, Shut
+from paceline.sched.admission.gates import HostCopy
+from paceline.sched.admission.step_room import Shut
 from paceline.sched.state import SchedulerState
 from tests.sched.admission.support import Newcomer, room
 

@@ -11,7 +11,7 @@ from paceline.core.multimodal import ItemContent
 from paceline.core.plan import Plan
 from paceline.core.request import Sequence
 from paceline.core.settings.config import Config
-from paceline.sched.admission.items_ahead import ENCODED, HELD, ItemsAhead
+from paceline.sched.admission.items_ahead import ENCODED_EMBEDDINGS, HELD_EMBEDDINGS, ItemsAhead
 from paceline.sched.admission.rows import Used
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
@@ -267,7 +267,7 @@ def test_a_row_reaches_as_far_as_the_plain_rule_says(seed: int) -> None:
         request = Request("r", [1] * 50, items=tuple(found))  # pyright: ignore[reportArgumentType]
         sequence = Sequence(request, 0, 64, 0.0, request.prompt)
         taken = random.randint(0, 4)
-        used: Used = {HELD: taken, ENCODED: taken, "item a": 1}
+        used: Used = {HELD_EMBEDDINGS: taken, ENCODED_EMBEDDINGS: taken, "item a": 1}
         start = random.randint(0, 45)
         rest = 50 - start
         want = random.randint(1, rest)

@@ -1,7 +1,8 @@
 """Requests that the policy lets wait."""
 
 from paceline.core.settings.config import Config
-from paceline.sched.admission.gates import PolicyRoom, Shut
+from paceline.sched.admission.gates import PolicyRoom
+from paceline.sched.admission.step_room import Shut
 from paceline.sched.state import SchedulerState
 from tests.sched.admission.support import Newcomer, room
 

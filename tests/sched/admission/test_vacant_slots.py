@@ -1,6 +1,7 @@
 """A slot for every sequence of a request."""
 
-from paceline.sched.admission.gates import Shut, VacantSlots
+from paceline.sched.admission.gates import VacantSlots
+from paceline.sched.admission.step_room import Shut
 from tests.sched.admission.support import Newcomer, room
 from tests.sched.support import DISCIPLINES, ask, gate, small, step
 

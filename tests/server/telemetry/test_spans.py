@@ -10,9 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from paceline.core.plan import Plan
-from paceline.server.telemetry.request_log import RequestLogEntry
+from paceline.server.telemetry.request_log import RequestLogEntry, tracing_to
 from paceline.server.telemetry.spans import Spans, first_token_s
-from paceline.server.telemetry.tracing import tracing_to
 from tests.server.support import Site, on_its_own_server, paced
 
 PATH = "/v1/completions"

@@ -10,8 +10,8 @@ import pytest
 from paceline.core.request import child_label
 from paceline.core.settings.config import Config
 from paceline.sched.admission.entrants import Entrant
-from paceline.sched.admission.gates import AdmissionGate, Shut
-from paceline.sched.admission.step_room import StepRoom
+from paceline.sched.admission.gates import AdmissionGate
+from paceline.sched.admission.step_room import Shut, StepRoom
 from paceline.sched.disciplines.unified import Unified
 from paceline.sched.slots import SlotTable
 from paceline.sched.state import SchedulerState

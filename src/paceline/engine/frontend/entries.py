@@ -10,7 +10,7 @@ from paceline.core.multimodal import ImagePrompt
 from paceline.core.plan import PromptScores
 from paceline.core.sampling import Sampling
 from paceline.engine.api import Alternative, GenerationRequest, PromptLogprob, TokenLogprob
-from paceline.engine.frontend.text_delta import NamedLogprob
+from paceline.engine.frontend.outputs import NamedLogprob
 from paceline.engine.loop.messages import Delivery
 from paceline.engine.loop.ports import PromptImages
 from paceline.text.tokenizer import Tokenizer

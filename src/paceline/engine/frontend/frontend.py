@@ -13,10 +13,10 @@ from paceline.core.plan import Ended, PromptScores, Timings
 from paceline.core.pooling import LAST, PooledMean
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
+from paceline.engine.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.entries import read_images, token_entries
 from paceline.engine.frontend.metrics import Lengths, Metrics
 from paceline.engine.frontend.open_request import OpenChoice, OpenRequest, Sink
-from paceline.engine.loop.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.loop.messages import Abort, Delivery
 from paceline.engine.loop.ports import Clock, PromptImages
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, NO_RULES, SamplingRules

@@ -19,9 +19,9 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
+from paceline.engine.choice_rows import ROW, ChoiceRows
 from paceline.engine.frontend.entries import PromptEntries
 from paceline.engine.frontend.metrics import Metrics
-from paceline.engine.loop.choice_rows import ROW, ChoiceRows
 from paceline.text.detokenizer import Detokenizer, NoText
 from paceline.text.tokenizer import Tokenizer
 

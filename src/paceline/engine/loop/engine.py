@@ -30,6 +30,7 @@ from paceline.engine.loop.messages import (
     Command,
     Delivery,
     EngineFailed,
+    Inbox,
     Park,
     PendingQuestion,
     Question,
@@ -40,7 +41,7 @@ from paceline.engine.loop.messages import (
     TransferEnded,
     Wake,
 )
-from paceline.engine.loop.pipeline import Inbox, Pipeline
+from paceline.engine.loop.pipeline import Pipeline
 from paceline.engine.loop.ports import NOT_OBSERVED, Clock, PageFeed, Runner, StepObserver
 from paceline.engine.loop.questions import settle, when_done
 from paceline.engine.loop.turn_report import TurnReport, of_live_requests

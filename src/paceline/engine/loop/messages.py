@@ -1,11 +1,14 @@
 """The messages between the step loop and the front end: ids and arrays, no text."""
 
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from threading import Condition
+from typing import Any, Generic, Literal, TypeVar
 
 from paceline.core.arrays import F32, I32, I64
-from paceline.core.errors import PacelineError, RequestError
+from paceline.core.errors import PacelineError, QueueFull, RequestError
 from paceline.core.plan import Candidates, Ended, PromptScores
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Request
@@ -164,3 +167,57 @@ class Delivery:
     pooled: tuple[PooledSpan, ...] = ()
     engine: int = 0  # which of several engines reports
     broken: str = ""  # why the engine has stopped for good; it gives its requests up with an error
+
+
+T = TypeVar("T")
+
+
+def silent() -> None:
+    """`wait` returns anyway."""
+
+
+class Inbox(Generic[T]):
+    """Keeps messages in order; at most `limit` of them are requests, objects of `request`."""
+
+    def __init__(self, limit: int, request: type[Any]) -> None:
+        self._limit, self._request = limit, request
+        self._changed = Condition()
+        self._messages: deque[T] = deque()
+        self.requests = 0  # of the messages
+        self.alarm: Callable[[], None] = silent  # called with each message, on any thread
+
+    def put(self, message: T) -> None:
+        with self._changed:
+            if isinstance(message, self._request):
+                if self.requests >= self._limit:
+                    raise QueueFull(too_many(self._limit))
+                self.requests += 1
+            self._messages.append(message)
+            self._changed.notify()
+        self.alarm()
+
+    def drain(self, most: int | None = None) -> list[T]:
+        """The oldest messages, with at most so many requests; without `most`, all messages."""
+        with self._changed:
+            if most is None or self.requests <= most:
+                taken, self.requests = list(self._messages), 0
+                self._messages.clear()
+                return taken
+            left, taken = self.requests - most, list[T]()
+            while self.requests > left:
+                taken.append(self._messages.popleft())
+                self.requests -= isinstance(taken[-1], self._request)
+            return taken
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when there is a message, or after `timeout_s`."""
+        with self._changed:
+            if not self._messages:
+                self._changed.wait(timeout_s)
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+
+def too_many(limit: int) -> str:
+    return f"{limit} requests already wait for the engine's next turn (inbox_requests)"

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.arrays import I64
 from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Request
-from paceline.engine.loop.choice_rows import NOBODY, ROW, ChoiceRows, extended
+from paceline.engine.choice_rows import NOBODY, ROW, ChoiceRows, extended
 from paceline.engine.loop.messages import Capacity, Delivery
 from paceline.engine.replicas.router import Route, Router
 

@@ -16,8 +16,7 @@ from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.system.host import keep_heap
 from paceline.engine.components import factory_named
 from paceline.engine.loop.engine import Engine
-from paceline.engine.loop.messages import Question, Submit
-from paceline.engine.loop.pipeline import Inbox
+from paceline.engine.loop.messages import Inbox, Question, Submit
 from paceline.engine.loop.questions import when_done
 from paceline.engine.transport import wire
 from paceline.engine.transport.child_process import Alarm

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_OUTPUTS, Candidates
-from paceline.engine.loop.choice_rows import FRONT_END_SHIFT
+from paceline.engine.choice_rows import FRONT_END_SHIFT
 from paceline.engine.loop.figures import NO_REQUESTS
 from paceline.engine.loop.messages import Abort, Delivery, Park, Question, Refused, Wake
 from paceline.engine.loop.ports import Core

@@ -33,7 +33,7 @@ class EagerSteps:
         state: CudaState,
         prompts: PromptScorer,
     ) -> None:
-        self._model, self._kv, self._attention = model, kv, attention
+        self.model, self._kv, self._attention = model, kv, attention
         self._state, self._prompts = state, prompts
 
     @torch.inference_mode()
@@ -50,13 +50,13 @@ class EagerSteps:
         lines = batch.sample_at if lines is None else lines
         is_asked = self._prompts.wants(plan)  # then any position is needed
         wanted = None if is_asked else lines
-        hidden = self._model.forward(batch, cells, self._kv, prepared, wanted)
+        hidden = self.model.forward(batch, cells, self._kv, prepared, wanted)
         self._state.advance(slot, batch.context)
         prompt = self._prompts.score(plan, hidden)
         return hidden.index_select(0, lines) if is_asked else hidden, batch, prompt
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        return self.model.logits(hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

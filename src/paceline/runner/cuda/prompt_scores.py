@@ -64,11 +64,6 @@ class PromptScorer:
         self._samples = decides(model.group)
         self._staging = Staging(device)
 
-    @property
-    def has_head(self) -> bool:
-        """Whether the model generates text; otherwise it only embeds or scores."""
-        return self._model.config.generates
-
     def wants(self, plan: Plan) -> bool:
         """Whether a step computes positions that requests want to know more of."""
         return bool(self._spans(plan) or self._pools(plan))

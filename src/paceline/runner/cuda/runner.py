@@ -128,7 +128,7 @@ class CudaRunner:
             items=self._residents.items is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
-            generation=self._prompts.has_head,
+            generation=self._eager_steps.model.config.generates,
         )
 
     def use_items(self, items: CudaItems) -> None:

@@ -116,7 +116,9 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     then each window is one group. Groups of fewer layers leave places of their blocks empty.
     """
     kinds: list[Window] = sorted(set(windows), key=_order)
-    own = {kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds}
+    own: dict[Window, list[int]] = {
+        kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds
+    }
     counts = [len(layers) for layers in own.values()]
     least, most = min(counts), max(counts)
     size = most if most < SPREAD * least else least
@@ -126,7 +128,7 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
         number = -(-len(layers) // size)
         for index, layer in enumerate(layers):
             group[layer], place[layer] = len(found) + index % number, index // number
-        found.extend(kind for _ in range(number))
+        found += [kind] * number
     return LayerGroups(tuple(found), tuple(group), tuple(place), max(place) + 1)
 
 

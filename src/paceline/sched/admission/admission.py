@@ -9,11 +9,16 @@ from paceline.core.arrays import I32, Index
 from paceline.core.plan import Admitted
 from paceline.core.request import Sequence
 from paceline.core.settings.config import Config
-from paceline.sched.admission.entrants import Chunk, Entrants, SwappedEntrant, WaitingEntrant
-from paceline.sched.admission.gates import Gates, Shut
+from paceline.sched.admission.entrants import (
+    Chunk,
+    Entrants,
+    SwappedEntrant,
+    WaitingEntrant,
+)
+from paceline.sched.admission.gates import Gates
 from paceline.sched.admission.limits import Limits
 from paceline.sched.admission.rows import ArrivalRow, ResidentRows, Used
-from paceline.sched.admission.step_room import StepRoom
+from paceline.sched.admission.step_room import Shut, StepRoom
 from paceline.sched.components import SchedulerComponents
 from paceline.sched.composition import Composition, JoiningRow
 from paceline.sched.explain.journal import Gate

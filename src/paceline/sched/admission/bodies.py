@@ -7,11 +7,8 @@ from paceline.core.events import Happened
 from paceline.core.request import Request, Sequence
 from paceline.sched.explain.journal import note
 from paceline.sched.policy import Policy
-from paceline.sched.queue import WaitingQueue
+from paceline.sched.queue import REMOTE_KV, SHARE_OF_SLOTS, WaitingQueue
 from paceline.sched.slots import SlotTable
-
-HELD = "its share of slots (slots_for_others)"  # what a request is parked for
-REMOTE_KV = "remote_kv"  # what a loading request is parked for
 
 
 class Places(Protocol):
@@ -26,6 +23,13 @@ class Places(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+
+def wake(places: Places, sequence: Sequence, behind: int | None = None) -> None:
+    """Let a parked sequence wait again, in its old place or behind the one of another serial."""
+    note(sequence, Happened.WOKEN, places.now, places.step, cause=sequence.parked)
+    places.policy.woken(sequence)
+    places.queue.wake(sequence, behind)
 
 
 class Bodies:
@@ -74,7 +78,7 @@ class Bodies:
         if not self._sequences[origin]:
             del self._sequences[origin]
         while (found := self._next(origin)) and self.takes(found.request):
-            self._wake(found)
+            self._release(found)
 
     @property
     def may_join(self) -> bool:
@@ -88,7 +92,7 @@ class Bodies:
             found = self._next(origin)
             if found is not None:
                 self._count(found.request)
-                self._wake(found)
+                self._release(found)
                 if origin in self.parked:  # the other origins come first now
                     self.parked[origin] = self.parked.pop(origin)
                 return
@@ -102,20 +106,22 @@ class Bodies:
         ids = self.parked.get(origin)
         while ids:
             found = self._state.live.get(ids[0])
-            if found is not None and found.parked == HELD and found.request.origin == origin:
+            if (
+                found is not None
+                and found.parked == SHARE_OF_SLOTS
+                and found.request.origin == origin
+            ):
                 return found
             ids.popleft()
         self.parked.pop(origin, None)
         return None
 
-    def _wake(self, sequence: Sequence) -> None:
-        state, ids = self._state, self.parked[sequence.request.origin]
+    def _release(self, sequence: Sequence) -> None:
+        ids = self.parked[sequence.request.origin]
         ids.popleft()
         if not ids:
             del self.parked[sequence.request.origin]
-        note(sequence, Happened.WOKEN, state.now, state.step, cause=HELD)
-        state.policy.woken(sequence)
-        state.queue.wake(sequence, behind=self.latest)
+        wake(self._state, sequence, behind=self.latest)
 
     def check(self) -> None:
         live, sequences = self._state.live, Counter[str]()
@@ -125,9 +131,9 @@ class Bodies:
             assert is_counted == (one.id in self._counted), f"{one.id!r} is counted wrongly"
             if is_counted:
                 sequences[one.request.origin] += one.request.width
-            if one.parked == HELD:
+            if one.parked == SHARE_OF_SLOTS:
                 assert one.id in self.parked[one.request.origin], f"{one.id!r} is never woken"
         assert self._counted <= live.keys()
         assert sequences == self._sequences
-        held = {one.request.origin for one in live.values() if one.parked == HELD}
+        held = {one.request.origin for one in live.values() if one.parked == SHARE_OF_SLOTS}
         assert held <= sequences.keys(), "all of a body are parked"

@@ -56,7 +56,7 @@ class Gates:
         return None
 
 
-REASON = "an adapter slot"
+ADAPTER_SLOT = "an adapter slot"
 
 
 class AdapterSlots(AdmissionGate):
@@ -77,7 +77,7 @@ class AdapterSlots(AdmissionGate):
         used = self._table.adapters if not room.gone else self._left_by(room.gone)
         if adapter in used or len(used) < self._most:
             return None
-        return Shut(REASON, 1, passes_over=True)
+        return Shut(ADAPTER_SLOT, 1, passes_over=True)
 
     def _left_by(self, gone: tuple[int, ...]) -> Counter[str]:
         """Adapters in use if these residents were gone."""

@@ -16,8 +16,8 @@ from paceline.sched.composition import Composition
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 
-ENCODED = "embeddings encoded"  # what limits count: see `Used`
-HELD = "embeddings held"
+ENCODED_EMBEDDINGS = "embeddings encoded"  # what limits count: see `Used`
+HELD_EMBEDDINGS = "embeddings held"
 Encoded = tuple[tuple[Encoding, ...], Embedded]
 NOTHING_ENCODED: Encoded = (), NOTHING_EMBEDDED
 
@@ -126,12 +126,12 @@ class ItemsAhead:
         name = f"item {item.identity}"
         if name in used or self.cache.is_held(item.identity):
             return True
-        held, encoded = used.get(HELD, 0) + item.length, used.get(ENCODED, 0)
+        held, encoded = used.get(HELD_EMBEDDINGS, 0) + item.length, used.get(ENCODED_EMBEDDINGS, 0)
         if item.identity not in self.cache:
             encoded += item.length
         if held > self.cache.room or encoded > self.budget:
             return False
-        used[HELD], used[ENCODED], used[name] = held, encoded, item.length
+        used[HELD_EMBEDDINGS], used[ENCODED_EMBEDDINGS], used[name] = held, encoded, item.length
         return True
 
     def is_blocked(self, slot: int) -> bool:

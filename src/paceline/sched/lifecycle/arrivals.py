@@ -5,10 +5,11 @@ from paceline.core.plan import Admitted, Blocks
 from paceline.core.request import Sequence
 from paceline.kv.hit import Hit
 from paceline.sched import stats as hits
-from paceline.sched.admission.bodies import HELD, REMOTE_KV
+from paceline.sched.admission.bodies import wake
 from paceline.sched.commit.stops import StopWatch
 from paceline.sched.explain.journal import note
 from paceline.sched.groups.group import FORK_POINT, LOCKSTEP
+from paceline.sched.queue import REMOTE_KV, SHARE_OF_SLOTS
 from paceline.sched.state import SchedulerState
 
 
@@ -36,7 +37,7 @@ class Arrivals:
     def park(self, sequence: Sequence, reason: str) -> bool:
         """Set aside a sequence that waits, or that others of its body hold up; False if it does
         neither. One whose KV is loaded keeps the share of its body."""
-        if sequence not in self._state.queue or sequence.parked not in ("", HELD):
+        if sequence not in self._state.queue or sequence.parked not in ("", SHARE_OF_SLOTS):
             return False
         if sequence.parked:  # a load is for one that waits
             if reason == REMOTE_KV:
@@ -50,7 +51,7 @@ class Arrivals:
 
     def _hold(self, sequence: Sequence) -> None:
         """Park one of a body, so that others need not wait for it."""
-        self._park(sequence, HELD)
+        self._park(sequence, SHARE_OF_SLOTS)
         self._state.bodies.hold(sequence.request)
 
     def _park(self, sequence: Sequence, reason: str) -> None:
@@ -69,15 +70,14 @@ class Arrivals:
         """Let a sequence wait again, or hold it for others of its body. False if it was not set
         aside."""
         state = self._state
-        if sequence.parked in ("", HELD):
+        if sequence.parked in ("", SHARE_OF_SLOTS):
             return False
-        note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
-        if not (state.bodies.counts(sequence.request) or state.bodies.takes(sequence.request)):
-            self._repark(sequence, HELD)
-            state.bodies.hold(sequence.request)
+        if state.bodies.counts(sequence.request) or state.bodies.takes(sequence.request):
+            wake(state, sequence)
             return True
-        state.policy.woken(sequence)
-        state.queue.wake(sequence)
+        note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
+        self._repark(sequence, SHARE_OF_SLOTS)
+        state.bodies.hold(sequence.request)
         return True
 
     def admit(

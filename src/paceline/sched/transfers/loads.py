@@ -12,11 +12,11 @@ from paceline.kv.connector import Transfer, TransferEnd
 from paceline.kv.fence import TransferTicket
 from paceline.kv.hit import Hit, Loadable
 from paceline.kv.keys import KEY_BYTES
-from paceline.sched.admission.bodies import REMOTE_KV
 from paceline.sched.admission.step_room import Shut, StepRoom
 from paceline.sched.explain.journal import note
 from paceline.sched.lifecycle.arrivals import Arrivals
 from paceline.sched.lifecycle.timeouts import Overdue
+from paceline.sched.queue import REMOTE_KV
 from paceline.sched.state import SchedulerState
 
 MOST_LOADS = 2  # of a request before it is admitted; what is evicted then is computed

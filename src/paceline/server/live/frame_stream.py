@@ -22,7 +22,7 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
-from paceline.server.replies.respond import hung_up, until
+from paceline.server.replies.generation_response import hung_up, until
 from paceline.server.replies.response_writer import BodyWriter, body_writer
 
 

@@ -13,7 +13,7 @@ from paceline.server.settings import ServerSettings
 from paceline.structured.request_fields import from_response_format
 from paceline.text.chat_template import shows_tools
 from paceline.text.tokenizer import Tokenizer
-from paceline.tools.calls import CallDelta, ReasoningDelta, ReplyDelta, merged
+from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, merged
 from paceline.tools.parser import OutputParser, ToolParser
 from paceline.tools.reasoning_parser import ReasoningParser, ReasoningThenCalls
 from paceline.tools.registry import reasoning_parser, tool_parser
@@ -222,6 +222,8 @@ class ReplyReader:
 
     def read(self, delta: TextDelta) -> Sequence[ReplyDelta]:
         """What a delta adds; its last delta, or a whole choice, adds what was withheld."""
+        if self._reply.is_plain:
+            return [ContentDelta(delta.text)] if delta.text else []
         parser = self._parsers.get(delta.index)
         if parser is None:
             parser = self._parsers[delta.index] = self._reply.parser(self._prompt)

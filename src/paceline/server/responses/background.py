@@ -11,7 +11,12 @@ from paceline.core.errors import PacelineError
 from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.context import ServerContext
 from paceline.server.errors import NOT_FOUND, ApiError, api_error_of
-from paceline.server.replies.respond import GenerationJob, GenerationResponse, hung_up, until
+from paceline.server.replies.generation_response import (
+    GenerationJob,
+    GenerationResponse,
+    hung_up,
+    until,
+)
 from paceline.server.responses.events import WAIT_S, EventBatch, ResponsesWriter, events_of
 from paceline.server.responses.store import StoredResponse
 from paceline.server.schemas.responses import ResponseFault, response_event
@@ -79,7 +84,7 @@ async def cancelled(context: ServerContext, name: str) -> StoredResponse:
 
 async def cancelled_here(context: ServerContext, name: str) -> StoredResponse | None:
     if name in context.background:
-        await context.abort(name)
+        await context.open_requests.abort(name)
         await context.background.ended(name)
     return context.responses.get(name)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import time
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct, json, msgpack
 from msgspec.structs import replace
@@ -12,14 +12,11 @@ from msgspec.structs import replace
 from paceline.engine.api import RequestOutput, Stream, TextDelta
 from paceline.server.errors import ErrorBody
 from paceline.server.replies.event_stream import MessageLogprobs
-from paceline.server.replies.reply_parsing import ReplyParsing, ReplyReader
+from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyParsing, ReplyReader
 from paceline.server.schemas.completions import ChatLogprob, chat_logprobs, encode
 from paceline.server.schemas.envelope import Envelope
-from paceline.server.schemas.openapi import NumberedFrame
 from paceline.server.schemas.response_items import ResponseItems
 from paceline.server.schemas.responses import (
-    OutputMessage,
-    OutputText,
     ResponseBody,
     ResponseFault,
     Status,
@@ -36,7 +33,18 @@ WAIT_S = 1.0  # for further events, before a reader asks again
 TEXTS = {"output_text": "response.output_text", "reasoning_text": "response.reasoning_text"}
 
 
-class EventBatch(Struct, frozen=True, array_like=True):
+class SentToPeers(Struct, frozen=True, array_like=True):
+    """What one process of a server sends to another that asks for it."""
+
+    def sent(self) -> bytes:
+        return msgpack.encode(self)
+
+    @classmethod
+    def received(cls, sent: bytes) -> Self:
+        return msgpack.decode(sent, type=cls)
+
+
+class EventBatch(SentToPeers, frozen=True):
     """Events in order, the number of the last one, and whether others will follow."""
 
     events: bytes
@@ -47,14 +55,6 @@ class EventBatch(Struct, frozen=True, array_like=True):
     def of(cls, events: Sequence[bytes], after: int, ended: bool) -> "EventBatch":
         """The events with a larger number than `after`."""
         return cls(b"".join(events[after + 1 :]), max(after, len(events) - 1), ended)
-
-    def sent(self) -> bytes:
-        """The same for another process."""
-        return msgpack.encode(self)
-
-    @classmethod
-    def received(cls, sent: bytes) -> "EventBatch":
-        return msgpack.decode(sent, type=cls)
 
 
 class EventLog:
@@ -144,59 +144,68 @@ def scored(delta: TextDelta) -> Sequence[ChatLogprob]:
 
 
 class ResponsesWriter:
-    """One message with one text; events are numbered from 0 without a gap."""
+    """One item after another, as they begin; events are numbered from 0 without a gap.
 
-    def __init__(self, envelope: Envelope, begun: ResponseBody, keep: Keep) -> None:
+    `make_scores` makes what finds the log-probabilities of a message among other items; a plain
+    reply needs none, because each token is of its message.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        begun: ResponseBody,
+        keep: Keep,
+        reply: ReplyParsing = PLAIN_REPLY,
+        make_scores: ScoreReader | None = None,
+    ) -> None:
         self._envelope, self._begun, self._keep = envelope, begun, keep
-        self._item = f"msg-{begun.id}"
-        self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        self._number = 0
-        self._frame = NumberedFrame.of(self._text_event)
+        self._reply, self._make_scores = reply, make_scores
+        self._items = ResponseItems(begun.id)
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
-        empty = OutputMessage(self._item, "in_progress", ())
-        return (
-            self._event("response.created", response=self._begun)
-            + self._event("response.in_progress", response=self._begun)
-            + self._event("response.output_item.added", output_index=0, item=empty)
-            + self._in_text("response.content_part.added", part=OutputText(""))
-        )
+        self._read(streams[0].prompt_token_ids)
+        event = self._items.event
+        begun = event("response.created", response=self._begun)
+        begun += event("response.in_progress", response=self._begun)
+        # Nothing but a message will follow, so it begins at once.
+        return begun + self._items.put(ContentDelta("")) if self._reply.is_plain else begun
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        self._reader = ReplyReader(self._reply, prompt)
+        self._scores = self._make_scores and self._make_scores(prompt)
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        if delta.logprobs:
+        if self._reply.is_plain:
             scores = scored(delta)
-            return self._in_text("response.output_text.delta", delta=delta.text, logprobs=scores)
-        if not delta.text:
-            return b""
-        number, self._number = self._number, self._number + 1
-        return self._frame.event(number, delta.text)
+            return (
+                self._items.put(ContentDelta(delta.text), scores) if delta.text or scores else b""
+            )
+        if self._scores is None:
+            return b"".join(map(self._items.put, self._reader.read(delta)))
+        self._scores.add(delta)
+        return b"".join(
+            self._items.put(one, self._scores.of(one) if isinstance(one, ContentDelta) else ())
+            for one in self._reader.read(delta)
+        )
 
     def frame(self, part: int, index: int) -> None:
         """None: the number of an event precedes its text."""
 
-    def _text_event(self, number: int, text: str) -> bytes:
-        kind, place = "response.output_text.delta", self._place
-        return response_event(kind, number, **place, delta=text, logprobs=())
-
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        (output,) = outputs
-        item = self._message(output)
-        (part,) = item.content
-        return (
-            self._in_text("response.output_text.done", text=part.text, logprobs=part.logprobs)
-            + self._in_text("response.content_part.done", part=part)
-            + self._event("response.output_item.done", output_index=0, item=item)
-            + self._last(self._response(outputs, (item,)))
-        )
+        (answer,) = outputs[0].outputs
+        events = self._items.finish(item_status(answer))
+        return events + self._last(self._response(outputs))
 
     def _last(self, whole: ResponseBody) -> bytes:
-        return self._event(last_event(whole.status), response=whole)
+        return self._items.event(last_event(whole.status), response=whole)
 
     def failing(self, error: ErrorBody) -> bytes:
         detail = error.error
         if self._begun.background:
             return self.ending("failed", ResponseFault(detail.code, detail.message))
-        return self._event("error", code=detail.code, message=detail.message, param=detail.param)
+        return self._items.event(
+            "error", code=detail.code, message=detail.message, param=detail.param
+        )
 
     def keep(self, status: Status, error: ResponseFault | None = None) -> ResponseBody:
         """Keep the response as it is without output."""
@@ -206,28 +215,27 @@ class ResponsesWriter:
 
     def ending(self, status: Status, error: ResponseFault | None = None) -> bytes:
         """End a response without output. It is kept, so that a client can read why."""
-        whole = self.keep(status, error)
-        first = b"" if self._number else self._event("response.created", response=self._begun)
+        whole, event = self.keep(status, error), self._items.event
+        first = b"" if self._items.number else event("response.created", response=self._begun)
         return first + self._last(whole)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
-        return encode(self._response(outputs, (self._message(output),)))
-
-    def _message(self, output: RequestOutput) -> OutputMessage:
         (answer,) = output.outputs
-        text = OutputText(answer.text, logprobs=scored(answer))
-        return OutputMessage(self._item, item_status(answer), (text,))
+        self._read(output.prompt_token_ids)
+        self.delta(0, answer)
+        self._items.finish(item_status(answer))
+        return encode(self._response(outputs))
 
-    def _response(self, outputs: Sequence[RequestOutput], items: Sequence[Struct]) -> ResponseBody:
+    def _response(self, outputs: Sequence[RequestOutput]) -> ResponseBody:
         (output,) = outputs
         (answer,) = output.outputs
         status, incomplete = status_of(answer)
         whole = replace(
             self._begun,
             status=status,
-            output=items,
-            usage=usage_of(output, self._reasoning_tokens(outputs)),
+            output=self._items.done,
+            usage=usage_of(output, self._reply.reasoning_tokens(outputs)),
             incomplete_details=incomplete,
             completed_at=int(time()) if status == "completed" else None,
             timings=self._envelope.spent(outputs),
@@ -235,65 +243,3 @@ class ResponsesWriter:
         )
         self._keep(whole)
         return whole
-
-    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
-        return 0
-
-    def _in_text(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, **self._place, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number, self._number = self._number, self._number + 1
-        return response_event(kind, number, **fields)
-
-
-class ItemsWriter(ResponsesWriter):
-    """The same for replies with reasoning or calls: one item after another, as they begin."""
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        begun: ResponseBody,
-        keep: Keep,
-        reply: ReplyParsing,
-        scores: ScoreReader | None = None,
-    ) -> None:
-        """`scores` makes what finds the log-probabilities of a reply; None: they are not wanted."""
-        super().__init__(envelope, begun, keep)
-        self._reply, self._make_scores = reply, scores
-        self._items = ResponseItems(begun.id, self._event)
-
-    def opening(self, streams: Sequence[Stream]) -> bytes:
-        self._begin(streams[0].prompt_token_ids)
-        return self._event("response.created", response=self._begun) + self._event(
-            "response.in_progress", response=self._begun
-        )
-
-    def _begin(self, prompt: Sequence[int]) -> None:
-        self._reader = ReplyReader(self._reply, prompt)
-        self._scores = self._make_scores and self._make_scores(prompt)
-
-    def delta(self, part: int, delta: TextDelta) -> bytes:
-        if self._scores is None:
-            return b"".join(map(self._items.put, self._reader.read(delta)))
-        self._scores.add(delta)
-        return b"".join(
-            self._items.put(one, self._scores.of(one) if isinstance(one, ContentDelta) else ())
-            for one in self._reader.read(delta)
-        )
-
-    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        (answer,) = outputs[0].outputs
-        events = self._items.finish(item_status(answer))
-        return events + self._last(self._response(outputs, self._items.done))
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        (output,) = outputs
-        (answer,) = output.outputs
-        self._begin(output.prompt_token_ids)
-        self.delta(0, answer)
-        self._items.finish(item_status(answer))
-        return encode(self._response(outputs, self._items.done))
-
-    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
-        return self._reply.reasoning_tokens(outputs)

@@ -6,17 +6,17 @@ from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
-from msgspec import Struct, json, msgpack
+from msgspec import json
 from msgspec.structs import replace
 
-from paceline.server.responses.events import EventLog
+from paceline.server.responses.events import EventLog, SentToPeers
 
 Item = Mapping[str, Any]
 
 ITEM_BYTES = 256  # that an item takes beside its JSON, and a conversation beside its items
 
 
-class StoredResponse(Struct, frozen=True, array_like=True):
+class StoredResponse(SentToPeers, frozen=True):
     """A response as JSON, and the items that were its input, also as JSON."""
 
     body: bytes
@@ -42,16 +42,8 @@ class StoredResponse(Struct, frozen=True, array_like=True):
     def status(self) -> str:
         return json.decode(self.body)["status"]
 
-    def sent(self) -> bytes:
-        """The same for another process."""
-        return msgpack.encode(self)
 
-    @classmethod
-    def received(cls, sent: bytes) -> "StoredResponse":
-        return msgpack.decode(sent, type=cls)
-
-
-class StoredConversation(Struct, frozen=True, array_like=True):
+class StoredConversation(SentToPeers, frozen=True):
     """The items of a conversation in order, each as JSON, by their ids."""
 
     id: str
@@ -71,14 +63,6 @@ class StoredConversation(Struct, frozen=True, array_like=True):
     def followed_by(self, items: Sequence[Item]) -> "StoredConversation":
         added = {item["id"]: json.encode(item) for item in items}
         return replace(self, items=self.items | added)
-
-    def sent(self) -> bytes:
-        """The same for another process."""
-        return msgpack.encode(self)
-
-    @classmethod
-    def received(cls, sent: bytes) -> "StoredConversation":
-        return msgpack.decode(sent, type=cls)
 
 
 Stored = TypeVar("Stored", StoredResponse, StoredConversation)

@@ -15,14 +15,15 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import (
     Conversation,
+    asked_reply,
     begins_message,
-    chat_ask,
     chat_asks,
     check_batch,
     check_template,
 )
-from paceline.server.replies.reply_parsing import ReplyFormats, ReplyParsing, ReplyReader
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
+from paceline.server.replies.reply_parsing import ReplyParsing, ReplyReader
+from paceline.server.schemas.chat_messages import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.server.schemas.completions import (
     ChatChoice,
     ChatChunk,
@@ -35,9 +36,9 @@ from paceline.server.schemas.completions import (
     event,
     prompt_column,
 )
-from paceline.server.schemas.constraints import AssistantMessage, Delta, chat_delta, chat_message
 from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.openapi import GENERATED, TextFrame
+from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
 from paceline.text.chat_messages import text_of
 from paceline.tools.calls import joined
@@ -46,50 +47,33 @@ from paceline.tools.calls import joined
 def chat_routes(context: ServerContext) -> APIRouter:
     router = APIRouter(tags=["generation"], route_class=context.body_route)
 
+    async def answer(
+        body: ChatBody, request: Request, conversations: Sequence[Conversation]
+    ) -> Response:
+        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
+        model, settings, rules = context.model(body.model), context.settings, context.engine.rules
+        if isinstance(body, BatchChatRequest):
+            check_batch(body, settings.max_prompts)
+        check_template(body.chat_template, settings.trust_request_chat_template)
+        reply = await parsed(request, asked_reply, body, context.formats)
+        generations = await parsed(request, chat_asks, body, conversations, rules, reply)
+        name = context.open_requests.name(client.request_id)
+        starts = [MessageStart.of(body, one, settings.response_role) for one in conversations]
+        writer = ChatWriter(Envelope.of(body, name, model, settings), body, starts, reply)
+        job = GenerationJob(client, name, generations, writer, body.stream is True, reply)
+        return GenerationResponse(context, job)
+
     @router.post("/v1/chat/completions", responses=GENERATED)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation."""
-        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
-        model, rules = context.model(body.model), context.engine.rules
-        check_template(body.chat_template, context.settings.trust_request_chat_template)
-        reply = await parsed(request, chat_reply, body, context.formats)
-        generation = await parsed(request, chat_ask, body, rules, reply)
-        name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings)
-        starts = [MessageStart.of(body, body.messages, context.settings.response_role)]
-        writer = ChatWriter(envelope, body, starts)
-        if not reply.is_plain:
-            writer = ChatReplyWriter(envelope, body, starts, reply)
-        return GenerationResponse(
-            context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
-        )
+        return await answer(body, request, [body.messages])
 
     @router.post("/v1/chat/completions/batch", responses=GENERATED)
     async def create_batch(body: BatchChatRequest, request: Request) -> Response:
         """Continue several conversations; the answer has a choice for each, in their order."""
-        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
-        model, rules = context.model(body.model), context.engine.rules
-        check_batch(body, context.settings.max_prompts)
-        check_template(body.chat_template, context.settings.trust_request_chat_template)
-        reply = await parsed(request, chat_reply, body, context.formats)
-        generations = await parsed(request, chat_asks, body, body.messages, rules, reply)
-        name = context.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings)
-        role = context.settings.response_role
-        starts = [MessageStart.of(body, messages, role) for messages in body.messages]
-        writer = ChatWriter(envelope, body, starts)
-        if not reply.is_plain:
-            writer = ChatReplyWriter(envelope, body, starts, reply)
-        job = GenerationJob(client, name, generations, writer, stream=False, reply=reply)
-        return GenerationResponse(context, job)
+        return await answer(body, request, body.messages)
 
     return router
-
-
-def chat_reply(body: ChatBody, formats: ReplyFormats) -> ReplyParsing:
-    with_reasoning = body.include_reasoning is not False
-    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
-    return found.limited(body.thinking_token_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +96,31 @@ class MessageStart:
 
 
 class ChatWriter:
-    """Each choice begins with its role; its last chunk has the finish reason.
+    """Each choice begins with its role; its last chunk has the finish reason. Content, reasoning
+    and tool calls are fields of their own.
 
+    Of several chunks for one delta, the first has its logprobs, the last its finish reason.
     `starts` has the start of the message for each part; a chat that is not a batch has one part.
     """
 
-    def __init__(self, envelope: Envelope, body: ChatBody, starts: Sequence[MessageStart]) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        body: ChatBody,
+        starts: Sequence[MessageStart],
+        reply: ReplyParsing,
+    ) -> None:
         self._envelope, self._body, self._starts = envelope, body, starts
+        self._reply = reply
+        self._readers: list[ReplyReader] = []  # of each part
         self._is_batch = isinstance(body, BatchChatRequest)
         self._with_ids = body.return_token_ids is True
         self._with_text = isinstance(body, ChatRequest) and body.return_prompt_text is True
+        if reply.reasoning is not None:
+            envelope.reasoning_tokens = reply.reasoning_tokens
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
+        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in streams]
         self._envelope.count_prompts(streams)
         (start,), (stream,) = self._starts, streams
         role, write, choices = Delta(start.role, ""), self._envelope.chat_event, self._body.n or 1
@@ -138,22 +135,30 @@ class ChatWriter:
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
         self._envelope.count(delta)
-        shown = delta.text or delta.finish_reason or delta.logprobs
-        if not (shown or (self._with_ids and delta.token_ids)):
-            return b""
-        return self._envelope.chat_event(
-            ChatChunkChoice(
-                delta.index,
-                Delta(content=delta.text or None),
-                chat_logprobs(delta.logprobs, self._envelope.as_ids),
-                delta.finish_reason,
-                delta.stop_reason if delta.finish_reason else UNSET,
-                delta.token_ids if self._with_ids else UNSET,
-            ),
+        added = [chat_delta(one) for one in self._readers[part].read(delta)]
+        shown = delta.finish_reason or delta.logprobs or (self._with_ids and delta.token_ids)
+        if not added and shown:
+            added = [Delta()]
+        return b"".join(
+            self._envelope.chat_event(self._choice(part, delta, one, at, len(added)))
+            for at, one in enumerate(added)
+        )
+
+    def _choice(
+        self, part: int, delta: TextDelta, added: Delta, at: int, chunks: int
+    ) -> ChatChunkChoice:
+        is_end = at == chunks - 1 and delta.finish_reason is not None
+        return ChatChunkChoice(
+            delta.index,
+            added,
+            None if at else chat_logprobs(delta.logprobs, self._envelope.as_ids),
+            self._finish_reason(part, delta) if is_end else None,
+            delta.stop_reason if is_end else UNSET,
+            delta.token_ids if self._with_ids and not at else UNSET,
         )
 
     def frame(self, part: int, index: int) -> TextFrame | None:
-        if self._with_ids or self._envelope.counts:
+        if self._with_ids or self._envelope.counts or not self._reply.is_plain:
             return None
         event = self._envelope.chat_event
         return TextFrame.of(lambda text: event(ChatChunkChoice(index, Delta(content=text))))
@@ -165,6 +170,7 @@ class ChatWriter:
         return event(error)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in outputs]
         envelope, first = self._envelope, outputs[0]
         choices = [
             self._whole_choice(part, output, answer)
@@ -188,11 +194,12 @@ class ChatWriter:
         )
 
     def _whole_choice(self, part: int, output: RequestOutput, answer: ChoiceOutput) -> ChatChoice:
+        message = chat_message(joined(self._readers[part].read(answer)))
         return ChatChoice(
             answer.index + part,
-            self._started(part, self._message(part, answer)),
+            self._started(part, message),
             chat_logprobs(answer.logprobs, self._envelope.as_ids),
-            self._finish_reason(answer, part),
+            self._finish_reason(part, answer),
             answer.stop_reason,
             answer.token_ids if self._with_ids else None,
             self._prompt_column(output) if self._is_batch else UNSET,
@@ -210,68 +217,6 @@ class ChatWriter:
     def _prompt_ids(self, output: RequestOutput) -> Sequence[int] | None:
         return output.prompt_token_ids if self._with_ids else None
 
-    def _message(self, part: int, answer: ChoiceOutput) -> AssistantMessage:
-        return AssistantMessage(answer.text)
-
-    def _finish_reason(self, delta: TextDelta, part: int = 0) -> ChatFinishReason | None:
-        return delta.finish_reason
-
-
-class ChatReplyWriter(ChatWriter):
-    """The same for replies with reasoning or tool calls: each part is in a field of its own.
-
-    Of several chunks for one delta, the first has its logprobs, the last its finish reason.
-    """
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        body: ChatBody,
-        starts: Sequence[MessageStart],
-        reply: ReplyParsing,
-    ) -> None:
-        super().__init__(envelope, body, starts)
-        self._reply = reply
-        self._readers: list[ReplyReader] = []  # of each part
-        if reply.reasoning is not None:
-            envelope.reasoning_tokens = reply.reasoning_tokens
-
-    def opening(self, streams: Sequence[Stream]) -> bytes:
-        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in streams]
-        return super().opening(streams)
-
-    def delta(self, part: int, delta: TextDelta) -> bytes:
-        self._envelope.count(delta)
-        added = [chat_delta(one) for one in self._readers[part].read(delta)]
-        shown = delta.finish_reason or delta.logprobs or (self._with_ids and delta.token_ids)
-        if not added and shown:
-            added = [Delta()]
-        return b"".join(
-            self._envelope.chat_event(self._choice(delta, one, at, at == len(added) - 1))
-            for at, one in enumerate(added)
-        )
-
-    def _choice(self, delta: TextDelta, added: Delta, at: int, is_last: bool) -> ChatChunkChoice:
-        is_end = is_last and delta.finish_reason is not None
-        return ChatChunkChoice(
-            delta.index,
-            added,
-            None if at else chat_logprobs(delta.logprobs, self._envelope.as_ids),
-            self._finish_reason(delta) if is_end else None,
-            delta.stop_reason if is_end else UNSET,
-            delta.token_ids if self._with_ids and not at else UNSET,
-        )
-
-    def frame(self, part: int, index: int) -> None:
-        """None: a parser reads every text."""
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        self._readers = [ReplyReader(self._reply, one.prompt_token_ids) for one in outputs]
-        return super().whole(outputs)
-
-    def _message(self, part: int, answer: ChoiceOutput) -> AssistantMessage:
-        return chat_message(joined(self._readers[part].read(answer)))
-
-    def _finish_reason(self, delta: TextDelta, part: int = 0) -> ChatFinishReason | None:
+    def _finish_reason(self, part: int, delta: TextDelta) -> ChatFinishReason | None:
         is_call = delta.finish_reason == "stop" and delta.index in self._readers[part].calling
         return "tool_calls" if is_call else delta.finish_reason

@@ -13,8 +13,8 @@ from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import BROKEN, ApiError
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import ReplyParsing, ReplyReader
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.replies.response_writer import WholeWriter
 from paceline.server.responses.input import Item, compaction, input_items, messages
 from paceline.server.routes.stored_responses import check_stored, items_before
@@ -64,7 +64,7 @@ def compaction_routes(context: ServerContext) -> APIRouter:
         earlier = await items_before(context, body)
         reply = context.formats.asked(None, None, None)
         asked = await parsed(request, compact_ask, body, context.engine.rules, earlier)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         items = [*earlier, *input_items(body.input or [], name)]
 
         def write(outputs: Sequence[RequestOutput]) -> bytes:

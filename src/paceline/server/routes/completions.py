@@ -12,7 +12,7 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import ErrorBody
 from paceline.server.parse import check_prompts, completion_asks
 from paceline.server.replies.event_stream import TokenOffsets, echoed_offsets
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import (
     Completion,
     TextChoice,
@@ -24,7 +24,8 @@ from paceline.server.schemas.completions import (
     prompt_column,
 )
 from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.openapi import GENERATED, TextFrame
+from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import CompletionRequest
 from paceline.text.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ def completion_routes(context: ServerContext) -> APIRouter:
         markers = context.tokenizer.infill if body.suffix else None
         rules = context.engine.rules
         generations = await parsed(request, completion_asks, body, rules, markers)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
         changed = body.truncate_prompt_tokens is not None or body.add_special_tokens is False
         if body.echo and changed:

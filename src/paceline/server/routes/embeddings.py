@@ -29,7 +29,7 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.parse import each_prompt, unsupported
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.response_writer import WholeWriter
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.embeddings import (
@@ -203,7 +203,7 @@ class PoolingJob:
         self._context, self._body = context, body
         self._client = ClientHeaders.of(request.headers, prefix)
         self._model = context.model(body.model)
-        self._name = context.name(self._client.request_id)
+        self._name = context.open_requests.name(self._client.request_id)
 
     def response(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from paceline.core.sampling import LARGEST_ID
@@ -17,15 +17,16 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
 from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,
     ReplyFormats,
     ReplyParsing,
     ReplyReader,
 )
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.envelope import transfer_of
+from paceline.server.schemas.event_frames import TextFrame
 from paceline.server.schemas.messages import (
     MessageBlocks,
     MessageBody,
@@ -33,11 +34,12 @@ from paceline.server.schemas.messages import (
     MessagesRequest,
     MessagesUsage,
     StopReason,
-    TextBlock,
+    delta_of,
     message_event,
 )
-from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED, TextFrame
+from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
 from paceline.server.schemas.requests import ChatRequest
+from paceline.tools.calls import ContentDelta
 
 Block = Mapping[str, Any]
 
@@ -117,11 +119,10 @@ def result_of(block: Block) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": "" if content is None else content}
 
 
-def text_event(text: str) -> bytes:
-    return message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
-
-
-FRAME = TextFrame.of(text_event)
+# Of the events of a plain reply, which has one block.
+FRAME = TextFrame.of(
+    lambda text: message_event("content_block_delta", index=0, delta=delta_of(ContentDelta(text)))
+)
 
 
 def message_routes(context: ServerContext) -> APIRouter:
@@ -134,11 +135,9 @@ def message_routes(context: ServerContext) -> APIRouter:
         model, rules = context.model(body.model), context.engine.rules
         reply = await parsed(request, message_reply, body, context.formats)
         generation = await parsed(request, message_ask, body, rules, reply)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         block = context.engine.cached_block
-        writer = MessageWriter(name, model, generation, block)
-        if not reply.is_plain:
-            writer = BlocksWriter(name, model, generation, block, reply)
+        writer = MessageWriter(name, model, generation, block, reply)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
@@ -247,36 +246,42 @@ def is_text(content: Any) -> bool:
 
 
 class MessageWriter:
-    """One message with one block of text. The prefix cache keeps blocks of `cached_block` tokens;
-    0: none."""
+    """One block of content after another, as they begin. The prefix cache keeps blocks of
+    `cached_block` tokens; 0: none."""
 
     def __init__(
-        self, name: str, model: str, generation: GenerationRequest, cached_block: int
+        self,
+        name: str,
+        model: str,
+        generation: GenerationRequest,
+        cached_block: int,
+        reply: ReplyParsing,
     ) -> None:
         self._name, self._model, self._cached_block = name, model, cached_block
         self._most = generation.params.max_tokens
+        self._reply = reply
+        self._blocks = MessageBlocks()
 
     def opening(self, streams: Sequence[Stream]) -> bytes:
         (stream,) = streams
+        self._reader = ReplyReader(self._reply, stream.prompt_token_ids)
         begun = MessageBody(self._name, self._model, MessagesUsage(stream.prompt_tokens, 0))
-        return (
-            message_event("message_start", message=begun)
-            + message_event("content_block_start", index=0, content_block=TextBlock(""))
-            + message_event("ping")
-        )
+        # Nothing but text will follow a plain reply's first block, so it begins at once.
+        block = self._blocks.put(ContentDelta("")) if self._reply.is_plain else b""
+        return message_event("message_start", message=begun) + block + message_event("ping")
 
     def delta(self, part: int, delta: TextDelta) -> bytes:
-        return text_event(delta.text) if delta.text else b""
+        return b"".join(map(self._blocks.put, self._reader.read(delta)))
 
     def frame(self, part: int, index: int) -> TextFrame | None:
-        return FRAME
+        return FRAME if self._reply.is_plain else None
 
     def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
+        end = self._blocks.finish()
         try:
-            whole = self._whole(outputs)
+            return end + self._last(self._whole(outputs))
         except ApiError as error:
-            return self.failing(error.body)
-        return message_event("content_block_stop", index=0) + self._last(whole)
+            return (b"" if self._reply.is_plain else end) + self.failing(error.body)
 
     def _last(self, whole: MessageBody) -> bytes:
         ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
@@ -290,12 +295,16 @@ class MessageWriter:
         return message_event("error", error=fault_of(error), request_id=self._name)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        (output,) = outputs
+        self._reader = ReplyReader(self._reply, output.prompt_token_ids)
+        self.delta(0, output.outputs[0])
+        self._blocks.finish()
         return encode(self._whole(outputs))
 
     def _whole(self, outputs: Sequence[RequestOutput]) -> MessageBody:
         (output,) = outputs
         (answer,) = output.outputs
-        whole = MessageBody(self._name, self._model, self._usage(output), self._content(output))
+        whole = MessageBody(self._name, self._model, self._usage(output), self._blocks.done)
         stopped = answer.stop_reason if isinstance(answer.stop_reason, str) else None
         return replace(
             whole,
@@ -313,15 +322,11 @@ class MessageWriter:
         fresh = used.prompt_tokens - cached - created
         return MessagesUsage(fresh, used.completion_tokens, cached, created)
 
-    def _content(self, output: RequestOutput) -> Sequence[Struct]:
-        (answer,) = output.outputs
-        return (TextBlock(answer.text),)
-
     def _stop_reason(self, output: RequestOutput, answer: ChoiceOutput) -> StopReason:
         """Why it ended. An answer that was cut short is an error: the API has no word for it."""
         match answer.finish_reason:
             case "stop":
-                if self._is_calling():
+                if self._reader.calling:
                     return "tool_use"
                 return "stop_sequence" if isinstance(answer.stop_reason, str) else "end_turn"
             case "length":
@@ -331,54 +336,3 @@ class MessageWriter:
                 raise ApiError(GATEWAY_TIMEOUT, output.error, code="timeout")
             case _:
                 raise ApiError(UNAVAILABLE, "the request was aborted", code="aborted")
-
-    def _is_calling(self) -> bool:
-        return False
-
-
-class BlocksWriter(MessageWriter):
-    """The same for replies with reasoning or tool calls: one block after another, as they begin."""
-
-    def __init__(
-        self,
-        name: str,
-        model: str,
-        generation: GenerationRequest,
-        cached_block: int,
-        reply: ReplyParsing,
-    ) -> None:
-        super().__init__(name, model, generation, cached_block)
-        self._reply = reply
-        self._blocks = MessageBlocks()
-
-    def opening(self, streams: Sequence[Stream]) -> bytes:
-        (stream,) = streams
-        self._reader = ReplyReader(self._reply, stream.prompt_token_ids)
-        begun = MessageBody(self._name, self._model, MessagesUsage(stream.prompt_tokens, 0))
-        return message_event("message_start", message=begun) + message_event("ping")
-
-    def delta(self, part: int, delta: TextDelta) -> bytes:
-        return b"".join(map(self._blocks.put, self._reader.read(delta)))
-
-    def frame(self, part: int, index: int) -> None:
-        """None: a parser reads every text."""
-
-    def closing(self, outputs: Sequence[RequestOutput]) -> bytes:
-        events = self._blocks.finish()
-        try:
-            return events + self._last(self._whole(outputs))
-        except ApiError as error:
-            return events + self.failing(error.body)
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        (output,) = outputs
-        self._reader = ReplyReader(self._reply, output.prompt_token_ids)
-        self.delta(0, output.outputs[0])
-        self._blocks.finish()
-        return super().whole(outputs)
-
-    def _content(self, output: RequestOutput) -> Sequence[Struct]:
-        return self._blocks.done
-
-    def _is_calling(self) -> bool:
-        return bool(self._reader.calling)

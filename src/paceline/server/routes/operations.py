@@ -18,10 +18,10 @@ from paceline.server.context import ServerContext
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.live.frame_stream import EngineFrames
 from paceline.server.live.page_routes import page_routes
+from paceline.server.replies.open_requests import part_ids
 from paceline.server.responses.background import cancelled_here, events_here, removed_here
 from paceline.server.responses.conversations import Change, changed_here
-from paceline.server.responses.events import EventBatch
-from paceline.server.responses.store import StoredConversation, StoredResponse
+from paceline.server.responses.events import SentToPeers
 from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest, LoadAdapterRequest, UnloadAdapterRequest
 from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
@@ -147,7 +147,7 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
         case "abort_all":
             return await abort_here(context, [*context.open_requests])
         case "parts":
-            return [context.known_parts(name) for name in names]
+            return [context.open_requests.known_parts(name) for name in names]
         case "response":
             return [sent(context.responses.get(name)) for name in names]
         case "events":
@@ -165,7 +165,7 @@ async def answer_peer(context: ServerContext, verb: PeerVerb, names: tuple[str, 
             return []
 
 
-def sent(found: StoredResponse | StoredConversation | EventBatch | None) -> bytes:
+def sent(found: SentToPeers | None) -> bytes:
     return b"" if found is None else found.sent()
 
 
@@ -173,17 +173,25 @@ async def abort_here(context: ServerContext, names: Sequence[str]) -> list[str]:
     """Abort requests of this front end; returns those that were open."""
     aborted: list[str] = []
     for name in names:
-        if await context.abort(name):
+        if await context.open_requests.abort(name):
             aborted.append(name)
         await asyncio.sleep(0)  # there may be many
     return aborted
+
+
+async def parts_anywhere(context: ServerContext, name: str) -> Sequence[str]:
+    """The part ids of an open or recent request of any front end. That of a part is its own."""
+    if context.open_requests.known_parts(name):
+        return context.open_requests.parts(name)
+    counts = [one for (one,) in await context.peers.ask("parts", (name,)) if one]
+    return part_ids(name, max(counts, default=1))
 
 
 async def explanation(context: ServerContext, name: str) -> str:
     """What happened to all remembered parts, or to one part by its own id."""
     found: list[str] = []
     problem = ""
-    for part in await context.parts_anywhere(name):
+    for part in await parts_anywhere(context, name):
         try:
             found.append(await context.engine.explain(part))
         except RequestError as error:
@@ -202,7 +210,7 @@ def dashboard_routes(context: ServerContext) -> APIRouter:
 
     async def life(request_id: str) -> RequestLife:
         problem = ""
-        for part in dict.fromkeys((request_id, *await context.parts_anywhere(request_id))):
+        for part in dict.fromkeys((request_id, *await parts_anywhere(context, request_id))):
             try:
                 found, head = await source.life(part)
             except RequestError as error:

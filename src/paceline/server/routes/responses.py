@@ -15,6 +15,7 @@ from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import TOO_LARGE, ApiError
 from paceline.server.parse import (
+    asked_reply,
     check_common,
     common,
     effort_of,
@@ -23,11 +24,11 @@ from paceline.server.parse import (
     unsupported,
 )
 from paceline.server.replies.event_stream import MessageLogprobs, TokenOffsets
-from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyFormats, ReplyParsing
-from paceline.server.replies.respond import GenerationJob, GenerationResponse
+from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
+from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.responses.background import EventResponse, start
 from paceline.server.responses.conversations import Turn, conversation_id
-from paceline.server.responses.events import ItemsWriter, ResponsesWriter, ScoreReader
+from paceline.server.responses.events import ResponsesWriter, ScoreReader
 from paceline.server.responses.input import Item, input_items, messages
 from paceline.server.responses.store import StoredResponse
 from paceline.server.routes.stored_responses import check_stored, items_before
@@ -55,9 +56,9 @@ def response_routes(context: ServerContext) -> APIRouter:
         model, rules = context.model(body.model), context.engine.rules
         is_kept = stores(body, context.settings)
         earlier = await items_before(context, body)
-        reply = await parsed(request, response_reply, body, context.formats)
+        reply = await parsed(request, asked_reply, body, context.formats)
         generation = await parsed(request, response_ask, body, rules, reply, earlier)
-        name = context.name(client.request_id)
+        name = context.open_requests.name(client.request_id)
         envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model, is_kept)
         given = input_items(body.input, name)
@@ -66,10 +67,8 @@ def response_routes(context: ServerContext) -> APIRouter:
         has_log = is_streamed and empty.background
         keep = partial(kept, context, items, has_log) if is_kept else unkept
         turn = Turn(context, conversation_id(body.conversation), given, keep)
-        writer = ResponsesWriter(envelope, empty, turn.keep)
-        if not reply.is_plain:
-            scores = score_reader(context.tokenizer, generation.params)
-            writer = ItemsWriter(envelope, empty, turn.keep, reply, scores)
+        scores = score_reader(context.tokenizer, generation.params)
+        writer = ResponsesWriter(envelope, empty, turn.keep, reply, scores)
         job = GenerationJob(client, name, [generation], writer, is_streamed, reply, turn.add)
         if not empty.background:
             return GenerationResponse(context, job)
@@ -89,7 +88,7 @@ def response_routes(context: ServerContext) -> APIRouter:
         whole = ResponseRequest.model_validate({"input": [], **given})
         stores(whole, context.settings)
         earlier = await items_before(context, body)
-        reply = await parsed(request, response_reply, whole, context.formats)
+        reply = await parsed(request, asked_reply, whole, context.formats)
         rules = context.engine.rules
         asked = await parsed(request, response_ask, whole, rules, reply, earlier)
         prompt = await context.tokenized(asked)
@@ -141,12 +140,6 @@ def too_large(context: ServerContext, stored: StoredResponse) -> str:
 
 def unkept(response: ResponseBody) -> None:
     """The response is not stored."""
-
-
-def response_reply(body: ResponseRequest, formats: ReplyFormats) -> ReplyParsing:
-    with_reasoning = body.include_reasoning is not False
-    found = formats.asked(body.tools, body.tool_choice, body.parallel_tool_calls, with_reasoning)
-    return found.limited(body.thinking_token_budget)
 
 
 def response_ask(

@@ -17,7 +17,7 @@ from paceline.engine.api import (
     TokenLogprob,
     Usage,
 )
-from paceline.server.schemas.constraints import AssistantMessage, Delta
+from paceline.server.schemas.chat_messages import AssistantMessage, Delta
 
 MS = 1000.0  # milliseconds of a second
 

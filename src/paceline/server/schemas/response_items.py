@@ -1,16 +1,23 @@
 """The items of a response: messages, reasoning and function calls, whole and as events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from paceline.server.schemas.completions import ChatLogprob
-from paceline.server.schemas.responses import FunctionCallItem, OutputMessage, OutputText, Status
+from paceline.server.schemas.event_frames import NumberedFrame
+from paceline.server.schemas.responses import (
+    FunctionCallItem,
+    OutputMessage,
+    OutputText,
+    Status,
+    response_event,
+)
 from paceline.tools.calls import CallDelta, ContentDelta, ReasoningDelta, ReplyDelta, kind_of
 
-Event = Callable[..., bytes]  # of a type and fields
 Scores = Sequence[ChatLogprob]
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -32,41 +39,38 @@ class ReasoningItem(Struct, frozen=True):
     type: str = "reasoning"
 
 
-class ItemKind(Protocol):
-    """How the items of one kind are written."""
+class OpenItem(ABC):
+    """An item of one kind, whose text grows."""
 
-    @property
-    def id(self) -> str: ...
+    events: str  # the events of its text begin with this
 
-    @property
-    def events(self) -> str:
-        """The events of its text begin with this."""
-        ...
+    def __init__(self, id: str) -> None:
+        self.id = id
 
+    @abstractmethod
     def item(self, status: Status, text: str | None) -> Struct:
         """The item with its text; None: it has not begun."""
-        ...
 
     def part(self, text: str) -> Struct | None:
         """The part that has the text; None: the item itself has it."""
-        ...
+        return None
 
     def added(self, scores: Scores) -> Mapping[str, Any]:
         """Further fields of the event of a text, whose tokens have these log-probabilities."""
-        ...
+        return NO_FIELDS
 
     def done(self, text: str) -> dict[str, Any]:
         """The fields of the event that ends the text."""
-        ...
+        return {"text": text}
 
 
-class MessageKind:
+class OpenMessage(OpenItem):
     """The answer, with the log-probabilities of its tokens, if there are any."""
 
     events = "response.output_text"
 
     def __init__(self, id: str) -> None:
-        self.id = id
+        super().__init__(id)
         self._scores: list[ChatLogprob] = []
 
     def item(self, status: Status, text: str | None) -> OutputMessage:
@@ -83,61 +87,53 @@ class MessageKind:
         return {"text": text, "logprobs": self._scores}
 
 
-class ReasoningKind:
+class OpenReasoning(OpenItem):
     """Reasoning."""
 
     events = "response.reasoning_text"
 
-    def __init__(self, id: str) -> None:
-        self.id = id
-
     def item(self, status: Status, text: str | None) -> ReasoningItem:
-        return ReasoningItem(self.id, status, () if text is None else (ReasoningText(text),))
+        return ReasoningItem(self.id, status, () if text is None else (self.part(text),))
 
     def part(self, text: str) -> ReasoningText:
         return ReasoningText(text)
 
-    def added(self, scores: Scores) -> Mapping[str, Any]:
-        return NO_FIELDS
 
-    def done(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-
-class CallKind:
-    """A function call."""
+class OpenCall(OpenItem):
+    """A function call; its arguments are a field of the item."""
 
     events = "response.function_call_arguments"
 
     def __init__(self, id: str, begun: CallDelta) -> None:
-        self.id = id
+        super().__init__(id)
         self._call_id, self._name = begun.id or "", begun.name or ""
 
     def item(self, status: Status, text: str | None) -> FunctionCallItem:
         return FunctionCallItem(self.id, status, self._call_id, self._name, text or "")
-
-    def part(self, text: str) -> None:
-        """None: arguments are a field of the item."""
-
-    def added(self, scores: Scores) -> Mapping[str, Any]:
-        return NO_FIELDS
 
     def done(self, text: str) -> dict[str, Any]:
         return {"arguments": text, "name": self._name}
 
 
 class ResponseItems:
-    """Turns the deltas of a reply into items, one after another, and into their events.
+    """Turns the deltas of a reply into items, one after another, and numbers all events.
 
     `done` has the items that are complete.
     """
 
-    def __init__(self, response: str, event: Event) -> None:
+    def __init__(self, response: str) -> None:
         self.done: list[Struct] = []
-        self._response, self._event = response, event
-        self._open: ItemKind | None = None
+        self.number = 0  # of the next event
+        self._response = response
+        self._open: OpenItem | None = None
         self._kind: object = None
         self._texts: list[str] = []
+        self._place: dict[str, Any] = {}  # the open item, in its events
+        self._frame: NumberedFrame | None = None  # of its texts without log-probabilities
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        number, self.number = self.number, self.number + 1
+        return response_event(kind, number, **fields)
 
     def put(self, delta: ReplyDelta, scores: Scores = ()) -> bytes:
         """`scores` has the log-probabilities of the tokens of a message."""
@@ -145,7 +141,7 @@ class ResponseItems:
         if self._open is None or kind_of(delta) != self._kind:
             events = self.close("completed") + self._begin(delta)
         text = delta.arguments if isinstance(delta, CallDelta) else delta.text
-        return events + self._add(text, scores) if text else events
+        return events + self._add(text, scores) if text or scores else events
 
     def finish(self, status: Status) -> bytes:
         """End the last item; a reply without any is an empty message."""
@@ -155,42 +151,51 @@ class ResponseItems:
     def close(self, status: Status) -> bytes:
         if (kind := self._open) is None:
             return b""
-        self._open = None
-        text, place = "".join(self._texts), self._place(kind)
-        events = self._event(f"{kind.events}.done", **place, **kind.done(text))
+        self._open = self._frame = None
+        text = "".join(self._texts)
+        events = self.event(f"{kind.events}.done", **self._place, **kind.done(text))
         if part := kind.part(text):
-            events += self._event("response.content_part.done", **place, part=part)
+            events += self.event("response.content_part.done", **self._place, part=part)
         item, at = kind.item(status, text), len(self.done)
         self.done.append(item)
-        return events + self._event("response.output_item.done", output_index=at, item=item)
+        return events + self.event("response.output_item.done", output_index=at, item=item)
 
     def _begin(self, delta: ReplyDelta) -> bytes:
         self._kind, self._texts = kind_of(delta), []
         kind = self._open = self._kind_for(delta)
-        empty, at = kind.item("in_progress", None), len(self.done)
-        events = self._event("response.output_item.added", output_index=at, item=empty)
-        if part := kind.part(""):
-            events += self._event("response.content_part.added", **self._place(kind), part=part)
+        empty, at, part = kind.item("in_progress", None), len(self.done), kind.part("")
+        self._place = {"item_id": kind.id, "output_index": at}
+        events = self.event("response.output_item.added", output_index=at, item=empty)
+        if part:
+            self._place["content_index"] = 0
+            events += self.event("response.content_part.added", **self._place, part=part)
         return events
 
-    def _kind_for(self, delta: ReplyDelta) -> ItemKind:
+    def _kind_for(self, delta: ReplyDelta) -> OpenItem:
         # The first message keeps the plain id.
         name = f"{self._response}-{len(self.done)}" if self.done else self._response
         match delta:
             case ContentDelta():
-                return MessageKind(f"msg-{name}")
+                return OpenMessage(f"msg-{name}")
             case ReasoningDelta():
-                return ReasoningKind(f"rs-{name}")
+                return OpenReasoning(f"rs-{name}")
             case CallDelta():
-                return CallKind(f"fc-{name}", delta)
+                return OpenCall(f"fc-{name}", delta)
 
     def _add(self, text: str, scores: Scores) -> bytes:
         kind = self._open
         assert kind is not None, "no item has begun"
         self._texts.append(text)
-        fields = {"delta": text, **kind.added(scores)}
-        return self._event(f"{kind.events}.delta", **self._place(kind), **fields)
+        fields, number = kind.added(scores), self.number
+        self.number += 1
 
-    def _place(self, kind: ItemKind) -> dict[str, Any]:
-        place = {"item_id": kind.id, "output_index": len(self.done)}
-        return {**place, "content_index": 0} if kind.part("") else place
+        def write(number: int, text: str) -> bytes:
+            return response_event(
+                f"{kind.events}.delta", number, **self._place, delta=text, **fields
+            )
+
+        if scores:
+            return write(number, text)
+        if self._frame is None:
+            self._frame = NumberedFrame.of(write)
+        return self._frame.event(number, text)

@@ -1,15 +1,18 @@
-"""One entry in the log for each request that has ended, however it ended."""
+"""One entry in the log for each request that has ended, however it ended, and its span."""
 
 import logging
 from asyncio import CancelledError
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from importlib import import_module
+from typing import Any, Literal, Protocol
 
 import msgspec
 from starlette.exceptions import HTTPException
 
-from paceline.engine.api import RequestError, RequestOutput
+from paceline.core.errors import ConfigError
+from paceline.engine.api import RequestError, RequestOutput, SamplingParams
+from paceline.server.client_headers import ClientHeaders
 from paceline.server.errors import GATEWAY_TIMEOUT, readable
 
 log = logging.getLogger("paceline.requests")
@@ -122,3 +125,21 @@ class JsonFormatter(logging.Formatter):
                 where = {"level": record.levelname, "logger": record.name}
                 body = {"time": now(), **where, "message": readable(message)}
         return msgspec.json.encode(body).decode()
+
+
+class Tracing(Protocol):
+    """Receives each request once, after its end."""
+
+    def ended(
+        self, client: ClientHeaders, params: SamplingParams, entry: RequestLogEntry
+    ) -> None: ...
+
+
+def tracing_to(endpoint: str) -> Tracing:
+    """Import OpenTelemetry, which is needed only if spans are sent."""
+    try:
+        spans = import_module("paceline.server.telemetry.spans")
+    except ImportError as error:
+        wanted = "otlp_endpoint needs OpenTelemetry; run pip install 'paceline[otel]'"
+        raise ConfigError(f"{wanted}: {error}") from error
+    return spans.Spans.sent_to(endpoint)

@@ -138,7 +138,7 @@ def totals(history: History, stats: Stats) -> list[str]:
         )
     if stats.forks:
         forks = plural(stats.forks, "fork")
-        lines.append(f"families: {forks}, {blocks(stats.copied_blocks)} copied")
+        lines.append(f"sequence groups: {forks}, {blocks(stats.copied_blocks)} copied")
     if stats.drafted:
         lines.append(
             f"drafts: {stats.accepted} of {stats.drafted} right "

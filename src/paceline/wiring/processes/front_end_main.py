@@ -17,12 +17,12 @@ import msgspec
 
 from paceline.core.errors import PacelineError
 from paceline.core.system.host import keep_heap
-from paceline.engine.shared import SharedEngine
+from paceline.engine.shared_core_engine import SharedEngine
 from paceline.engine.trace.frontend_trace import front_end
 from paceline.engine.trace.trace_file import TraceTarget
 from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.engine.transport.process_main import die_with_parent
-from paceline.engine.transport.remote import RemoteCore
+from paceline.engine.transport.remote_core import RemoteCore
 from paceline.engine.transport.wire import read_only
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.settings.load import LoadConfig
-from paceline.engine.loop.choice_rows import MOST_FRONT_ENDS
+from paceline.engine.choice_rows import MOST_FRONT_ENDS
 from paceline.engine.loop.messages import EngineFailed
 from paceline.engine.loop.ports import Core
 from paceline.engine.settings import CoreSettings

@@ -23,7 +23,7 @@ from paceline.engine.transport.front_end_link import (
     PeerQuestion,
     from_front_end,
 )
-from paceline.engine.transport.remote import RemoteCore
+from paceline.engine.transport.remote_core import RemoteCore
 from paceline.engine.transport.shared_core import NO_ROWS
 
 CAPACITY = Capacity(512, 16, 32, 8, 64)

@@ -12,14 +12,14 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.params import SamplingParams
-from paceline.engine.prompt_reader import (
+from paceline.engine.frontend.prompt_reader import (
     BATCH_TEXTS,
     OFFLINE_TEXTS,
     SHORT_TEXT,
     PromptReader,
     tokenized,
 )
+from paceline.engine.params import SamplingParams
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from tests.engine.support import tokenizer

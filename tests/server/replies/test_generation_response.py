@@ -132,7 +132,7 @@ def test_a_request_of_many_parts_is_aborted_as_a_whole_while_it_starts() -> None
         def noted(one: GenerationRequest) -> Any:
             started.append(one.request_id)
             if len(started) == 3:
-                site.context.aborted_early.add("mine")
+                site.context.open_requests.aborted_early.add("mine")
             return generate(one)
 
         with patch.object(site.engine, "generate", noted):

@@ -1,11 +1,10 @@
-"""What outputs are made of: text, tokens, log-probabilities, and their numbers; and the prompt
-as tokens."""
+"""Outputs of requests: text, tokens, log-probabilities, and their numbers."""
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from paceline.core.multimodal import Item
+from paceline.core.arrays import F32
 from paceline.core.plan import Timings
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
@@ -184,10 +183,44 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """The token ids of a prompt, the text that they were made from, if there was one, and the
-    images among them."""
+class RequestOutput:
+    """The finished output of a request.
 
-    token_ids: Sequence[int]
-    text: str | None = None
-    items: tuple[Item, ...] = ()
+    Attributes:
+        request_id: Identity of the request.
+        prompt: The prompt as text, if it was given as text or as messages.
+        prompt_token_ids: The prompt as token ids.
+        outputs: The `n` choices; each has `text`, `token_ids`, `finish_reason` and `logprobs`.
+        usage: Numbers of prompt tokens, completion tokens and cached tokens.
+        timings: Seconds in the queue, in prefill and in decode.
+        finished: Whether all choices are complete.
+        error: What went wrong, for the finish reasons "error" and "timeout". The choices have the
+            tokens that were generated before.
+        pooled: The vector of the prompt, if the request has `pooling`.
+        kv_transfer_params: Where another engine can read the KV of the prompt, if the request asked
+            the connector for it.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[ChoiceOutput, ...]
+    usage: Usage
+    timings: Timings
+    finished: bool = True
+    error: str = ""
+    pooled: F32 | None = None
+    kv_transfer_params: Mapping[str, Any] | None = None
+
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        """When each stage began, in vLLM's names; None for a request that never ran."""
+        return RequestMetrics.of(self.timings, self.usage)
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """One entry per token of the prompt, None for the first.
+
+        None if the request does not want them.
+        """
+        return self.outputs[0].prompt_logprobs

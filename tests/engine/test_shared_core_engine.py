@@ -9,7 +9,7 @@ import pytest
 from paceline.core.errors import QueueFull
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
-from paceline.engine.shared import SharedEngine
+from paceline.engine.shared_core_engine import SharedEngine
 from paceline.engine.transport.thread import ThreadCore
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import ask, components, tokenizer

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from paceline.engine.loop.choice_rows import FRONT_END_SHIFT, ROW, ChoiceRows
+from paceline.engine.choice_rows import FRONT_END_SHIFT, ROW, ChoiceRows
 from paceline.engine.loop.messages import Delivery
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -10,10 +10,16 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.core.errors import PacelineError
-from paceline.engine.api import EngineFailed, GenerationRequest, RequestOutput, Stream
+from paceline.engine.api import (
+    EngineFailed,
+    GenerationRequest,
+    RequestOutput,
+    Stream,
+    TokenizedPrompt,
+)
 from paceline.server.client_headers import ID, ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import GATEWAY_TIMEOUT, ApiError, api_error_of
+from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, api_error_of
 from paceline.server.replies.event_stream import EventStream
 from paceline.server.replies.reply_parsing import PLAIN_REPLY, ReplyParsing
 from paceline.server.replies.response_writer import (
@@ -27,6 +33,7 @@ from paceline.server.telemetry.request_log import UNREAD, RequestLogEntry
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+READ_AT_ONCE = 32  # prompts of a request; to ask for more would block other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +78,15 @@ class GenerationResponse(Response):
         entry.tenant, entry.session_id = job.generations[0].tenant, job.client.session_id
         begun = monotonic()
         try:
-            rank = job.client.chosen_rank
-            with self._context.opened(job.name, len(job.generations)):
-                generations = self._context.bound(job.generations, rank)
-                generations = await self._context.ready(job.name, generations)
+            self._context.check_open()
+            with self._context.open_requests.opened(job.name, len(job.generations)):
+                generations = await self._ready(self._bound())
                 if job.reply.may_hold(generations[0].params):
                     generations = await self._context.long_work.run(held, job.reply, generations)
                 entry.prompt_tokens = sum(
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )
-                streams += await self._context.started(job.name, generations)
+                streams += await self._started(generations)
                 if job.stream:
                     await self._send_stream(scope, send, entry)
                 else:
@@ -98,6 +104,57 @@ class GenerationResponse(Response):
             entry.write()
             if self._context.tracing is not None:
                 self._context.tracing.ended(job.client, job.generations[0].params, entry)
+
+    # -- to the engine ------------------------------------------------------
+
+    def _bound(self) -> Sequence[GenerationRequest]:
+        """The requests for the engine that a client chose. 503 if it is not there."""
+        generations, rank = self._job.generations, self._job.client.chosen_rank
+        if rank is None:
+            return generations
+        troubles = self._context.engine.troubles()
+        if rank < len(troubles) and troubles[rank]:
+            raise ApiError(UNAVAILABLE, f"engine {rank}: {troubles[rank]}", code="unhealthy")
+        return [replace(one, data_parallel_rank=rank) for one in generations]
+
+    async def _ready(self, generations: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """Tokenize the prompts, and give each its id, its adapter and its timeout.
+
+        Raises QueueFull if there is no room for them.
+        """
+        context, name = self._context, self._job.name
+        context.engine.check_room(len(generations))
+        timeout, parts = context.settings.timeout_s or None, context.open_requests[name]
+        prompts: list[TokenizedPrompt] = []
+        for start in range(0, len(parts), READ_AT_ONCE):
+            some = generations[start : start + READ_AT_ONCE]
+            prompts += await asyncio.gather(*map(context.tokenized, some))
+        given = zip(generations, prompts, parts, strict=True)
+        origin = name if len(parts) > 1 else ""  # its prompts leave slots for others
+        return [
+            context.adapted(generation).ready(prompt, part, timeout, origin)
+            for generation, prompt, part in given
+        ]
+
+    async def _started(self, generations: Sequence[GenerationRequest]) -> list[Stream]:
+        """Start the parts, one after another.
+
+        The server may close, or the request may be aborted, before all have started.
+        """
+        context, streams = self._context, list[Stream]()
+        try:
+            for generation in generations:
+                await context.turnstile.enter()  # many parts would block other requests
+                context.check_open()
+                if self._job.name in context.open_requests.aborted_early:
+                    problem = "the request was aborted before it started"
+                    raise ApiError(UNAVAILABLE, problem, code="aborted")
+                streams.append(context.engine.generate(generation))
+        except BaseException:
+            for stream in streams:
+                await stream.aclose()
+            raise
+        return streams
 
     # -- whole --------------------------------------------------------------
 

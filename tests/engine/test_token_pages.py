@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from paceline.engine.loop.choice_rows import FIRST_PAGES, PAGE, TokenPages
+from paceline.engine.choice_rows import FIRST_PAGES, PAGE, TokenPages
 
 
 @pytest.mark.parametrize("seed", range(8))

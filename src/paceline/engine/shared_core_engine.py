@@ -1,4 +1,4 @@
-"""An engine for an event loop, beside others in other processes that share its core."""
+"""The engine of a front end that shares its core with front ends in other processes."""
 
 from dataclasses import replace
 

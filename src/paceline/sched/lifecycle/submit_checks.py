@@ -1,0 +1,69 @@
+"""Checks of a request that is submitted: can it ever run?"""
+
+from paceline.core.errors import RequestError
+from paceline.core.request import Request
+from paceline.core.settings.config import Config
+from paceline.kv.cache import KVCache
+
+
+def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
+    """The tokens at which the request ends at the latest. RequestError if it can never run."""
+    step, prompt = config.step, len(request.prompt)
+    if prompt >= step.max_model_len:
+        raise RequestError(
+            f"request {request.id!r}: a prompt of {prompt} tokens leaves no room for one more "
+            f"within max_model_len {step.max_model_len}"
+        )
+    longest = step.max_model_len
+    if request.max_tokens is not None:
+        longest = min(longest, prompt + request.max_tokens)
+    known = prompt + max((len(one or ()) for one in request.generated), default=0)
+    if known >= longest:
+        raise RequestError(
+            f"request {request.id!r}: it has {known} tokens from another engine, and this one ends "
+            f"it at {longest}"
+        )
+    width, span = request.width, longest - 1 + config.speculation.lookahead_slots
+    if width > step.max_num_seqs:
+        raise RequestError(
+            f"request {request.id!r} asks for {width} sequences at once, and max_num_seqs "
+            f"is {step.max_num_seqs}"
+        )
+    need = cache.tables.most_blocks(min(span, step.max_model_len), width, shared=prompt - 1)
+    have = cache.pool.size
+    if need > have:
+        several = f" in each of {width} sequences" if width > 1 else ""
+        raise RequestError(
+            f"request {request.id!r}: {prompt} prompt tokens and up to {longest - prompt} new "
+            f"ones{several} need {need} blocks of {cache.block_size}, and the whole pool "
+            f"has {have}"
+        )
+    if request.items and (problem := unfit_items(request, config)):
+        raise RequestError(f"request {request.id!r}: {problem}")
+    return longest
+
+
+def unfit_items(request: Request, config: Config) -> str:
+    """Why the items of a request can never be encoded or computed; empty if they can."""
+    step, lengths = config.step, {item.identity: item.length for item in request.items}
+    longest, total = max(lengths.values()), sum(lengths.values())
+    for name, most in (
+        ("max_num_encoder_input_tokens", config.encoder_budget),
+        ("encoder_cache_size", config.encoder_capacity),
+    ):
+        if longest > most:
+            return f"an item has {longest} embeddings, and {name} is {most}: use a smaller one"
+        if total > most and not step.enable_chunked_prefill:
+            return (
+                f"its items have {total} embeddings in all, and {name} is {most}; a prompt is "
+                "computed in one step without enable_chunked_prefill"
+            )
+    # Other residents may take one position each of every step.
+    room = step.max_num_batched_tokens - step.max_num_seqs + 1
+    room = min(room, step.long_prefill_token_threshold or room)
+    if config.encoder.disable_chunked_mm_input and longest > room and step.enable_chunked_prefill:
+        return (
+            f"an item has {longest} positions, and with disable_chunked_mm_input a row of a step "
+            f"has room for {room}: raise max_num_batched_tokens, or use a smaller item"
+        )
+    return ""
