@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.core.arrays import I64
 from paceline.core.request import Request
 from paceline.runner.models.rope import AXES
+from paceline.runner.tensors import from_numpy, to_ints
 from paceline.runner.vision.image_encoder import PIXELS
 
 
@@ -70,7 +71,7 @@ class Coordinates:
         self.release(slot)
         if request.items:
             table = request_coordinates(request, self._square)
-            self._prompts[slot] = torch.from_numpy(table).to(self._shift.device)
+            self._prompts[slot] = from_numpy(table).to(self._shift.device)
             self._shift[slot] = int(table[-1, 0]) - len(request.prompt)
 
     def release(self, slot: int) -> None:
@@ -82,7 +83,7 @@ class Coordinates:
         Rows of the step have `slots`, and begin at `row_start`."""
         if not self._prompts:
             return None
-        starts, owners = row_start.tolist(), slots.tolist()
+        starts, owners = to_ints(row_start), to_ints(slots)
         count = row_start[1:] - row_start[:-1]
         shifted = position + self._shift[slots].repeat_interleave(count)
         found = shifted[:, None].repeat(1, AXES)
@@ -142,7 +143,7 @@ class Batch:
         always = [one.name for one in fields(self) if one.default is MISSING]
         kinds = {getattr(self, name).dtype for name in always}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
-        starts, contexts = self.row_start.tolist(), self.context.tolist()
+        starts, contexts = to_ints(self.row_start), to_ints(self.context)
         assert starts[0] == 0, f"the first row starts at {starts[0]}"
         groups, positions = self.write_cell.shape
         assert starts[-1] == len(self.tokens) == len(self.position) == positions
@@ -153,7 +154,7 @@ class Batch:
             assert first < end, f"row {row} is empty"
             expected = list(range(context - (end - first), context))
             assert expected[0] >= 0, f"row {row} has more positions than context"
-            assert self.position[first:end].tolist() == expected, f"row {row} has a gap"
+            assert to_ints(self.position[first:end]) == expected, f"row {row} has a gap"
             at = torch.tensor(expected)
             owned = self.block_table[:, row, at // block_size]
             cells = owned * block_size + at % block_size
@@ -163,7 +164,8 @@ class Batch:
         assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), (
             f"a block id is not below {blocks}"
         )
-        assert len(self.write_cell.unique()) == self.write_cell.numel(), "a cell is written twice"
+        written = to_ints(self.write_cell.flatten())
+        assert len(set(written)) == len(written), "a cell is written twice"
         assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()
 
 

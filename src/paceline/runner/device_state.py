@@ -10,6 +10,7 @@ from paceline.core.plan import Plan
 from paceline.runner.batch import Batch, batch_of_slots
 from paceline.runner.sampling.sampler import seed_of
 from paceline.runner.sampling.token_choice import key_of
+from paceline.runner.tensors import from_numpy
 
 
 class DeviceState:
@@ -40,7 +41,7 @@ class DeviceState:
     def apply(self, plan: Plan) -> None:
         """Apply the changes of a plan."""
         for new in plan.admitted:
-            self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
+            self.tokens[new.slot, : len(new.tokens)] = from_numpy(new.tokens.astype("int64"))
             for table, blocks in zip(self.table, (new.blocks, *new.more), strict=True):
                 # NO_BLOCK becomes any block: what stands there is not read.
                 table[new.slot, : len(blocks)] = self._index(blocks).clamp_(min=0)
@@ -76,7 +77,7 @@ class DeviceState:
             context=context,
             block_table=self.table[:, slot, : -(-int(context.max()) // self.block_size)],
             write_cell=block * self.block_size + start % self.block_size,
-            sample_at=row[:-1][torch.from_numpy(samples)] if not samples.all() else row[:-1],
+            sample_at=row[:-1][from_numpy(samples)] if not samples.all() else row[:-1],
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import CellShape, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.tensors import from_numpy
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -199,12 +200,12 @@ class BlockBytes:
 
     def _copy(self, blocks: Sequence[int], rows: list[np.ndarray], to_host: bool) -> None:
         """Copy between a GPU and the host, through page-locked memory unless `rows` are."""
-        is_pinned = len(rows) > 0 and torch.from_numpy(rows[0]).is_pinned()
+        is_pinned = len(rows) > 0 and from_numpy(rows[0]).is_pinned()
         step = len(blocks) if is_pinned else len(self._staged)
         with self._lock, torch.cuda.stream(self._stream):
             for first in range(0, len(blocks), max(step, 1)):
                 part = slice(first, first + step)
-                own = [torch.from_numpy(row) for row in rows[part]]
+                own = [from_numpy(row) for row in rows[part]]
                 via = own if is_pinned else list(self._staged[: len(own)])
                 if not (to_host or is_pinned):
                     for staged, row in zip(via, own, strict=True):

@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
 from paceline.runner.sampling.sampler import TokenScores, score
+from paceline.runner.tensors import from_numpy, to_ints
 
 MOST_LOGITS = 1 << 22  # in memory at once; a long prompt is scored in slices
 
@@ -38,7 +39,7 @@ def prompt_scores(
 ) -> tuple[PromptScores, ...]:
     """Score spans, from the hidden states of all positions of a step, [positions, width]."""
     size = slice_size(model.config.vocab)
-    ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
+    ids = [from_numpy(span.tokens.astype(np.int64)) for span in spans]
     return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
@@ -49,7 +50,7 @@ def slice_size(vocab: int) -> int:
 
 def slices_of(hidden: Tensor, span: PromptSpan, size: int) -> tuple[Tensor, ...]:
     """The hidden states of a span, `size` positions at a time."""
-    return hidden[span.begin : span.begin + len(span.tokens)].split(size)
+    return torch.split(hidden[span.begin : span.begin + len(span.tokens)], size)
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
@@ -79,7 +80,7 @@ def scored(
     """Score each span, `size` positions at a time; `ids` are on the device of `hidden`."""
     found: list[TokenScores] = []
     for span, tokens in zip(spans, ids, strict=True):
-        slices = zip(slices_of(hidden, span, size), tokens.split(size), strict=True)
+        slices = zip(slices_of(hidden, span, size), torch.split(tokens, size), strict=True)
         parts = [score(logits(part), given, span.alternatives) for part, given in slices]
         found.append(
             TokenScores(
@@ -153,7 +154,7 @@ class PromptReport:
                 model.logits(part)
 
     def _pooled(self, hidden: Tensor, model: Model) -> tuple[PooledSpan, ...]:
-        at, count = (torch.from_numpy(one.astype(np.int64)) for one in places(self.pools))
+        at, count = (from_numpy(one.astype(np.int64)) for one in places(self.pools))
         return pooled_spans(self.plan, self.pools, summed(hidden, at, count, model.normed))
 
 
@@ -179,7 +180,7 @@ class PromptReports:
         """What a step reports; None if it is nothing."""
         if not (self._asking or self._pooling):
             return None
-        start = batch.position[batch.row_start[:-1]].tolist()
+        start = to_ints(batch.position[batch.row_start[:-1]])
         asked = spans(plan, start, self._asking) if self._asking else []
         pools = pool_spans(plan, start, self._pooling) if self._pooling else []
         return PromptReport(plan, asked, pools) if asked or pools else None

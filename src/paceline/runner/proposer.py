@@ -13,6 +13,7 @@ from paceline.core.errors import PluginError
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.batch import Batch
+from paceline.runner.tensors import to_ints
 
 
 class SlotColumns(Protocol):
@@ -177,7 +178,7 @@ def check_drafts(drafter: Drafter, drafts: Tensor, number: Tensor, vocab: int) -
     if wrong.any():
         row = int(wrong.any(1).nonzero()[0])
         raise PluginError(
-            f"proposer {drafter.config.proposer!r} returns {drafts[row].tolist()!s:.200} for a "
+            f"proposer {drafter.config.proposer!r} returns {to_ints(drafts[row])!s:.200} for a "
             f"row of up to {int(number[row])} drafts; it must be token ids below {vocab}, and -1 "
             "behind them"
         )

@@ -25,6 +25,7 @@ from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
 from paceline.runner.step_tokens import ChosenTokens
+from paceline.runner.tensors import from_numpy
 
 
 class TorchRunner:
@@ -153,7 +154,7 @@ class TorchRunner:
             return StepResult.of(plan, {})
         if self._items is not None:
             self._items.encode(plan)
-        slot = torch.from_numpy(plan.rows.slot.astype(np.int64))
+        slot = from_numpy(plan.rows.slot.astype(np.int64))
         if plan.rows.drafts.any():
             plan, drafts = self._draft(plan, slot)
             return replace(self._compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
@@ -161,7 +162,7 @@ class TorchRunner:
 
     def _compute(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
         rows = plan.rows
-        count = torch.from_numpy(rows.count.astype(np.int64))
+        count = from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
         if self._items is not None:
             batch = self._items.merged(batch, plan, slot)
@@ -197,10 +198,10 @@ class TorchRunner:
         """
         rows = plan.rows
         width = rows.count - rows.drafts
-        wanted = torch.from_numpy(rows.samples)
-        number = torch.from_numpy(rows.drafts.astype(np.int64))[wanted]
+        wanted = from_numpy(rows.samples)
+        number = from_numpy(rows.drafts.astype(np.int64))[wanted]
         own = slot[wanted]
-        known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
+        known = self._state.position[own] + from_numpy(width.astype(np.int64))[wanted]
         tokens = self._state.tokens[own, : int(known.max())]
         most = int(number.max())
         drafts = self._tokens.draft(plan, DraftInput(own, tokens, known, number, most))
@@ -222,9 +223,9 @@ class TorchRunner:
         """Move rows that sampled to their last right token, and the others to their end."""
         rows, state = plan.rows, self._state
         if not rows.samples.all():
-            everyone = torch.from_numpy(rows.slot.astype(np.int64))
-            state.advance(everyone, torch.from_numpy(rows.count.astype(np.int64)))
-        slot = torch.from_numpy(rows.slot[rows.samples].astype(np.int64))
+            everyone = from_numpy(rows.slot.astype(np.int64))
+            state.advance(everyone, from_numpy(rows.count.astype(np.int64)))
+        slot = from_numpy(rows.slot[rows.samples].astype(np.int64))
         state.position[slot] = found.first + found.taken - 1
         state.append(slot, found.first, found.ids)
 

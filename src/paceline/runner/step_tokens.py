@@ -18,6 +18,7 @@ from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts, check_drafts, check_shape
 from paceline.runner.sampling.controls import Controls
 from paceline.runner.sampling.sampler import Sampler, TokenScores, score
+from paceline.runner.tensors import from_numpy, to_ints
 
 
 def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
@@ -27,8 +28,8 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
     """
     bits, lines = np.ascontiguousarray(masks.rows), lines.contiguous()
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
-        for line, own in zip(lines.tolist(), ~masks.allowed(logits.shape[1]), strict=True):
-            logits[line].masked_fill_(torch.from_numpy(own), -torch.inf)
+        for line, own in zip(to_ints(lines), ~masks.allowed(logits.shape[1]), strict=True):
+            logits[line].masked_fill_(from_numpy(own), -torch.inf)
         return
     library().mask_logits(
         logits.data_ptr(),
@@ -44,7 +45,7 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
 def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
     """Drafts [rows, most] up to the first that its mask does not allow, and -1 behind them."""
     rows, most = drafts.shape
-    number = torch.bincount(torch.from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
+    number = torch.bincount(from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
     allowed = torch.where(number > 0, number - 1, most)
     return drafts.masked_fill(torch.arange(most) >= allowed[:, None], -1)
 
@@ -133,7 +134,7 @@ class StepTokens:
         at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
         masks = self._masked(plan, wanted, None if drafts is None else drafts.ids)
         if masks is not None:
-            apply_masks(logits, masks, at.flatten()[torch.from_numpy(masks.line)])
+            apply_masks(logits, masks, at.flatten()[from_numpy(masks.line)])
         raw = logits[at[quiet]] if quiet else logits
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)
@@ -159,8 +160,8 @@ def first_places(plan: Plan, batch: Batch) -> tuple[Tensor, Tensor]:
     """Where the sampled tokens of rows that sample go, and their numbers of drafts, [samples]."""
     rows = plan.rows
     wanted = np.flatnonzero(rows.samples)
-    number = torch.from_numpy(rows.drafts[wanted].astype(np.int64))
-    return batch.context[torch.from_numpy(wanted)] - number, number
+    number = from_numpy(rows.drafts[wanted].astype(np.int64))
+    return batch.context[from_numpy(wanted)] - number, number
 
 
 def lines(number: Tensor, most: int) -> Tensor:
@@ -226,7 +227,7 @@ class ResultBuilder:
             return
         for place, one in enumerate(scores):
             assert one is not None
-            for index, row in enumerate(controls.scored.rows.tolist()):
+            for index, row in enumerate(to_ints(controls.scored.rows)):
                 self._given()[self._wanted[row], place] = float(one.given[index])
                 if place == 0:
                     self._best[int(self._wanted[row])] = possible(one, index)

@@ -1,6 +1,7 @@
 """Attention by FlashInfer: one call for decodes and one for longer rows."""
 
-# pyright: reportMissingImports=false, reportCallIssue=false
+# The library is compiled and has no types.
+# pyright: standard, reportMissingImports=false, reportCallIssue=false
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.columns import flatten_table
 from paceline.runner.cuda.staging import lengths
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import from_numpy
 
 SCRATCH_BYTES = 256 << 20  # partial results of split contexts
 PLANS = 4  # most steps in flight: a plan is copied to the GPU after the call returns
@@ -85,7 +87,7 @@ class RowGroup:
                 index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1]))
             )
         places = np.repeat(first - own[:-1], counts) + np.arange(own[-1])
-        return RowGroup(index, own, contexts[index], torch.from_numpy(places).to(device))
+        return RowGroup(index, own, contexts[index], from_numpy(places).to(device))
 
 
 class FlashinferStep(Prepared):
@@ -143,10 +145,10 @@ class FlashinferStep(Prepared):
         ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
         inside = np.arange(ends[-1]) - np.repeat(ends[:-1], used)
         entry = np.repeat(rows.index * batch.block_table.shape[2], used) + inside
-        entries = torch.from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
+        entries = from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
         blocks = batch.block_table.int().flatten().index_select(0, entries)
-        last = torch.from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
-        table = torch.from_numpy(ends), blocks, last
+        last = from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
+        table = from_numpy(ends), blocks, last
         shape = query.shape[1], kv.kv_heads, kv.head_dim, kv.block_size
         kinds: dict[str, Any] = {
             "q_data_type": query.dtype,
@@ -157,7 +159,7 @@ class FlashinferStep(Prepared):
         if is_single:
             wrapper.plan(*table, *shape, **kinds)
         else:
-            wrapper.plan(torch.from_numpy(rows.starts), *table, *shape, causal=True, **kinds)
+            wrapper.plan(from_numpy(rows.starts), *table, *shape, causal=True, **kinds)
         return wrapper
 
 
@@ -219,8 +221,8 @@ class FlashinferDecodeGraph(GraphAttention):
             wrapper._int_workspace_buffer,
             self._pinned[self._turn],
             self._queries,
-            torch.from_numpy(ends),
-            torch.from_numpy(contexts),
+            from_numpy(ends),
+            from_numpy(contexts),
             len(contexts),
             len(contexts),
             self._heads,

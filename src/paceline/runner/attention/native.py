@@ -11,6 +11,7 @@ from paceline.runner.attention_backend import Attention, AttentionSupport, Prepa
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import StepStruct, is_available, library
+from paceline.runner.tensors import to_ints
 
 
 class Native(Attention):
@@ -36,7 +37,7 @@ class NativeStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._kernels = library()
-        tiles = tiles_of(batch.row_start.tolist(), self._kernels.attention_tile())
+        tiles = tiles_of(to_ints(batch.row_start), self._kernels.attention_tile())
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),

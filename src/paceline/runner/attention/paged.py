@@ -10,6 +10,7 @@ from paceline.runner.attention.sdpa import ScoreRule, attention
 from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import to_ints
 
 SHORT = 8  # positions of a row that is still grouped with others: decodes, and drafts to verify
 SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached when read
@@ -42,8 +43,8 @@ class PagedStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
-        self._starts: list[int] = batch.row_start.tolist()
-        self._contexts: list[int] = batch.context.tolist()
+        self._starts = to_ints(batch.row_start)
+        self._contexts = to_ints(batch.context)
         self._pieces: dict[tuple[int, int | None], list[ShortRows | LongRow]] = {}
         self._clear_begun()
 
@@ -54,7 +55,7 @@ class PagedStep(Prepared):
         for row, context in enumerate(self._contexts):
             last, rest = divmod(context, size)
             if rest and context - (self._starts[row + 1] - self._starts[row]) <= last * size:
-                for block in self._batch.block_table[:, row, last].tolist():
+                for block in to_ints(self._batch.block_table[:, row, last]):
                     self._kv.clear(block, rest)
 
     def attend(
@@ -159,7 +160,7 @@ class GatheredContext:
         self._converted = scratch.converted[: rows * width]
         cells = self._converted.view(rows, width * kv.block_size, 2 * kv.kv_heads, kv.head_dim)
         # [rows, kv_heads, cells, head_dim] each
-        self.keys, self.values = cells.transpose(1, 2).split(kv.kv_heads, dim=1)
+        self.keys, self.values = torch.split(cells.transpose(1, 2), kv.kv_heads, dim=1)
 
     def fill(self, layer: int) -> None:
         self._kv.gather(self._runs[layer], self._gathered)
@@ -205,12 +206,12 @@ class ShortRows:
     def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
         """The rule has sinks [kv_heads, group]."""
         self._context.fill(layer)
-        asked = query[self._at].unflatten(0, (-1, self._count))
+        asked = torch.unflatten(query[self._at], 0, (-1, self._count))
         asked = asked.transpose(1, 2).flatten(2, 3)
         if rule.sinks is not None:
             rule = replace(rule, sinks=rule.sinks.repeat(1, self._count).unsqueeze(-1))
         found = attention(asked, self._context.keys, self._context.values, self._mask, rule)
-        out[self._at] = found.unflatten(2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
+        out[self._at] = torch.unflatten(found, 2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _places(first: list[int], count: int, device: torch.device) -> Tensor | slice:

@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import to_ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +78,8 @@ class Sdpa(Attention):
 class SdpaStep(Prepared):
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
-        starts = batch.row_start.tolist()
-        self._rows = list(zip(starts[:-1], starts[1:], batch.context.tolist(), strict=True))
+        starts = to_ints(batch.row_start)
+        self._rows = list(zip(starts[:-1], starts[1:], to_ints(batch.context), strict=True))
 
     def attend(
         self,
@@ -102,7 +103,7 @@ class SdpaStep(Prepared):
             )  # [positions of the row, context]
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
-            asked = query[first:end].float().unflatten(1, (self._kv.kv_heads, -1))
+            asked = torch.unflatten(query[first:end].float(), 1, (self._kv.kv_heads, -1))
             # Torch's kernels for a GPU read masks of odd lengths wrongly.
             found = explicit_attention(
                 asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]

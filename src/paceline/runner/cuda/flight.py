@@ -20,6 +20,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.controls import Controls
 from paceline.runner.sampling.sampler import TokenScores
 from paceline.runner.step_tokens import ResultBuilder
+from paceline.runner.tensors import from_numpy
 
 
 class EagerSteps:
@@ -96,7 +97,7 @@ class LaunchedStep:
         first = found[:, 0]
         if self.controls is None and len(found) == len(self.plan.rows) and first.min() >= 0:
             return self._plain(found)
-        return self._whole(torch.from_numpy(found).long())
+        return self._whole(from_numpy(found).long())
 
     def _plain(self, found: np.ndarray) -> StepResult:
         """Every row sampled, and no request wants more than its tokens."""

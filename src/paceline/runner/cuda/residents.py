@@ -1,7 +1,7 @@
 """Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class CudaItems:
             self._store.encode(plan.encode, requests)
 
     @contextmanager
-    def in_place(self, plan: Plan) -> Iterator[None]:
+    def in_place(self, plan: Plan) -> Generator[None]:
         """Let positions of items have the ids of their rows."""
         read, tokens = plan.embedded, self._state.tokens.view(-1)
         if not len(read):
@@ -204,7 +204,7 @@ class BlockCopies:
 
     def _parts(
         self, pairs: list[tuple[int, int]]
-    ) -> Iterator[tuple[CopyBuffer, Tensor, list[int]]]:
+    ) -> Generator[tuple[CopyBuffer, Tensor, list[int]]]:
         """Split pairs (host, GPU) by the size of a buffer. Yield the buffer, the GPU blocks as a
         tensor, and the host blocks in ascending order, so that adjacent ones are one copy."""
         pairs = sorted(pairs)
@@ -215,7 +215,7 @@ class BlockCopies:
             yield piece, self._staging.send(np.array(device, np.int32))[0], list(host)
 
 
-def runs(blocks: list[int]) -> Iterator[tuple[slice, slice]]:
+def runs(blocks: list[int]) -> Generator[tuple[slice, slice]]:
     """Yield runs of adjacent blocks: their places in the list, and the blocks."""
     begin = 0
     for end in range(1, len(blocks) + 1):

@@ -65,7 +65,7 @@ class Staging:
         np.concatenate(pieces, out=pinned.numpy()[:total])
         there = pinned[:total].to(self._device, non_blocking=True)
         self._keep(pinned)
-        parts = there.split(sizes)[::2]
+        parts = torch.split(there, sizes)[::2]
         return [
             part.view(torch.float32) if column.dtype == np.float32 else part
             for part, column in zip(parts, columns, strict=True)

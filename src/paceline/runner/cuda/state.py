@@ -18,6 +18,7 @@ from paceline.runner.layers.factory import whole
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.sampling.sampler import seed_of
 from paceline.runner.sampling.token_choice import key_of
+from paceline.runner.tensors import from_numpy
 
 
 class CudaState:
@@ -154,7 +155,8 @@ class CudaState:
         count, slot = rows.count, rows.slot.astype(np.int32)
         start = np.zeros_like(plan.start) if is_moving else plan.start
         starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
-        position = np.repeat(start - starts[:-1], count) + np.arange(starts[-1])
+        each = np.arange(int(starts[-1]))
+        position = np.repeat(start - starts[:-1], count) + each
         contexts = (start + count).astype(np.int32)
         columns = (
             np.repeat(slot, count),
@@ -211,4 +213,4 @@ class CudaState:
 
     def stands(self, slot: Index) -> I32:
         """Return the positions of slots, after all launched steps have ended."""
-        return self.position[torch.from_numpy(slot).to(self.position.device)].cpu().numpy()
+        return self.position[from_numpy(slot).to(self.position.device)].cpu().numpy()

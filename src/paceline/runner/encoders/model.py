@@ -26,6 +26,7 @@ from paceline.runner.encoders.spec import (
     EncoderNorm,
 )
 from paceline.runner.models.rope import Rope
+from paceline.runner.tensors import from_numpy
 
 BUCKETS, FARTHEST = 32, 128  # of MPNet's distances, whatever the configuration says
 
@@ -109,12 +110,10 @@ class TextAttention:
     def __call__(self, hidden: Tensor, mask: Tensor, rotary: "Rotary | None") -> Tensor:
         """`hidden` is [texts, positions, width]; `mask` says what positions may be read, or is
         added to the scores."""
-        spec, split = (
-            self.spec,
-            self._qkv(self._around.before(hidden)).unflatten(-1, (-1, self.spec.head_dim)),
-        )
-        sizes = spec.heads, spec.kv_heads, spec.kv_heads
-        q, k, v = (one.transpose(1, 2) for one in split.split(sizes, 2))
+        spec, qkv = self.spec, self._qkv(self._around.before(hidden))
+        heads = torch.unflatten(qkv, -1, (-1, spec.head_dim))
+        sizes = [spec.heads, spec.kv_heads, spec.kv_heads]
+        q, k, v = (one.transpose(1, 2) for one in torch.split(heads, sizes, 2))
         if self._query_norm is not None and self._key_norm is not None:
             q, k = self._query_norm(q), self._key_norm(k)
         if rotary is not None:
@@ -323,7 +322,7 @@ class EncoderRunner:
 
     def _pooled(self, plan: Plan, spans: Sequence[PoolSpan]) -> list[PooledSpan]:
         asked = [self._requests[int(plan.rows.slot[span.row])] for span in spans]
-        ids = [torch.from_numpy(one.prompt.astype(np.int64)) for one in asked]
+        ids = [from_numpy(one.prompt.astype(np.int64)) for one in asked]
         hidden = self._model.forward(ids, self._separator)
         wanted = zip(hidden, spans, strict=True)
         totals = torch.stack(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear
+from paceline.runner.tensors import vector_norm
 
 
 class UnscaledNorm:
@@ -20,7 +21,7 @@ class UnscaledNorm:
 
     def length(self, x: Tensor) -> Tensor:
         """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, floor), in float32."""
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        size = vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return size.hypot_(self._floor)  # [..., 1]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec
@@ -55,10 +55,14 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
     return frozenset(_features(spec, ""))
 
 
+def is_tuple(part: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(part, tuple)
+
+
 def _features(part: Any, path: str) -> Iterator[str]:
-    if isinstance(part, tuple):
-        for item in part:
-            yield from _features(item, path)
+    if is_tuple(part):
+        for one in part:
+            yield from _features(one, path)
     if not is_dataclass(part) or isinstance(part, TensorSpec):
         return
     if kind := getattr(part, "FEATURE", None):

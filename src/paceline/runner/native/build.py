@@ -80,7 +80,7 @@ def features(cpuinfo: Path = CPUINFO) -> list[str]:
     except OSError:
         return []
     values = (line.partition(":") for line in lines)
-    return next((value.split() for key, _, value in values if key.strip() in TITLES), [])
+    return next((value for key, _, value in values if key.strip() in TITLES), "").split()
 
 
 def prebuilt_name(level: Level) -> str:

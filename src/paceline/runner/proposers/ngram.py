@@ -28,7 +28,7 @@ class Ngram(Proposer):
 
     def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
         rows = max(PIECE // tokens.shape[1], 1)
-        parts = zip(tokens.split(rows), known.split(rows), strict=True)
+        parts = zip(torch.split(tokens, rows), torch.split(known, rows), strict=True)
         found = torch.cat([self._after(*part, most) for part in parts])
         places = torch.arange(most, device=tokens.device)
         return torch.where(places < number[:, None], found, -1)

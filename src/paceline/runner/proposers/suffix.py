@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32, I64
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts, SlotColumns
+from paceline.runner.tensors import from_numpy, to_ints
 
 LEAST = 2  # latest tokens that must have occurred before
 PLACES = 32  # where they occurred that are looked at, latest first
@@ -104,17 +104,17 @@ class Suffix(Drafter):
 
     def _read(self) -> None:
         for tokens, position, prompt in self._unread:
-            self._past.add(tokens[prompt : int(position) + 1].tolist())
+            self._past.add(to_ints(tokens[prompt : int(position) + 1]))
         self._unread.clear()
 
     def draft(self, rows: DraftInput) -> Drafts:
         self._read()
-        tokens, known = rows.tokens.cpu().numpy(), rows.known.tolist()
+        tokens, known = rows.tokens.cpu().numpy(), to_ints(rows.known)
         found = np.full((len(known), rows.most), -1, np.int64)
-        for row, (length, number) in enumerate(zip(known, rows.number.tolist(), strict=True)):
+        for row, (length, number) in enumerate(zip(known, to_ints(rows.number), strict=True)):
             drafts = self._guess(tokens[row, :length])[:number] if number else []
             found[row, : len(drafts)] = drafts
-        return Drafts(torch.from_numpy(found).to(rows.tokens.device))
+        return Drafts(from_numpy(found).to(rows.tokens.device))
 
     def _guess(self, tokens: I32) -> list[int]:
         if len(tokens) < LEAST:

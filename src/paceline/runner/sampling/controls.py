@@ -21,6 +21,7 @@ from paceline.runner.sampling.token_choice import (
     TopK,
     TopP,
 )
+from paceline.runner.tensors import to_ints
 
 FOREVER = 1 << 62
 
@@ -82,8 +83,8 @@ class ProcessedRow:
 
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
         before = int(positions[self.row]) - int((ahead[self.row] >= 0).sum())
-        tokens = self.tally.tokens[self.resident.line, self.resident.prompt : before].tolist()
-        tokens += [one for one in ahead[self.row].tolist() if one >= 0]
+        tokens = to_ints(self.tally.tokens[self.resident.line, self.resident.prompt : before])
+        tokens += [one for one in to_ints(ahead[self.row]) if one >= 0]
         found = logits[self.row].clone()
         for processor in self.resident.sampling.logits_processors:
             found = processor(tokens, found)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.sampling import Sampling
+from paceline.runner.tensors import from_numpy
 
 RANGE = 1 << 64
 HALF = (1 << 32) - 1
@@ -64,7 +65,7 @@ def random_words(keys: Tensor, positions: Tensor) -> Tensor:
 
 def by_cells(values: Tensor) -> Tensor:
     """View [rows, vocab] as [rows, cells, cell]; with an odd vocabulary, cells have one token."""
-    return values.unflatten(-1, (-1, gcd(values.shape[-1], CELL)))
+    return torch.unflatten(values, -1, (-1, gcd(values.shape[-1], CELL)))
 
 
 def relative_weights(logits: Tensor) -> Tensor:
@@ -206,7 +207,7 @@ def largest(weights: Tensor, count: int) -> Tensor:
     values = weights.numpy()
     if (others := values.shape[-1] - count) > 0:
         values = np.partition(values, others)[:, others:]
-    return torch.from_numpy(np.sort(values)).flip(-1)
+    return from_numpy(np.sort(values)).flip(-1)
 
 
 def masses(weights: Tensor) -> Tensor:
@@ -255,8 +256,8 @@ class TokenCounts:
         known = np.where(tokens < self.vocab, tokens, -1)  # other ids are not in the vocabulary
         uses = np.bincount(known[prompt:] + 1, minlength=self.vocab + 1)[1:].astype(np.float32)
         uses[known[:prompt][known[:prompt] >= 0]] += 0.5
-        self.uses[line] = torch.from_numpy(uses)
-        self.tokens[line, : len(known)] = torch.from_numpy(known).clamp_(min=0)
+        self.uses[line] = from_numpy(uses)
+        self.tokens[line, : len(known)] = from_numpy(known).clamp_(min=0)
         self.reach[line] = len(known)
         return line
 

@@ -12,6 +12,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
 from paceline.runner.parallel.group import decides
+from paceline.runner.tensors import from_numpy
 from paceline.runner.vision.towers import QwenTower, SigLIPTower
 
 # Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
@@ -55,7 +56,7 @@ class ImageEncoder:
     def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         assert self.tower is not None, "rank 0 encodes images"
-        return self.tower([torch.from_numpy(item[PIXELS].copy()) for item in items])
+        return self.tower([from_numpy(item[PIXELS].copy()) for item in items])
 
     def rehearse(self, embeddings: int) -> None:
         """Encode as many images as have so many embeddings, to see what memory that takes. Where

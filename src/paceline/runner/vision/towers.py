@@ -92,7 +92,7 @@ class VisionBlock:
             rotation.turn(qkv[:, :2].flatten(1, 2))
         parts: list[Tensor] = []
         for part, (count, length) in zip(
-            qkv.split([count * length for count, length in groups]), groups, strict=True
+            torch.split(qkv, [count * length for count, length in groups]), groups, strict=True
         ):
             each = part.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
             query, key, value = each.unbind()  # [count, heads, length, dims]

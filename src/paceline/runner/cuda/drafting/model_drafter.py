@@ -38,7 +38,8 @@ class DraftBuffers:
     @staticmethod
     def of(runner: DraftingFor) -> "DraftBuffers":
         table = runner.columns.table
-        slots, column = table.shape[1], {"dtype": torch.int32, "device": table.device}
+        slots = table.shape[1]
+        column: dict[str, Any] = {"dtype": torch.int32, "device": table.device}
         return DraftBuffers(
             context=torch.ones(slots, **column),
             table=torch.zeros_like(table),

@@ -30,7 +30,8 @@ BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = rang
 def lengths(most: int) -> list[int]:
     """Numbers of positions to capture, each at most an eighth above the next smaller one."""
     steps = ((64, 512), (128, 1024), (256, 2048), (512, 4096), (1024, most))
-    found, size = [], 0
+    found: list[int] = []
+    size = 0
     for step, end in steps:
         while size < min(end, most):
             size += step

@@ -48,6 +48,8 @@ def _cap_logits(logits, size, CAP: tl.constexpr, PLACES: tl.constexpr):
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 
 MOST_HEADS = 8  # that one program rotates

@@ -5,6 +5,8 @@ The kernel is `prefill_attention.cu`. This module cuts rows into tiles and launc
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 from functools import cache
 from typing import Any

@@ -50,6 +50,8 @@ def _mask(logits, mask_of, bits, VOCAB: tl.constexpr, MASK_CHUNK: tl.constexpr):
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0124, PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 
 CHUNK = 8192  # logits that one program reads
