@@ -23,7 +23,7 @@ from paceline.runner.cuda.kernels.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
 BUSY = 768  # parts of contexts that keep a large GPU busy, even if they are of different sizes
-LEAST = 16  # rows and columns of the smallest product on tensor cores
+LEAST = 16  # rows and columns of the smallest GEMM on tensor cores
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
 STAGES = 3  # tiles in flight
@@ -206,13 +206,14 @@ class FusedDecodeAttention(DecodeAttention):
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the product that
+        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the linear that
         computes it has ended, and after whatever wrote the batch.
         """
         rows, total, dim = qkv.shape
         heads = total - 2 * self._kv.kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
-        given = rotation.turns, qkv if rotation.factor is None else rotation.factor, rotation.floor
+        factor = qkv if rotation.factor is None else rotation.factor
+        given = rotation.cos_sin, factor, rotation.floor
         sizes = {"NEW": True, "NORMED": rotation.factor is not None, "BY_ROW": rotation.is_by_row}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out

@@ -70,7 +70,7 @@ class Rotation:
             torch.cat((-sin, sin), dim=1).unsqueeze(1).to(dtype),
         )
 
-    def turn(self, x: Tensor) -> None:
+    def rotate(self, x: Tensor) -> None:
         """Rotate heads [positions, heads, head_dim] in place."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)

@@ -192,7 +192,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
-    """Dimensions of each head that turn, from the first one on."""
+    """Dimensions of each head that rotate, from the first one on."""
     given = read.get("rope_parameters", {})
     part = given.get("partial_rotary_factor") or read.get("partial_rotary_factor", 1.0)
     return int(head_dim * float(part))

@@ -42,7 +42,7 @@ struct room {
     int64_t *starts;         /* [experts + 1]; of each expert among the pairs, which are in its order */
     float *shares;           /* [positions * chosen] */
     float *total;            /* [positions, width]; of all experts */
-    float *turns;  /* [positions, head_dim]; cosines, then sines */
+    float *cos_sin; /* [positions, head_dim]; cosines, then sines */
     float *wide;   /* [positions, most of qkv and of gate and up] */
     float *found;  /* [positions, most of heads and of width] */
     void *rounded; /* inputs of a product */
@@ -80,8 +80,8 @@ static int64_t lay_out(const struct decoder *d, int64_t rows, void *scratch, str
     room->starts = room->pairs + rows * chosen;
     room->shares = (float *)(room->starts + experts);
     room->total = room->shares + rows * chosen;
-    room->turns = room->total + (chosen ? rows * d->width : 0);
-    room->wide = room->turns + rows * d->head_dim;
+    room->cos_sin = room->total + (chosen ? rows * d->width : 0);
+    room->wide = room->cos_sin + rows * d->head_dim;
     room->found = room->wide + rows * wide_of(d);
     room->rounded = room->found + rows * found_of(d);
     return (char *)room->rounded - (char *)scratch;
@@ -123,27 +123,27 @@ struct pass {
     int threads;
 };
 
-static void find_turns(const void *task, int64_t begin, int64_t end) {
+static void find_rotations(const void *task, int64_t begin, int64_t end) {
     const struct pass *p = task;
     const struct step *s = p->s;
     int64_t half = s->head_dim / 2;
     const float *rope = p->l->rope;
-    float *turns = p->room->turns;
+    float *cos_sin = p->room->cos_sin;
     for (int64_t r = begin; r < end; r++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)s->position[r] * rope[i];
-            turns[r * s->head_dim + i] = cosf(angle) * rope[half + i];
-            turns[r * s->head_dim + half + i] = sinf(angle) * rope[half + i];
+            cos_sin[r * s->head_dim + i] = cosf(angle) * rope[half + i];
+            cos_sin[r * s->head_dim + half + i] = sinf(angle) * rope[half + i];
         }
 }
 
-/* Norm a head of queries or keys, if it has factors, and turn its pairs. */
-static void turn(float *x, const float *factor, const float *turns, int64_t head_dim, float eps) {
+/* Norm a head of queries or keys, if it has factors, and rotate its pairs. */
+static void rotate(float *x, const float *factor, const float *cos_sin, int64_t head_dim, float eps) {
     int64_t half = head_dim / 2;
     float by = factor ? 1.0f / length(x, head_dim, eps) : 1.0f;
     for (int64_t i = 0; factor && i < head_dim; i++) x[i] = x[i] * by * factor[i];
     for (int64_t i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half], cosine = turns[i], sine = turns[i + half];
+        float a = x[i], b = x[i + half], cosine = cos_sin[i], sine = cos_sin[i + half];
         x[i] = a * cosine - b * sine;
         x[i + half] = b * cosine + a * sine;
     }
@@ -154,14 +154,14 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
     const struct decoder *d = p->d;
     const struct layer *l = p->l;
     const struct step *s = p->s;
-    int64_t head_dim = d->head_dim, turning = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
-    int64_t stride = (turning + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
+    int64_t head_dim = d->head_dim, rotated = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
+    int64_t stride = (rotated + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
     const int64_t *cell = s->cell + s->group[layer] * s->positions;
     for (int64_t r = begin; r < end; r++) {
         float *qkv = p->room->wide + r * stride;
-        for (int64_t h = 0; h < turning; h++)
-            turn(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
-                 p->room->turns + r * head_dim, head_dim, d->norm_eps);
+        for (int64_t h = 0; h < rotated; h++)
+            rotate(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
+                   p->room->cos_sin + r * head_dim, head_dim, d->norm_eps);
         int64_t run = (cell[r] / size * s->places + s->place[layer]) * size + cell[r] % size;
         memcpy(s->content + run * kv, qkv + d->heads * head_dim, (size_t)kv * sizeof(float));
     }
@@ -387,7 +387,7 @@ void decode(
     const struct layer *first = d->layers + d->first;
     struct pass p = {d, first, s, &room, hidden, hidden, 0, s->positions, threads};
     for (const struct layer *l = first; l < d->layers + d->count; p.l = ++l) {
-        if (l == first || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
+        if (l == first || l->rope != l[-1].rope) share(find_rotations, &p, s->positions, threads);
         attention(&p);
         if (wanted >= 0 && l == d->layers + d->count - 1) {
             p.rest = out, p.at = at, p.rows = wanted;

@@ -21,7 +21,7 @@ def decode(
     parts,
     peaks,
     ended,
-    turns,
+    cos_sin,
     factor,
     floor,
     sinks,
@@ -100,7 +100,7 @@ def decode(
     head = kv_head * group + places
     real = (places < group)[:, None] & (dims < DIM)[None, :]
     line = query + row.to(tl.int64) * query_stride
-    turn = scale * 1.4426950408889634  # exp2 is cheaper than exp
+    log2_scale = scale * 1.4426950408889634  # exp2 is cheaper than exp
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
@@ -110,15 +110,15 @@ def decode(
         total = tl.where(is_last, 1.0, total)
     if NEW:
         if BY_ROW:
-            turned_at = row
+            position = row
         else:
-            turned_at = end - 1
-        angle = turns + turned_at.to(tl.int64) * DIM
-        q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
+            position = end - 1
+        angle = cos_sin + position.to(tl.int64) * DIM
+        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
         whole = (one >= 0)[:, None] & (dims < DIM)[None, :]
-        key = _turned(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
+        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
         value = tl.load(line + (one + KV_HEADS)[:, None] * DIM + dims[None, :], mask=whole, other=0)
         key = key.to(content.dtype.element_ty)
         value = value.to(content.dtype.element_ty)
@@ -126,7 +126,7 @@ def decode(
         spot = keys + newest + ((end - 1) % BLOCK) * cell_stride + dims[None, :]
         tl.store(spot, key, mask=whole & is_last)
         tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_last)
-        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
+        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * log2_scale
         if CAP > 0:
             score = capped(score, CAP)
         weight = 1.0
@@ -148,13 +148,13 @@ def decode(
 
     state = peak, total, found
     if NEW:
-        state = _absorb(q, k_early, v_early, seen, turn, state, CAP)
+        state = _absorb(q, k_early, v_early, seen, log2_scale, state, CAP)
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         there = (cell < stop) & (cell >= first)
         k, v = _read(keys, own, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK)
-        state = _absorb(q, k, v, there, turn, state, CAP)
+        state = _absorb(q, k, v, there, log2_scale, state, CAP)
     peak, total, found = state
 
     found = found / total[:, None]
@@ -199,7 +199,7 @@ def _read(
 
 
 @triton.jit
-def _turned(
+def _rotated(
     line,
     head,
     mask,
@@ -227,10 +227,10 @@ def _turned(
 
 
 @triton.jit
-def _absorb(q, k, v, seen, turn, state, CAP: tl.constexpr):
+def _absorb(q, k, v, seen, log2_scale, state, CAP: tl.constexpr):
     """Attend to a tile of cells, some of which are visible."""
     peak, total, found = state
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
     if CAP > 0:
         scores = capped(scores, CAP)
     scores = tl.where(seen[None, :], scores, float("-inf"))

@@ -115,15 +115,15 @@ def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
 class HeadRotation:
     """The norm and rotation of queries and keys in a layer."""
 
-    turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
+    cos_sin: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
     factor: Tensor | None  # [heads + kv_heads, head_dim]; of a norm, if there is one
     floor: float  # the smallest length that the norm divides by
-    is_by_row: bool = False  # `turns` has those of the positions of this step, in their order
+    is_by_row: bool = False  # `cos_sin` has the positions of this step, in their order
 
 
 def rotate_and_store(
     qkv: Tensor,
-    turn: HeadRotation,
+    rotation: HeadRotation,
     late: DeferredNorm,
     position: Tensor,
     cells: Tensor,
@@ -139,12 +139,12 @@ def rotate_and_store(
     chunk = gcd(gcd(heads, kv.kv_heads), MOST_HEADS)
     _rotate_and_store[(n, total // chunk)](
         qkv,
-        turn.turns,
+        rotation.cos_sin,
         position,
         cells,
         kv.content,
-        qkv if turn.factor is None else turn.factor,
-        turn.floor,
+        qkv if rotation.factor is None else rotation.factor,
+        rotation.floor,
         late.stream,
         late.floor,
         kv.content.stride(1) * kv.groups.place[layer],
@@ -154,8 +154,8 @@ def rotate_and_store(
         DIM=dim,
         HALF=dim // 2,
         PLACES=_power(dim // 2),
-        NORMED=turn.factor is not None,
-        BY_ROW=turn.is_by_row,
+        NORMED=rotation.factor is not None,
+        BY_ROW=rotation.is_by_row,
         STREAM=late.width,
         STREAM_PLACES=late.places,
         num_warps=2 if late.width <= WIDE else 4,
@@ -239,7 +239,7 @@ def _gated(
 @triton.jit
 def _rotate_and_store(
     qkv,
-    turns,
+    cos_sin,
     position,
     cells,
     content,
@@ -282,12 +282,12 @@ def _rotate_and_store(
                 high / length * tl.load(factor + spot + HALF, mask=mask, other=0.0).to(tl.float32)
             )
         if BY_ROW:
-            place = index
+            at = index
         else:
-            place = tl.load(position + index)
-        turn = turns + place.to(tl.int64) * DIM + places
-        cos = tl.load(turn, mask=places < HALF, other=0.0)[None, :]
-        sin = tl.load(turn + HALF, mask=places < HALF, other=0.0)[None, :]
+            at = tl.load(position + index)
+        angle = cos_sin + at.to(tl.int64) * DIM + places
+        cos = tl.load(angle, mask=places < HALF, other=0.0)[None, :]
+        sin = tl.load(angle + HALF, mask=places < HALF, other=0.0)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < HEADS:
         tl.store(qkv + here + spot, low.to(qkv.dtype.element_ty), mask=mask)

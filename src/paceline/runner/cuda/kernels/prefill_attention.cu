@@ -16,7 +16,7 @@
 #define TILE (PAIRS / GROUP)  // positions
 #define KEYS 128
 #define CHUNK 16
-#define HALF_BYTES (KEYS * 128)  // 64 dimensions of a tile: lines of 128 bytes, turned so that eight can be read at once
+#define HALF_BYTES (KEYS * 128)  // 64 dimensions of a tile: lines of 128 bytes, swizzled so that eight can be read at once
 #define SLOT_BYTES (2 * HALF_BYTES)
 #define READERS 2  // warpgroups
 
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const int mine = group * 64 + thread / 32 * 16 + lane / 4;  // the pair of half of the sums; the other is 8 further
-  const float turn = scale * 1.4426950408889634f;             // exp2 is cheaper than exp
+  const float log2_scale = scale * 1.4426950408889634f;       // exp2 is cheaper than exp
   Slots slot = {0, 0};
   int parity = 0;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
@@ -204,14 +204,14 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
         for (int i = 0; i < 64; i += 4) high = fmaxf(high, fmaxf(scores[i + row * 2], scores[i + row * 2 + 1]));
         high = fmaxf(high, across(high, 1));
         high = fmaxf(high, across(high, 2));
-        const float base = high == -INFINITY ? 0.f : high * turn;  // -inf - -inf is NaN
-        less[row] = power(peak[row] * turn - base);
+        const float base = high == -INFINITY ? 0.f : high * log2_scale;  // -inf - -inf is NaN
+        less[row] = power(peak[row] * log2_scale - base);
         peak[row] = high;
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < 64; i += 4) {
-          sum += scores[i + row * 2] = power(scores[i + row * 2] * turn - base);
-          sum += scores[i + row * 2 + 1] = power(scores[i + row * 2 + 1] * turn - base);
+          sum += scores[i + row * 2] = power(scores[i + row * 2] * log2_scale - base);
+          sum += scores[i + row * 2 + 1] = power(scores[i + row * 2 + 1] * log2_scale - base);
         }
         weight[row] = weight[row] * less[row] + sum;
       }

@@ -35,7 +35,7 @@ def _look(
     stop,
     position,
     window,
-    turn,
+    log2_scale,
     state,
     block_stride,
     cell_stride,
@@ -67,7 +67,7 @@ def _look(
         else:
             k = tl.load(spot)
             v = tl.load(spot + KV_HEADS * DIM)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
         if CAP > 0:
             scores = capped(scores, CAP)
         if MASKED:
@@ -154,17 +154,17 @@ def tiles(
     if SINKS:  # a score without a value
         peak = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         total = tl.full([PAIRS], 1.0, tl.float32)
-    turn = scale * 1.4426950408889634
+    log2_scale = scale * 1.4426950408889634
     keys = content + layer_at + kv_head * DIM
     own = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        q, keys, own, seen, begin, clear, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
+        q, keys, own, seen, begin, clear, position, window, log2_scale, state, block_stride,
+        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        q, keys, own, seen, clear, stop, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
+        q, keys, own, seen, clear, stop, position, window, log2_scale, state, block_stride,
+        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]
