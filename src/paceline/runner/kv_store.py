@@ -27,12 +27,12 @@ class KVStore:
     """Paged memory. All layers of a block are contiguous.
 
         content     | block 0                               | block 1                …
-        run         | place 0           | place 1         … |
+        run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
                       └ k of every head, then v of every head
 
-    A block holds positions of the layers of one group, which have a place each: see `LayerGroups`.
-    If there is one group, the place of a layer is its number.
+    A block holds positions of the layers of one group, each at an index: see `LayerGroups`. If
+    there is one group, the index of a layer is its number.
 
     A block is contiguous, so that swapping or sending it is one copy. A run, the part of a block
     that one layer reads, is contiguous too, so that a context is gathered run by run. A cell
@@ -57,15 +57,16 @@ class KVStore:
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
         self.groups = groups or LayerGroups.one(config.layers)
-        shape = (blocks, self.groups.places, block_size, self.cell.vectors, self.cell.width)
+        layers = self.groups.layers_per_block
+        shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
             lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
         self._cells = self.content.view(-1, self.cell.vectors, self.cell.width)
-        self._runs = self.content.view(blocks * self.groups.places, -1)
+        self._runs = self.content.view(blocks * layers, -1)
         self.group = torch.tensor(self.groups.group, device=device)  # [layers]
-        self.place = torch.tensor(self.groups.place, device=device)  # [layers]
+        self.layer_index = torch.tensor(self.groups.index, device=device)  # [layers]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,10 +81,10 @@ class KVStore:
     def cells(self, write_cell: Tensor) -> Tensor:
         """Indices of cells in each layer, for `put`, from cells [groups, positions]."""
         size = self.block_size
-        first = write_cell // size * (self.groups.places * size) + write_cell % size
+        first = write_cell // size * (self.groups.layers_per_block * size) + write_cell % size
         if len(self.groups) > 1:
             first = first[self.group]
-        return first + self.place.unsqueeze(1) * size  # [layers, positions]
+        return first + self.layer_index.unsqueeze(1) * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
         """Write the cells of positions: `new` is [positions, vectors, width]."""
@@ -91,7 +92,8 @@ class KVStore:
 
     def runs(self, blocks: Tensor) -> Tensor:
         """Indices of the runs of blocks in each layer, for `gather`."""
-        return blocks.flatten() * self.groups.places + self.place.unsqueeze(1)  # [layers, blocks]
+        first = blocks.flatten() * self.groups.layers_per_block
+        return first + self.layer_index.unsqueeze(1)  # [layers, blocks]
 
     def gather(self, runs: Tensor, out: Tensor) -> None:
         """Copy runs into `out`, [runs, block_size, vectors, width]."""
@@ -110,7 +112,7 @@ class KVStore:
             self.write(destinations, self.read(sources))
 
     def read(self, blocks: Sequence[int]) -> Tensor:
-        """Return the content of blocks, [blocks, places, block_size, vectors, width]."""
+        """Return the content of blocks, [blocks, layers_per_block, block_size, vectors, width]."""
         return self.content.index_select(0, self._index(blocks))
 
     def write(self, blocks: Sequence[int], content: Tensor) -> None:
@@ -205,15 +207,15 @@ class BlockBytes:
         with self._lock, torch.cuda.stream(self._stream):
             for first in range(0, len(blocks), max(step, 1)):
                 part = slice(first, first + step)
-                own = [from_numpy(row) for row in rows[part]]
-                via = own if is_pinned else list(self._staged[: len(own)])
+                tensors = [from_numpy(row) for row in rows[part]]
+                via = tensors if is_pinned else list(self._staged[: len(tensors)])
                 if not (to_host or is_pinned):
-                    for staged, row in zip(via, own, strict=True):
+                    for staged, row in zip(via, tensors, strict=True):
                         staged.copy_(row)
                 for block, row in zip(blocks[part], via, strict=True):
                     ends = (row, self.content[block]) if to_host else (self.content[block], row)
                     ends[0].copy_(ends[1], non_blocking=True)
                 self._stream.synchronize()
                 if to_host and not is_pinned:
-                    for staged, row in zip(via, own, strict=True):
+                    for staged, row in zip(via, tensors, strict=True):
                         row.copy_(staged)

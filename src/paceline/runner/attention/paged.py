@@ -85,7 +85,7 @@ class PagedStep(Prepared):
         self, group: int, window: int | None, query: Tensor
     ) -> Iterator["ShortRows | LongRow"]:
         rows = [self._row(index, window) for index in range(self._batch.rows)]
-        run_bytes = self._kv.block_bytes // self._kv.groups.places
+        run_bytes = self._kv.block_bytes // self._kv.groups.layers_per_block
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
         most = max(len(own) * own[0].blocks for own in groups)
         scratch = Scratch(self._kv, most, query.dtype)

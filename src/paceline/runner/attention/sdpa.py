@@ -35,7 +35,7 @@ def attention(
 ) -> Tensor:
     """Queries [..., queries, head_dim] over keys and values [..., keys, head_dim].
 
-    The mask is added to the scores; without one, a query sees the keys up to its own place.
+    The mask is added to the scores; without one, a query sees the keys up to its position.
     Torch's own attention computes neither caps nor sinks.
     """
     if rule.cap is not None or rule.sinks is not None:
@@ -118,7 +118,7 @@ class SdpaStep(Prepared):
     def _context(self, row: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row from the start of a block on, [cells, kv_heads, head_dim]."""
         kv, size = self._kv, self._kv.block_size
-        group, place = kv.groups.group[layer], kv.groups.place[layer]
+        group, index = kv.groups.group[layer], kv.groups.index[layer]
         blocks = self._batch.block_table[group, row, first // size : -(-end // size)]
-        cells = kv.content[blocks, place].flatten(0, 1)[: end - first].float()
+        cells = kv.content[blocks, index].flatten(0, 1)[: end - first].float()
         return cells[:, : kv.kv_heads], cells[:, kv.kv_heads :]

@@ -138,7 +138,7 @@ class DecodeAttention(GraphAttention):
         (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
         listed = self._listed(window or 0)
         is_small = query.element_size() < FLOAT_BYTES
-        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
+        table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
         parts = torch.empty((len(listed), heads, dim), **on)
         peaks = torch.empty((len(listed), heads), **on)
@@ -159,7 +159,7 @@ class DecodeAttention(GraphAttention):
             query.stride(0),
             table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * place,
+            kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
             KV_HEADS=kv.kv_heads,
@@ -225,7 +225,7 @@ class TiledAttention(GraphAttention):
         row_start   0           5   6               11     tiles of 4
         tile        0       1   2   3       4       .      row r has its first at start // 4 + r
 
-    If a row needs fewer tiles than it has places, the last place stays empty. So the number of
+    If a row needs fewer tiles than it has room for, the last one stays empty. So the number of
     programs depends on the number of positions and rows alone, not on the lengths of rows.
     """
 
@@ -261,7 +261,7 @@ class TiledAttention(GraphAttention):
     ) -> None:
         batch, kv = self._batch, self._kv
         positions, heads, dim = query.shape
-        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
+        table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         is_small = query.element_size() < FLOAT_BYTES
         group = heads // kv.kv_heads
         pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
@@ -280,7 +280,7 @@ class TiledAttention(GraphAttention):
             query.stride(0),
             table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * place,
+            kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
             KV_HEADS=kv.kv_heads,

@@ -81,23 +81,23 @@ Window = int | None  # positions that a position sees, itself included; None: al
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """Which block table each layer reads, and its place within a block.
+    """Which block table each layer reads, and its index within a block.
 
         layer     0   1   2   3   4   5   6   7        2 and 5 see everything, the others a window
         window    w   w   .   w   w   .   w   w
         group     1   2   0   3   1   0   2   3        group 0 has all that see everything
-        place     0   0   0   0   1   1   1   1        blocks of all groups have two places
+        index     0   0   0   0   1   1   1   1        blocks of all groups hold two layers
 
-    windows   [groups]; of all layers in a group
-    group     [layers]
-    place     [layers]
-    places    layers that a block has room for; a group may have fewer
+    windows            [groups]; of all layers in a group
+    group              [layers]
+    index              [layers]
+    layers_per_block   room of a block; a group may have fewer layers
     """
 
     windows: tuple[Window, ...]
     group: tuple[int, ...]
-    place: tuple[int, ...]
-    places: int
+    index: tuple[int, ...]
+    layers_per_block: int
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -113,18 +113,20 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     same size and share one pool.
 
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
-    then each window is one group. Groups of fewer layers leave places of their blocks empty.
+    then each window is one group. Groups of fewer layers leave a part of their blocks empty.
     """
     kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
-    own = {kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds}
-    counts = [len(layers) for layers in own.values()]
+    by_window = {
+        kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds
+    }
+    counts = [len(layers) for layers in by_window.values()]
     least, most = min(counts), max(counts)
     size = most if most < SPREAD * least else least
     found: list[Window] = []
-    group, place = [0] * len(windows), [0] * len(windows)
-    for kind, layers in own.items():
+    group, index = [0] * len(windows), [0] * len(windows)
+    for kind, layers in by_window.items():
         number = -(-len(layers) // size)
-        for index, layer in enumerate(layers):
-            group[layer], place[layer] = len(found) + index % number, index // number
+        for at, layer in enumerate(layers):
+            group[layer], index[layer] = len(found) + at % number, at // number
         found += [kind] * number
-    return LayerGroups(tuple(found), tuple(group), tuple(place), max(place) + 1)
+    return LayerGroups(tuple(found), tuple(group), tuple(index), max(index) + 1)

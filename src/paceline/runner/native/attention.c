@@ -273,8 +273,8 @@ static void attend_tile(
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table =
         step->table + (step->group[layer] * step->rows + tile[0]) * step->table_width;
-    int64_t block = step->places * size * cell; /* floats */
-    const float *keys = step->content + step->place[layer] * size * cell + kv_head * head_dim;
+    int64_t block = step->layers_per_block * size * cell; /* floats */
+    const float *keys = step->content + step->layer_index[layer] * size * cell + kv_head * head_dim;
     struct query queries[count * group];
     float transposed[IS_TRANSPOSED ? head_dim * CHUNK : 1];
     struct chunk chunk = {
@@ -285,10 +285,10 @@ static void attend_tile(
         .scale = scores.scale,
         .cap = scores.cap};
     for (int64_t q = 0; q < count * group; q++) {
-        int64_t place = q / group, head = kv_head * group + q % group, until = first + place + 1;
+        int64_t index = q / group, head = kv_head * group + q % group, until = first + index + 1;
         queries[q] = (struct query){
-            .at = query + (at + place) * query_stride + head * head_dim,
-            .out = out + ((at + place) * heads + head) * head_dim,
+            .at = query + (at + index) * query_stride + head * head_dim,
+            .out = out + ((at + index) * heads + head) * head_dim,
             .first = window && until > window ? until - window : 0,
             .end = until,
             .top = scores.sinks ? scores.sinks[head] : -INFINITY,
@@ -298,8 +298,8 @@ static void attend_tile(
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
         /* Blocks in front of the window are not this row's any more: its first position instead. */
         int64_t begin = from > seen ? from : seen, skipped = begin - from;
-        int64_t entry = begin / size, place = begin % size;
-        const float *key = keys + table[entry] * block + place * cell;
+        int64_t entry = begin / size, offset = begin % size;
+        const float *key = keys + table[entry] * block + offset * cell;
         chunk.from = from;
         for (int64_t c = 0; c < CHUNK; c++) {
             chunk.keys[c] = key;
@@ -307,7 +307,7 @@ static void attend_tile(
             if (IS_TRANSPOSED) announce(key + chunk.to_values, head_dim);
             if (c < skipped || from + c + 1 >= end) continue;
             key += cell;
-            if (++place == size) place = 0, key = keys + table[++entry] * block;
+            if (++offset == size) offset = 0, key = keys + table[++entry] * block;
         }
         if (IS_TRANSPOSED)
             transpose_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, transposed);

@@ -18,7 +18,7 @@ NAMES = (
     "threads.c",
     "linear.c",
     "bytes.c",
-    "nibbles.c",
+    "int4.c",
     "attention.c",
     "decoder.c",
     "masks.c",

@@ -162,7 +162,7 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
         for (int64_t h = 0; h < rotated; h++)
             rotate(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
                    p->room->cos_sin + r * head_dim, head_dim, d->norm_eps);
-        int64_t run = (cell[r] / size * s->places + s->place[layer]) * size + cell[r] % size;
+        int64_t run = (cell[r] / size * s->layers_per_block + s->layer_index[layer]) * size + cell[r] % size;
         memcpy(s->content + run * kv, qkv + d->heads * head_dim, (size_t)kv * sizeof(float));
     }
 }

@@ -29,9 +29,9 @@ class StepStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tiles", "position", "cell", "table")),
-        *((name, c_void_p) for name in ("group", "place", "content")),
+        *((name, c_void_p) for name in ("group", "layer_index", "content")),
         *((name, c_int64) for name in ("positions", "tile_count", "rows", "table_width")),
-        *((name, c_int64) for name in ("places", "block_size", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("layers_per_block", "block_size", "kv_heads", "head_dim")),
     ]
 
 
@@ -77,8 +77,8 @@ class DecoderStruct(Structure):
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
-    "nibbles_lanes": (c_int, []),
-    "nibbles_group": (c_int, []),
+    "int4_lanes": (c_int, []),
+    "int4_group": (c_int, []),
     "linear_scratch_bytes": (c_int64, [POINTER(MatrixStruct), c_int64]),
     "linear": (
         None,

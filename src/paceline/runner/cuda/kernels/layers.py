@@ -147,7 +147,7 @@ def rotate_and_store(
         rotation.floor,
         late.stream,
         late.floor,
-        kv.content.stride(1) * kv.groups.place[layer],
+        kv.content.stride(1) * kv.groups.index[layer],
         HEADS=heads,
         KV_HEADS=kv.kv_heads,
         CHUNK=chunk,

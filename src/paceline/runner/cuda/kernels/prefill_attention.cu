@@ -61,7 +61,7 @@ template <int LEFT> __device__ __forceinline__ void finish(float (&sums)[64]) {
   for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sums[i])::"memory");  // not read before
 }
 
-// Transposes four words of four adjacent threads, so that each has the words of one place.
+// Transposes four words of four adjacent threads, so that each has the words of one column.
 __device__ __forceinline__ void turn_words(u32 (&word)[4], int lane) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -82,12 +82,13 @@ struct Slots {  // of a circle
   }
 };
 
-// An item is a tile of queries: its first position in the batch, the place of that in its sequence, how many there
+// An item is a tile of queries: its first position in the batch, its position in its sequence, how many there
 // are, and its row. They have waited for the kernel in front before the next one may start, which may run beside this
 // one: it reads what that has written, without a wait.
 extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     tiled(const __grid_constant__ Map store, const __grid_constant__ Map query, const int4* items, const int* count,
-          const int* table, u16* out, int table_stride, int block_size, int places, int own, int window, float scale) {
+          const int* table, u16* out, int table_stride, int block_size, int layers_per_block, int index,
+          int window, float scale) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * SLOTS + 2];
   __shared__ int4 shown;
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
           if (half < 2 && chunk < chunks)
             fetch_cells(slots + slot.at * SLOT_BYTES + half * HALF_BYTES + chunk * (CHUNK * 128), &store,
                         (start + chunk * CHUNK) % block_size, half, head + is_value * KV_HEADS,
-                        (is_value ? before : block) * places + own, full + 8 * slot.at);
+                        (is_value ? before : block) * layers_per_block + index, full + 8 * slot.at);
           slot.next();
         }
         before = block;

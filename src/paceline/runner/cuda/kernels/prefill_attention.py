@@ -64,7 +64,8 @@ class PrefillAttention:
         self._tiles = TileList(batch, bounds, rows, PAIRS // self._group)
         processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
         self._programs = min(processors, self._tiles.places * kv.kv_heads)
-        shape = (kv.blocks * kv.groups.places, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
+        runs = kv.blocks * kv.groups.layers_per_block
+        shape = (runs, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
         halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half are adjacent
         self._map = TensorMap(halves, (1, 1, 1, CHUNK, HALF))
 
@@ -95,7 +96,7 @@ class PrefillAttention:
         assert cap is None, "the kernel does not cap scores"
         assert sinks is None, "the kernel has no sinks"
         kv, tiles, groups = self._kv, self._tiles, self._kv.groups
-        table, place = self._tables[groups.group[layer]], groups.place[layer]
+        table, index = self._tables[groups.group[layer]], groups.index[layer]
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
             *(
@@ -104,7 +105,8 @@ class PrefillAttention:
                 tiles.items,
                 tiles.count,
             ),
-            *(table, out, table.stride(0), kv.block_size, groups.places, place, window or 0, scale),
+            *(table, out, table.stride(0), kv.block_size, groups.layers_per_block, index),
+            *(window or 0, scale),
         )
         _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)
 
