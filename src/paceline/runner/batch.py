@@ -16,7 +16,7 @@ from paceline.runner.vision.image_encoder import PIXELS
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePlace:
+class ImageGrid:
     """An image in a prompt: its first position, and its embeddings in rows and columns."""
 
     offset: int
@@ -24,11 +24,11 @@ class ImagePlace:
     columns: int
 
 
-def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
+def prompt_coordinates(length: int, images: Sequence[ImageGrid]) -> I64:
     """The coordinates of each position of a prompt, [length, axes].
 
     A token has the same number in all of them, one more than the largest before it. Embeddings of
-    an image have the number of a token at its place, plus their row and their column:
+    an image have the number of a token at its position, plus their row and their column:
 
         token   a      b      image of 2 rows, 3 columns                         c
         time    0      1      2      2      2      2      2      2               5
@@ -37,11 +37,11 @@ def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
     """
     found = np.repeat(np.arange(length)[:, None], AXES, axis=1)
     for image in images:
-        size, place = image.rows * image.columns, np.arange(image.rows * image.columns)
+        size, index = image.rows * image.columns, np.arange(image.rows * image.columns)
         end = image.offset + size
         found[image.offset : end] = found[image.offset]
-        found[image.offset : end, 1] += place // image.columns
-        found[image.offset : end, 2] += place % image.columns
+        found[image.offset : end, 1] += index // image.columns
+        found[image.offset : end, 2] += index % image.columns
         found[end:] -= size - max(image.rows, image.columns)
     return found
 
@@ -49,18 +49,17 @@ def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
 def request_coordinates(request: Request, square: int) -> I64:
     """The same of a request with images, and of the first token behind its prompt. `square` is the
     number of pixels along each side of what becomes one embedding."""
-    images: list[ImagePlace] = []
+    images: list[ImageGrid] = []
     for item in request.items:
         assert item.content is not None, "an image without a size"
         height, width, _ = item.content.shape(PIXELS)
-        images.append(ImagePlace(item.offset, height // square, width // square))
+        images.append(ImageGrid(item.offset, height // square, width // square))
     return prompt_coordinates(len(request.prompt) + 1, images)
 
 
 class Coordinates:
     """The coordinates of positions in slots. Behind a prompt with images, each position is as far
-    from its place as the last one of the prompt.
-    """
+    from its index as the last one of the prompt."""
 
     def __init__(self, slots: int, square: int, device: torch.device | str = "cpu") -> None:
         self._square = square
@@ -79,7 +78,7 @@ class Coordinates:
             self._shift[slot] = 0
 
     def of(self, slots: Tensor, position: Tensor, row_start: Tensor) -> Tensor | None:
-        """The coordinates of the positions of a step, [positions, axes]; None if each is its place.
+        """The coordinates of the positions of a step, [positions, axes]; None if each is its index.
         Rows of the step have `slots`, and begin at `row_start`."""
         if not self._prompts:
             return None
@@ -120,15 +119,15 @@ class Batch:
     """
 
     tokens: Tensor  # [positions]
-    position: Tensor  # [positions]; place in its sequence
+    position: Tensor  # [positions]; index in its sequence
     row_start: Tensor  # [rows + 1]
     context: Tensor  # [rows]; positions that each row reads, including its own
     block_table: Tensor  # [groups, rows, blocks]
     write_cell: Tensor  # [groups, positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
     items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
-    adapters: Tensor | None = None  # [positions]; the place of each one's adapter, or -1: none
-    coordinates: Tensor | None = None  # [positions, axes]; None: its place is the only one
+    adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
+    coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
 
     @property
     def positions(self) -> int:

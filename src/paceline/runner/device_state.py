@@ -96,9 +96,9 @@ class DeviceState:
 
     def append(self, slot: Tensor, first: Tensor, ids: Tensor) -> None:
         """Write ids [rows, width] from `first` on, except negative ones."""
-        for place in range(ids.shape[1]):
-            given = ids[:, place] >= 0
-            self.tokens[slot[given], first[given] + place] = ids[given, place]
+        for offset in range(ids.shape[1]):
+            given = ids[:, offset] >= 0
+            self.tokens[slot[given], first[given] + offset] = ids[given, offset]
 
     def _index(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

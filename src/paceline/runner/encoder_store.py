@@ -101,7 +101,7 @@ class ResidentItems:
         if not self._requests:
             return batch
         items = self._store.read(plan.embedded, batch.row_start)
-        places = None
+        coordinates = None
         if self._coordinates is not None:
-            places = self._coordinates.of(slot, batch.position, batch.row_start)
-        return replace(batch, items=items, coordinates=places)
+            coordinates = self._coordinates.of(slot, batch.position, batch.row_start)
+        return replace(batch, items=items, coordinates=coordinates)

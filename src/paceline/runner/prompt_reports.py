@@ -29,7 +29,7 @@ class PromptSpan:
 
     row: int
     begin: int  # the first of these positions, among those of the step
-    first: int  # place of the first predicted token in the prompt
+    first: int  # position of the first predicted token in the prompt
     tokens: I32
     alternatives: int
 
@@ -103,16 +103,16 @@ def by_request(
             request_id=str(rows.request_id[span.row]),
             serial=int(rows.serial[span.row]),
             first=span.first,
-            logprob=own.given.numpy(),
-            rank=own.rank.int().numpy(),
-            ids=own.ids.int().numpy(),
-            values=own.values.numpy(),
+            logprob=found.given.numpy(),
+            rank=found.rank.int().numpy(),
+            ids=found.ids.int().numpy(),
+            values=found.values.numpy(),
         )
-        for span, own in zip(spans, scores, strict=True)
+        for span, found in zip(spans, scores, strict=True)
     )
 
 
-def places(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
+def span_positions(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
     """The positions of all spans among those of the step, and the length of each span."""
     count = np.array([span.count for span in spans], np.int32)
     begin = np.array([span.begin for span in spans], np.int32)
@@ -123,14 +123,14 @@ def places(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
 
 def summed(hidden: Tensor, at: Tensor, count: Tensor, normed: Callable[[Tensor], Tensor]) -> Tensor:
     """The sums of spans [spans, width] in float32, from the hidden states of all positions."""
-    own = normed(hidden.index_select(0, at)).float()
-    return torch.segment_reduce(own, "sum", lengths=count, axis=0, unsafe=True)
+    states = normed(hidden.index_select(0, at)).float()
+    return torch.segment_reduce(states, "sum", lengths=count, axis=0, unsafe=True)
 
 
 def pooled_spans(plan: Plan, spans: Sequence[PoolSpan], totals: Tensor) -> tuple[PooledSpan, ...]:
     """Assign sums on the host to requests."""
     values = totals.numpy()
-    return tuple(pooled_span(plan, span, values[place].copy()) for place, span in enumerate(spans))
+    return tuple(pooled_span(plan, span, values[index].copy()) for index, span in enumerate(spans))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +154,7 @@ class PromptReport:
                 model.logits(part)
 
     def _pooled(self, hidden: Tensor, model: Model) -> tuple[PooledSpan, ...]:
-        at, count = (from_numpy(one.astype(np.int64)) for one in places(self.pools))
+        at, count = (from_numpy(one.astype(np.int64)) for one in span_positions(self.pools))
         return pooled_spans(self.plan, self.pools, summed(hidden, at, count, model.normed))
 
 

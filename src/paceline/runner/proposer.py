@@ -1,4 +1,4 @@
-"""What guesses draft tokens, and where it is found."""
+"""Interface of drafters, which guess tokens, and checks of their drafts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class Drafts:
     probabilities: Tensor | None = None  # [rows, most, vocab] in float32; each draft was drawn by
 
     def up_to(self, most: int) -> "Drafts":
-        """The first places of each row."""
+        """The first drafts of each row."""
         if self.probabilities is None:
             return Drafts(self.ids[:, :most])
         return Drafts(self.ids[:, :most], self.probabilities[:, :most])

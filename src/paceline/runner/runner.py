@@ -193,19 +193,19 @@ class TorchRunner:
         """Return the plan with the drafts that were proposed, which may be fewer than planned, and
         the drafts of the rows that sample; None if there are none.
 
-        A place for which nothing was proposed is not computed, nor one behind a draft that a
+        A position for which nothing was proposed is not computed, nor one behind a draft that a
         constraint does not allow.
         """
         rows = plan.rows
         width = rows.count - rows.drafts
         wanted = from_numpy(rows.samples)
         number = from_numpy(rows.drafts.astype(np.int64))[wanted]
-        own = slot[wanted]
-        known = self._state.position[own] + from_numpy(width.astype(np.int64))[wanted]
-        tokens = self._state.tokens[own, : int(known.max())]
+        slots = slot[wanted]
+        known = self._state.position[slots] + from_numpy(width.astype(np.int64))[wanted]
+        tokens = self._state.tokens[slots, : int(known.max())]
         most = int(number.max())
-        drafts = self._tokens.draft(plan, DraftInput(own, tokens, known, number, most))
-        self._state.append(own, known, drafts.ids)
+        drafts = self._tokens.draft(plan, DraftInput(slots, tokens, known, number, most))
+        self._state.append(slots, known, drafts.ids)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts.ids >= 0).sum(1).numpy()
         rows = replace(rows, count=width + found, drafts=found)

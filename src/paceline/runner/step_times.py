@@ -107,7 +107,7 @@ class StepTimer:
         request = Request(id=f"step times {slot}", prompt=tokens)
         longest = min(len(tokens) + TIMES + room.drafts, room.max_model_len)
         used = -(-longest // room.block_size)
-        blocks = tuple((slot * used + place) % room.blocks for place in range(used))
+        blocks = tuple((slot * used + index) % room.blocks for index in range(used))
         more = (blocks,) * (room.groups - 1)
         return Admitted(slot, request, tokens, self._context, blocks, resumed=False, more=more)
 

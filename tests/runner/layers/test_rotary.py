@@ -13,7 +13,7 @@ def test_pairs_turn_as_complex_numbers_do() -> None:
     torch.testing.assert_close(x, torch.cat((rotated.real, rotated.imag), dim=-1))
 
 
-def test_a_view_is_turned_in_place_and_its_surroundings_are_not() -> None:
+def test_a_view_is_rotated_in_place_and_its_surroundings_are_not() -> None:
     heads = torch.randn(2, 5, 4)
     before = heads.clone()
     rope = torch.tensor([[1.0, 0.5], [1.0, 1.0]])

@@ -45,11 +45,11 @@ class Flashinfer(Attention):
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
         self._wrappers: list[dict[Any, Any]] = [{} for _ in range(PLANS)]
-        self._turn = 0
+        self._next = 0
 
     def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
-        self._turn = (self._turn + 1) % PLANS
-        return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
+        self._next = (self._next + 1) % PLANS
+        return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._next])
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
@@ -64,30 +64,29 @@ class Flashinfer(Attention):
 
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
     """Views of the store, [blocks, block_size, kv_heads, head_dim] each."""
-    own = kv.content[:, layer]
-    return own[:, :, : kv.kv_heads], own[:, :, kv.kv_heads :]
+    cells = kv.content[:, layer]
+    return cells[:, :, : kv.kv_heads], cells[:, :, kv.kv_heads :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroup:
-    """Rows of a batch that one call computes, and the places of their positions."""
+    """Rows of a batch that one call computes, and the indices of their positions."""
 
     index: I32
-    starts: I32  # [rows + 1], among their own positions
+    starts: I32  # [rows + 1], among the positions of the group
     contexts: I32
     at: slice | Tensor
 
     @staticmethod
     def of(index: I32, starts: I32, contexts: I32, device: torch.device) -> "RowGroup":
         counts = np.diff(starts)[index]
-        own = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        group_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = starts[:-1][index]
-        if bool((first - first[0] == own[:-1]).all()):
-            return RowGroup(
-                index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1]))
-            )
-        places = np.repeat(first - own[:-1], counts) + np.arange(own[-1])
-        return RowGroup(index, own, contexts[index], from_numpy(places).to(device))
+        if bool((first - first[0] == group_starts[:-1]).all()):
+            span = slice(int(first[0]), int(first[0] + group_starts[-1]))
+            return RowGroup(index, group_starts, contexts[index], span)
+        indices = np.repeat(first - group_starts[:-1], counts) + np.arange(group_starts[-1])
+        return RowGroup(index, group_starts, contexts[index], from_numpy(indices).to(device))
 
 
 class FlashinferStep(Prepared):
@@ -188,7 +187,7 @@ class FlashinferDecodeGraph(GraphAttention):
         )
         size = self._wrapper._int_workspace_buffer.numel()
         self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(PLANS)]
-        self._turn = 0
+        self._next = 0
         self._queries = torch.arange(rows + 1, dtype=torch.int32)
         # The first plan selects the kernels; later plans only set what they read.
         self._wrapper.plan(
@@ -212,14 +211,14 @@ class FlashinferDecodeGraph(GraphAttention):
     def refresh(self, contexts: I32) -> None:
         """Plan the next step for contexts [rows], outside of the graph."""
         wrapper, kv = self._wrapper, self._kv
-        self._turn = (self._turn + 1) % PLANS
+        self._next = (self._next + 1) % PLANS
         ends = np.zeros(len(contexts) + 1, np.int32)
         np.cumsum(-(-contexts // kv.block_size), out=ends[1:])
         # The wrapper's own plan() loops over contexts in Python and copies the table.
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,
-            self._pinned[self._turn],
+            self._pinned[self._next],
             self._queries,
             from_numpy(ends),
             from_numpy(contexts),

@@ -17,7 +17,7 @@ SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached
 
 
 class Paged(Attention):
-    """Copies the contexts of rows side by side, as torch's products need them."""
+    """Copies the contexts of rows side by side, as torch's GEMMs need them."""
 
     support = AttentionSupport()
 
@@ -87,12 +87,12 @@ class PagedStep(Prepared):
         rows = [self._row(index, window) for index in range(self._batch.rows)]
         run_bytes = self._kv.block_bytes // self._kv.groups.layers_per_block
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
-        most = max(len(own) * own[0].blocks for own in groups)
+        most = max(len(piece) * piece[0].blocks for piece in groups)
         scratch = Scratch(self._kv, most, query.dtype)
         table = self._batch.block_table[group]
-        for own in groups:
-            kind = ShortRows if own[0].count <= SHORT else LongRow
-            yield kind(own, table, self._batch.position, scratch, window, query)
+        for piece in groups:
+            kind = ShortRows if piece[0].count <= SHORT else LongRow
+            yield kind(piece, table, self._batch.position, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
         first, end = self._starts[index], self._starts[index + 1]
@@ -130,7 +130,7 @@ def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
 
 
 def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
-    """What to add to scores so that they vanish. A mask of bools would be converted per layer."""
+    """The mask to add to scores, 0 or -inf. A mask of bools would be converted per layer."""
     mask = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(unseen, float("-inf"))
 
@@ -187,11 +187,11 @@ class ShortRows:
     ) -> None:
         device, blocks, count = query.device, rows[0].blocks, rows[0].count
         size = scratch.kv.block_size
-        place = torch.tensor(
+        columns = torch.tensor(
             [(row.index, row.first, row.skipped, row.skipped + row.blocks - 1) for row in rows],
             device=device,
         )
-        index, first, skipped, last = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
+        index, first, skipped, last = columns.T.unsqueeze(-1).unbind()  # [rows, 1] each
         # Past the end of its context a row reads its last block again, and the mask hides it.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
         self._context = GatheredContext(scratch, table[index, entry])
@@ -201,7 +201,7 @@ class ShortRows:
         if count > 1:
             mask = mask.repeat_interleave(query.shape[2], dim=1)
         self._mask = mask.unsqueeze(1)
-        self._count, self._at = count, _places([row.first for row in rows], count, device)
+        self._count, self._at = count, _positions([row.first for row in rows], count, device)
 
     def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
         """The rule has sinks [kv_heads, group]."""
@@ -214,8 +214,8 @@ class ShortRows:
         out[self._at] = torch.unflatten(found, 2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def _places(first: list[int], count: int, device: torch.device) -> Tensor | slice:
-    """Where rows of `count` positions lie in the batch: a slice if they are adjacent."""
+def _positions(first: list[int], count: int, device: torch.device) -> Tensor | slice:
+    """Indices of rows of `count` positions in the batch: a slice if they are adjacent."""
     if first == list(range(first[0], first[0] + len(first) * count, count)):
         return slice(first[0], first[-1] + count)
     starts = torch.tensor(first, device=device).unsqueeze(1)

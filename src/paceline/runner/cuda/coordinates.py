@@ -101,7 +101,7 @@ class LogitMasks:
     def load(self, plan: Plan, wanted: Index, drafts: I32 | None = None) -> None:
         """Fill the masks of a step, and copy them. The steps before it are committed.
 
-        Row `wanted[i]` has line i, or as many lines as it has places with drafts [wanted, most].
+        Row `wanted[i]` has line i, or as many lines as it has positions with drafts [wanted, most].
         """
         masks = self._source.fill(plan, wanted, drafts)
         self._mask_of[:] = -1

@@ -66,7 +66,7 @@ class Silent:
 
     row: int  # among those that sample
     request: Request
-    logits: Tensor  # [places, vocab]
+    logits: Tensor  # [1 + drafts, vocab]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,14 +86,14 @@ class LaunchedStep:
     wanted: Index  # rows that sample
     ticket: Any  # of their ids; None if no row samples
     controls: Controls | None = None
-    scores: tuple[TokenScores | None, ...] = ()  # of each place
+    scores: tuple[TokenScores | None, ...] = ()  # of each position
     silent: tuple[Silent, ...] = ()
     prompt: ScoredPrompts | None = None  # scores of prompts
     is_drafted: bool = False
 
     def result(self, ids: np.ndarray) -> StepResult:
         """From the ids of the rows that sample, one after the other; -1 is none."""
-        found = ids.reshape(len(self.wanted), -1)  # [samples, places]
+        found = ids.reshape(len(self.wanted), -1)  # [samples, 1 + drafts]
         first = found[:, 0]
         if self.controls is None and len(found) == len(self.plan.rows) and first.min() >= 0:
             return self._plain(found)

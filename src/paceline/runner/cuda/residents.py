@@ -43,7 +43,7 @@ class CudaItems:
             self._store.encode(plan.encode, requests)
 
     @contextmanager
-    def in_place(self, plan: Plan) -> Generator[None]:
+    def substituted(self, plan: Plan) -> Generator[None]:
         """Let positions of items have the ids of their rows."""
         read, tokens = plan.embedded, self._state.tokens.view(-1)
         if not len(read):
@@ -100,7 +100,7 @@ class Residents:
         if self.items is None:
             return nullcontext()
         self.items.encode(plan, self.requests)
-        return self.items.in_place(plan)
+        return self.items.substituted(plan)
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())
@@ -216,7 +216,7 @@ class BlockCopies:
 
 
 def runs(blocks: list[int]) -> Generator[tuple[slice, slice]]:
-    """Yield runs of adjacent blocks: their places in the list, and the blocks."""
+    """Yield runs of adjacent blocks: their indices in the list, and the blocks."""
     begin = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:

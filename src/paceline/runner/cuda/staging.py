@@ -55,7 +55,7 @@ class Staging:
         self._keep(pinned)
 
     def send(self, *columns: np.ndarray) -> list[Tensor]:
-        """Return arrays of 32-bit numbers on the GPU, each at an aligned place."""
+        """Return arrays of 32-bit numbers on the GPU, each at an aligned offset."""
         pieces: list[np.ndarray] = []
         for column in columns:
             pieces += column.view(np.int32), PADDING[: -len(column) % ALIGNED]

@@ -9,7 +9,7 @@ from paceline.core.plan import Admitted, Grown, Plan, TokensBySlot
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, CudaAdapters
 from paceline.runner.cuda.coordinates import CudaCoordinates
-from paceline.runner.cuda.kernels.columns import place, settle
+from paceline.runner.cuda.kernels.columns import locate, settle
 from paceline.runner.cuda.kernels.drafts import accept
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, BatchWithLengths, Staging
@@ -170,11 +170,11 @@ class CudaState:
         if is_moving:
             at += self.position.index_select(0, owner)
             context += self.position.index_select(0, row_slot)
-        tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
+        tokens, cells = locate(self.tokens, self.table, owner, at, self._kv)
         table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
-        places = self.places(owner) if self.is_adapted(rows.slot) else None
-        more = None, places, self.coordinates(owner, at)  # no items: their positions have ids
+        adapters = self.adapters_of(owner) if self.is_adapted(rows.slot) else None
+        more = None, adapters, self.coordinates(owner, at)  # no items: their positions have ids
         if is_moving:
             return Batch(*columns, *more), cells, row_slot
         return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot
@@ -193,8 +193,8 @@ class CudaState:
         """Whether one of these slots has an adapter."""
         return self.adapters is not None and self.adapters.concern(slot)
 
-    def places(self, slot: Tensor) -> Tensor:
-        """The places of the adapters of slots, -1 where there is none."""
+    def adapters_of(self, slot: Tensor) -> Tensor:
+        """The index of the adapter of each slot, -1 where there is none."""
         assert self.adapters is not None
         return self.adapters.column.index_select(0, slot)
 
@@ -206,7 +206,7 @@ class CudaState:
         return self._coordinates is not None
 
     def coordinates(self, slot: Tensor, position: Tensor) -> Tensor | None:
-        """The coordinates of positions in slots, [n] each: [n, axes]; None: each is its place."""
+        """The coordinates of positions in slots, [n] each: [n, axes]; None: each is its index."""
         return None if self._coordinates is None else self._coordinates.of(slot, position)
 
     # -- steps with drafts --------------------------------------------------

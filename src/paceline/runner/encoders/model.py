@@ -236,9 +236,9 @@ class TextEncoder:
     def _masks(self, lengths: Tensor, longest: int) -> dict[int | None, Tensor]:
         """For each reach of the layers, what positions may be read: [texts, 1, 1 or positions,
         positions]; with biases of distances, what is added to the scores."""
-        place = torch.arange(longest, device=self.device)
-        known = (place < lengths[:, None])[:, None, None, :]
-        distance = (place - place[:, None]).abs()
+        position = torch.arange(longest, device=self.device)
+        known = (position < lengths[:, None])[:, None, None, :]
+        distance = (position - position[:, None]).abs()
         found: dict[int | None, Tensor] = {}
         for attention, _ in self._layers:
             reach = attention.spec.reach
@@ -248,7 +248,7 @@ class TextEncoder:
                 # Padding reads itself, since a row that reads nothing has no softmax.
                 found[reach] = (known & (distance <= reach)) | (distance == 0)
         if self._relative is not None:
-            by_distance = F.embedding(buckets(place), self._relative).permute(2, 0, 1)
+            by_distance = F.embedding(buckets(position), self._relative).permute(2, 0, 1)
             found[None] = by_distance.masked_fill(~known, -torch.inf)
         return found
 
@@ -267,11 +267,11 @@ def _built(weights: Weights, layer: EncoderLayer) -> tuple[TextAttention, TextML
     return TextAttention(weights, layer.attention), TextMLP(weights, layer.mlp)
 
 
-def buckets(place: Tensor) -> Tensor:
+def buckets(position: Tensor) -> Tensor:
     """The bucket of the distance from each position to each other one: half of the buckets for each
     direction, of which half are exact and the rest grow with the logarithm of the distance."""
     half, exact = BUCKETS // 2, BUCKETS // 4
-    ahead = place - place[:, None]  # [from, to]
+    ahead = position - position[:, None]  # [from, to]
     far = ahead.abs()
     grown = (far.clamp(min=1).float() / exact).log() / log(FARTHEST / exact) * (half - exact)
     coarse = (exact + grown.long()).clamp_(max=half - 1)
@@ -331,7 +331,7 @@ class EncoderRunner:
         if self._model.config.classes:
             totals = self._model.classified(hidden).float()
         values = totals.cpu().numpy()
-        return [pooled_span(plan, span, values[place]) for place, span in enumerate(spans)]
+        return [pooled_span(plan, span, values[index]) for index, span in enumerate(spans)]
 
 
 def alike(spans: Sequence[PoolSpan], count: Sequence[int]) -> list[list[PoolSpan]]:

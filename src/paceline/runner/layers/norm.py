@@ -43,7 +43,7 @@ class Norm:
 
 
 def add_linear(total: Tensor, x: Tensor, linear: Linear, norm: Norm | None) -> None:
-    """total += norm(product(x)), in place."""
+    """total += norm(linear(x)), in place."""
     if norm is None:
         linear.add_to(total, x)
     else:
@@ -88,7 +88,7 @@ class LayerInputs:
 
     def keep(self, layer: int, hidden: Tensor) -> None:
         """Copy the residual stream [positions, width] if this layer is one of them."""
-        for place, one in enumerate(self.layers):
+        for index, one in enumerate(self.layers):
             if one == layer:
                 width = hidden.shape[1]
-                self.rows[: len(hidden), place * width : (place + 1) * width] = hidden
+                self.rows[: len(hidden), index * width : (index + 1) * width] = hidden

@@ -56,8 +56,8 @@ def architecture(read: ConfigEntries) -> Found:
         return Found(short, traits)
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
-    own = replace(traits, decoder=part.decoder)
-    return Found(short, own, is_text_part=True, ignored=part.images)
+    traits = replace(traits, decoder=part.decoder)
+    return Found(short, traits, is_text_part=True, ignored=part.images)
 
 
 def unsupported_name(name: str, ending: str) -> ConfigError:

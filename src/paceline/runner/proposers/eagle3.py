@@ -81,12 +81,12 @@ class Eagle3(ModelDrafter):
     def is_ready(self, rows: DraftInput) -> Tensor:
         return (rows.number > 0) & (self._follows[rows.slot] == rows.known)
 
-    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+    def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
         hidden = self._hidden[slot]
-        if place:
+        if offset:
             columns, size = self.runner.columns, self.runner.block_size
             one = torch.ones_like(slot)
-            batch = batch_of_slots(columns, size, slot, known + place - 2, one)
+            batch = batch_of_slots(columns, size, slot, known + offset - 2, one)
             embedded = F.embedding(latest, self._embedding)
             hidden = self._hidden[slot] = self._forward(embedded, hidden, batch)
         logits = self.head.logits(hidden)

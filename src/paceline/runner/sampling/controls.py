@@ -285,12 +285,12 @@ def groups_of(
     for row, resident in enumerate(residents):
         if not resident.sampling.greedy:
             by_need.setdefault(filters_of(resident.sampling, vocab), []).append(row)
-    groups: list[SamplingGroup] = [Greedy(places(greedy, device))] if greedy else []
+    groups: list[SamplingGroup] = [Greedy(row_index(greedy, device))] if greedy else []
     for kinds, rows in by_need.items():
         asked = [residents[row].sampling for row in rows]
         groups.append(
             RandomDraw(
-                rows=places(rows, device),
+                rows=row_index(rows, device),
                 keys=indices([residents[row].key for row in rows], device),
                 temperature=column([each.temperature for each in asked], torch.float, device),
                 filters=tuple(filter_of(kind, asked, device) for kind in kinds),
@@ -299,7 +299,7 @@ def groups_of(
     return tuple(groups)
 
 
-def places(rows: list[int], device: torch.device) -> Tensor | slice:
+def row_index(rows: list[int], device: torch.device) -> Tensor | slice:
     """Ascending rows as an index; adjacent rows as a slice, which copies nothing."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)

@@ -308,20 +308,20 @@ class Penalties:
         uses += (named[:, :, None] == ahead[:, None, :]).sum(-1)
         outputs = uses.floor()
         factor = torch.where(uses > 0.0, self.repetition, 1.0)
-        own = logits[rows, named]
-        own = torch.where(own > 0.0, own / factor, own * factor)
-        own -= self.frequency * outputs
-        own -= self.presence * outputs.clamp(max=1.0)
-        logits[rows, named] = own  # a repeated token gets the same value twice
+        values = logits[rows, named]
+        values = torch.where(values > 0.0, values / factor, values * factor)
+        values -= self.frequency * outputs
+        values -= self.presence * outputs.clamp(max=1.0)
+        logits[rows, named] = values  # a repeated token gets the same value twice
 
     def observe(self, ids: Tensor, positions: Tensor) -> None:
         """Count ids [rows, width] from the positions [rows] on, except -1."""
         tally, width = self.tally, ids.shape[1]
-        own = ids.index_select(0, self.rows)  # [penalised, width]
+        tokens = ids.index_select(0, self.rows)  # [penalised, width]
         steps = torch.arange(width, device=ids.device)
-        places = positions.index_select(0, self.rows)[:, None] + steps
-        real = own >= 0
-        own = own.clamp(min=0)
-        tally.tokens[self.lines, torch.where(real, places, tally.tokens.shape[1] - 1)] = own
-        tally.uses.index_put_((self.lines, own), real.float(), accumulate=True)
+        columns = positions.index_select(0, self.rows)[:, None] + steps
+        real = tokens >= 0
+        tokens = tokens.clamp(min=0)
+        tally.tokens[self.lines, torch.where(real, columns, tally.tokens.shape[1] - 1)] = tokens
+        tally.uses.index_put_((self.lines, tokens), real.float(), accumulate=True)
         tally.reach[self._lines] += width

@@ -84,5 +84,5 @@ def image_encoder(factory: LayerFactory, spec: DecoderSpec) -> ImageEncoder | No
     if isinstance(vision, SigLIPSpec):
         side = vision.side * vision.patch.weights[0].shape[-1]
         tile = Tile(side, (vision.side // vision.merge) ** 2)
-    own = tower(factory, vision) if decides(factory.group) else None
-    return ImageEncoder(own, spec.width, square, tile)
+    encoder = tower(factory, vision) if decides(factory.group) else None
+    return ImageEncoder(encoder, spec.width, square, tile)

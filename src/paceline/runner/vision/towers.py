@@ -139,17 +139,17 @@ class SigLIPTower:
 
 
 def position_ids(side: int) -> Tensor:
-    """Which learned position each patch of an image has, [side * side].
+    """Index of the learned position of each patch of an image, [side * side].
 
-    A patch has the position of the place at which it begins, as a fraction of the side. The
+    A patch has the position of the point at which it begins, as a fraction of the side. The
     fractions are rounded as in training, so that some patches have the position of a neighbour.
     """
     ends = torch.arange(1 / side, 1.0, 1 / side)
     begin = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(
         max=1.0 - 1e-6
     )
-    place = torch.bucketize(begin, ends, right=True)
-    return (place[:, None] * side + place[None, :]).flatten()
+    index = torch.bucketize(begin, ends, right=True)
+    return (index[:, None] * side + index[None, :]).flatten()
 
 
 class QwenTower:

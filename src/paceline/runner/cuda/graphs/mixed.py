@@ -215,14 +215,14 @@ class MixedGraphs:
         )
         lines = min(self._extent.lines, positions)
         sample_at = columns[SAMPLE_AT, :lines]
-        places = coordinates = None
+        adapters = coordinates = None
         if is_adapted or state.has_coordinates:
             owner = self._owners(positions, rows)
-            places = state.places(owner) if is_adapted else None
+            adapters = state.adapters_of(owner) if is_adapted else None
             coordinates = state.coordinates(owner, position)
         batch = Batch(
             *(tokens, position, starts, context[:rows], table, cells, sample_at),
-            adapters=places,
+            adapters=adapters,
             coordinates=coordinates,
         )
         if positions not in self._held:

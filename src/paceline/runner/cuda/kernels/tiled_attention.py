@@ -29,7 +29,7 @@ def _row_of(row_start, rows, tile, TILE: tl.constexpr):
 def _look(
     q,
     keys,
-    own,
+    row_table,
     first,
     begin,
     stop,
@@ -55,10 +55,10 @@ def _look(
         cell = at + tl.arange(0, CELLS)
         if MASKED:  # blocks in front of the window may be others' by now, and hold NaN
             there = (cell < stop) & (cell >= first)
-            block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+            block = tl.load(row_table + cell // BLOCK, mask=there, other=0).to(tl.int64)
             mask = there[:, None] & (dims < DIM)[None, :]
         else:
-            block = tl.load(own + cell // BLOCK).to(tl.int64)
+            block = tl.load(row_table + cell // BLOCK).to(tl.int64)
             mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
         spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
         if MASKED or DIM < WIDTH:
@@ -156,14 +156,14 @@ def tiles(
         total = tl.full([PAIRS], 1.0, tl.float32)
     log2_scale = scale * 1.4426950408889634
     keys = content + layer_at + kv_head * DIM
-    own = table + row.to(tl.int64) * table_stride
+    row_table = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        q, keys, own, seen, begin, clear, position, window, log2_scale, state, block_stride,
+        q, keys, row_table, seen, begin, clear, position, window, log2_scale, state, block_stride,
         cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        q, keys, own, seen, clear, stop, position, window, log2_scale, state, block_stride,
+        q, keys, row_table, seen, clear, stop, position, window, log2_scale, state, block_stride,
         cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
