@@ -97,8 +97,8 @@ class Coordinates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemEmbeddings:
-    """Embeddings of multimodal items, which some positions have instead of their tokens'."""
+class ImageEmbeddings:
+    """Embeddings of images, which some positions have instead of their tokens'."""
 
     at: Tensor  # [n]; indices of positions in the batch
     values: Tensor  # [n, width]
@@ -125,7 +125,7 @@ class Batch:
     block_table: Tensor  # [groups, rows, blocks]
     write_cell: Tensor  # [groups, positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
-    items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
+    images: ImageEmbeddings | None = None  # None: every position has the embedding of its token
     adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
     coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
 

@@ -16,7 +16,7 @@ from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
-from paceline.runner.encoder_store import ResidentItems
+from paceline.runner.encoder_store import ResidentImages
 from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
@@ -32,7 +32,7 @@ class TorchRunner:
     """Runs plans in the order in which it gets them; results come back in that order too.
 
     Within a step it copies blocks on the device, then to the host, then from it, encodes
-    multimodal items, and computes after that.
+    images, and computes after that.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TorchRunner:
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
         self._adapters: ResidentAdapters | None = None
-        self._items: ResidentItems | None = None
+        self._images: ResidentImages | None = None
         self._reports = PromptReports()
         self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
@@ -65,7 +65,7 @@ class TorchRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self._adapters is not None,
-            items=self._items is not None,
+            items=self._images is not None,
             constraints=self._masks is not None,
             pooling=True,
             processors=True,
@@ -95,9 +95,9 @@ class TorchRunner:
         """Apply adapters from now on."""
         self._adapters = adapters
 
-    def use_items(self, items: ResidentItems) -> None:
-        """Compute prompts with multimodal items from now on."""
-        self._items = items
+    def use_images(self, images: ResidentImages) -> None:
+        """Compute prompts with images from now on."""
+        self._images = images
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
@@ -142,8 +142,8 @@ class TorchRunner:
         self._state.apply(plan)
         if self._adapters is not None:
             self._adapters.apply(plan)
-        if self._items is not None:
-            self._items.apply(plan)
+        if self._images is not None:
+            self._images.apply(plan)
 
     # -- a step -------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class TorchRunner:
         self._moves.carry_out(plan)
         if not len(plan.rows):
             return StepResult.of(plan, {})
-        if self._items is not None:
-            self._items.encode(plan)
+        if self._images is not None:
+            self._images.encode(plan)
         slot = from_numpy(plan.rows.slot.astype(np.int64))
         if plan.rows.drafts.any():
             plan, drafts = self._draft(plan, slot)
@@ -164,8 +164,8 @@ class TorchRunner:
         rows = plan.rows
         count = from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
-        if self._items is not None:
-            batch = self._items.merged(batch, plan, slot)
+        if self._images is not None:
+            batch = self._images.merged(batch, plan, slot)
         report = self._reports.of_step(plan, batch)
         wanted = batch.sample_at if report is None else None  # reports need any position
         inputs = self._inputs(batch)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention_backend import load
-from paceline.runner.batch import ImageGrid, ItemEmbeddings, prompt_coordinates
+from paceline.runner.batch import ImageEmbeddings, ImageGrid, prompt_coordinates
 from paceline.runner.kv_store import KVStore
 from tests.golden.image_models import IDS, ImageModel, Pixels, close, image_model, random_image
 from tests.runner.support import Piece, batch_of
@@ -53,8 +53,8 @@ def computed(model: ImageModel, prompt: Prompt, chunks: Sequence[int]) -> Tensor
         some = slice(first, first + count)
         batch = batch_of([Piece(prompt.tokens[some], first, range(16))], BLOCK)
         at = is_image[some].nonzero()[:, 0]
-        items = ItemEmbeddings(at, table[some][at])
-        batch = replace(batch, items=items, coordinates=coordinates[some])
+        images = ImageEmbeddings(at, table[some][at])
+        batch = replace(batch, images=images, coordinates=coordinates[some])
         found.append(ours.logits(ours.forward(batch, kv, attention)))
         first += count
     return torch.cat(found)

@@ -26,7 +26,7 @@ from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedGraphs
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
-from paceline.runner.cuda.residents import BlockCopies, CudaItems, Residents
+from paceline.runner.cuda.residents import BlockCopies, CudaImages, Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import BlockBytes, KVStore
@@ -125,15 +125,15 @@ class CudaRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self.state.adapters is not None,
-            items=self._residents.items is not None,
+            items=self._residents.images is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
             generation=self._prompts.has_head,
         )
 
-    def use_items(self, items: CudaItems) -> None:
-        """Compute prompts with multimodal items from now on."""
-        self._residents.items = items
+    def use_images(self, images: CudaImages) -> None:
+        """Compute prompts with images from now on."""
+        self._residents.images = images
 
     def reserve_host(self, blocks: int) -> None:
         """Allocate host memory for swapping."""

@@ -174,7 +174,7 @@ class CudaState:
         table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
         adapters = self.adapters_of(owner) if self.is_adapted(rows.slot) else None
-        more = None, adapters, self.coordinates(owner, at)  # no items: their positions have ids
+        more = None, adapters, self.coordinates(owner, at)  # no images: their positions have ids
         if is_moving:
             return Batch(*columns, *more), cells, row_slot
         return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot

@@ -53,10 +53,10 @@ class ImageEncoder:
     def encodes(self) -> bool:
         return self.tower is not None
 
-    def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
+    def encode(self, images: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         assert self.tower is not None, "rank 0 encodes images"
-        return self.tower([from_numpy(item[PIXELS].copy()) for item in items])
+        return self.tower([from_numpy(image[PIXELS].copy()) for image in images])
 
     def rehearse(self, embeddings: int) -> None:
         """Encode as many images as have so many embeddings, to see what memory that takes. Where

@@ -96,7 +96,7 @@ class PairedModel(CudaModel):
         second_cells = cells_in(self._kv, kv, cells)
         tokens = self._main.plain_tokens(batch.tokens)
         # Images, adapters and coordinates are for the first model.
-        plain = replace(batch, tokens=tokens, items=None, adapters=None, coordinates=None)
+        plain = replace(batch, tokens=tokens, images=None, adapters=None, coordinates=None)
         self._second.forward(plain, second_cells, self._kv, attention.second, self._none)
         return hidden
 
