@@ -47,8 +47,8 @@ def prompt_coordinates(length: int, images: Sequence[ImageGrid]) -> I64:
 
 
 def request_coordinates(request: Request, square: int) -> I64:
-    """The same of a request with images, and of the first token behind its prompt. `square` is the
-    number of pixels along each side of what becomes one embedding."""
+    """The coordinates of a request with images, and of the first token behind its prompt. `square`
+    is the number of pixels along each side of what becomes one embedding."""
     images: list[ImageGrid] = []
     for item in request.items:
         assert item.content is not None, "an image without a size"

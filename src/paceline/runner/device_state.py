@@ -66,7 +66,7 @@ class DeviceState:
         return replace(batch, sample_at=self._sampled(plan, batch.row_start))
 
     def _singles(self, plan: Plan, slot: Tensor, start: Tensor) -> Batch:
-        """The same if every row has one position."""
+        """The batch of a step whose rows have one position each."""
         samples = plan.rows.samples
         row, context = torch.arange(len(slot) + 1, device=self.device), start + 1
         block = self.table[:, slot, start // self.block_size]  # [groups, rows]

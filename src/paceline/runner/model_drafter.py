@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
         return Drafts(ids, probabilities)
 
     def is_ready(self, rows: DraftInput) -> Tensor:
-        """Which rows it can draft for, [rows]."""
+        """Whether it can draft for each row, [rows]."""
         return rows.number > 0
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What a step reports of prompts besides the next token: their scores, and their hidden states."""
+"""Prompt logprobs and pooled hidden states that a step reports besides the next tokens."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,7 +148,7 @@ class PromptReport:
         return replace(result, prompt=prompt, pooled=pooled)
 
     def take_part(self, hidden: Tensor, model: Model) -> None:
-        """What another rank computes, so that `added` has its logits."""
+        """Compute the same logits on another rank, so that `added` has all of their columns."""
         for span in self.asked:
             for part in slices_of(hidden, span, slice_size(model.config.vocab)):
                 model.logits(part)
@@ -177,7 +177,7 @@ class PromptReports:
                 self._pooling[new.slot] = new.request
 
     def of_step(self, plan: Plan, batch: Batch) -> PromptReport | None:
-        """What a step reports; None if it is nothing."""
+        """The prompt report of a step; None if no request wants one."""
         if not (self._asking or self._pooling):
             return None
         start = to_ints(batch.position[batch.row_start[:-1]])

@@ -31,7 +31,7 @@ class SlotColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftingFor:
-    """What a drafter may use of the runner that calls it.
+    """The parts of a runner that its drafter may use.
 
     KV of its own, if any, is in a store of its own with as many blocks: `columns.table` is the
     block table of both. It has one group then, which keeps every position.
@@ -108,7 +108,7 @@ class Drafter(ABC):
         return model, attention
 
     def captures(self) -> list[Callable[[], None]]:
-        """What must run once on a GPU before there are requests, so that nothing is compiled
+        """Functions to run once on a GPU before there are requests, so that nothing is compiled
         later, beside `draft` in graphs."""
         return []
 

@@ -18,7 +18,7 @@ TOKEN = 7
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the steps may use."""
+    """Slots, blocks and lengths that the steps may use."""
 
     slots: int
     blocks: int

@@ -233,7 +233,7 @@ class ResultBuilder:
                     self._best[int(self._wanted[row])] = possible(one, index)
 
     def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
-        """The same for a row of a family that is reported only at its end."""
+        """Add log-probabilities of a row of a family that is reported only at its end."""
         for offset in range(int(self._count[self._wanted[row]])):
             here = slice(offset, offset + 1)
             found = score(raw[here], ids[here], max(request.candidates, 1))

@@ -14,7 +14,7 @@ from paceline.runner.tensors import to_ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """How scores of queries and keys become those that weights are made of.
+    """Scale, cap and sinks of attention scores before the softmax.
 
     scale   factor of every score
     cap     a score s becomes cap * tanh(s / cap); None: it stays as it is
@@ -52,7 +52,7 @@ def explicit_attention(
     mask: Tensor | None,
     rule: ScoreRule,
 ) -> Tensor:
-    """The same by its formula, in float32."""
+    """Attention by its formula, in float32, with caps and sinks."""
     scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(rule.scale)
     if rule.cap is not None:
         scores = scores.div_(rule.cap).tanh_().mul_(rule.cap)

@@ -92,7 +92,7 @@ class LaunchedStep:
     is_drafted: bool = False
 
     def result(self, ids: np.ndarray) -> StepResult:
-        """From the ids of the rows that sample, one after the other; -1 is none."""
+        """The result, from the ids of the rows that sample, one after the other; -1 is none."""
         found = ids.reshape(len(self.wanted), -1)  # [samples, 1 + drafts]
         first = found[:, 0]
         if self.controls is None and len(found) == len(self.plan.rows) and first.min() >= 0:

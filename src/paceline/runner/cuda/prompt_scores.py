@@ -97,7 +97,7 @@ class PromptScorer:
         return ScoredPrompts(plan, found, on_host, pools, totals, landed)
 
     def _take_part(self, hidden: Tensor, spans: list[PromptSpan]) -> None:
-        """What another rank computes, so that rank 0 has its logits."""
+        """Compute the same logits on another rank, so that rank 0 has all of their columns."""
         for span in spans:
             for part in slices_of(hidden, span, self._most):
                 self._model.logits(part)

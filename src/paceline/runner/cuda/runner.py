@@ -38,7 +38,7 @@ from paceline.runner.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """What stays the same while consecutive plans share their rows."""
+    """Order and sampling of rows, valid while consecutive plans share them."""
 
     rows: Rows
     order: Index  # of all rows on the GPU
@@ -50,7 +50,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSizes:
-    """What a runner has room for, and whether it captures CUDA graphs."""
+    """Capacity of a runner, and whether it captures CUDA graphs."""
 
     slots: int
     max_model_len: int

@@ -74,8 +74,8 @@ class CudaState:
         settle(self.tokens, self.position, slot, context, self.shared(ids))
 
     def accept(self, slot: Tensor, known: Tensor, ids: Tensor, drafts: Tensor) -> None:
-        """The same for slots with `known` [n] tokens: of ids [n, 1 + most], those stay that drafts
-        [n, most] agree with, and one more."""
+        """Append ids [n, 1 + most] to slots with `known` [n] tokens: those that drafts [n, most]
+        agree with, and one more."""
         accept((self.tokens, self.position), slot, known, self.shared(ids), drafts)
 
     # -- changes that come with a plan --------------------------------------

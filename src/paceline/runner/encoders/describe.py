@@ -46,8 +46,8 @@ OF_DECODERS = BackendSupport(
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """What BERT and its relatives call the parts of a layer: attention and an MLP, each with a norm
-    of the sum with its input."""
+    """Names of the parts of a layer in BERT and its relatives: attention and an MLP, each with a
+    norm of the sum with its input."""
 
     layer: str
     qkv: tuple[str, ...]

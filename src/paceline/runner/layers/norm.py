@@ -38,7 +38,7 @@ class Norm:
         return self._unscaled(x).mul_(self.factor)
 
     def apply_to(self, x: Tensor) -> None:
-        """The same in place."""
+        """Norm `x` in place."""
         x.div_(self._unscaled.length(x)).mul_(self.factor)
 
 

@@ -20,7 +20,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """What a layer keeps of each position: so many vectors of a width.
+    """Vectors that a layer keeps of each position.
 
     Memory of KV, blocks that move, and the sizes of blocks follow from it. One latent row for all
     heads, or keys alone, are other shapes.

@@ -24,7 +24,7 @@ MXFP4 = "mxfp4"  # what experts may be quantized by
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the name of an architecture says.
+    """An architecture, found by its name.
 
     name          of the architecture
     traits        with the names of tensors that this file has
@@ -160,7 +160,7 @@ def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | N
 
 
 def clamp(read: ConfigEntries, traits: Traits) -> ClampedGate | None:
-    """How experts limit gates and ups."""
+    """Limits of gates and ups in experts; None: there are none."""
     if (usual := traits.clamp) is None:
         return None
     alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)

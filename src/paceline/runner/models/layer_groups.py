@@ -13,7 +13,7 @@ Values = Callable[[LayerSpec], Iterable[object]]
 
 @dataclass(frozen=True, slots=True)
 class BackendSupport:
-    """What a backend implements beyond the plain decoder.
+    """Features that a backend implements beyond the plain decoder.
 
     backend     its name, for messages
     features    names of the features that it implements: see `features_of`
@@ -81,7 +81,7 @@ Window = int | None  # positions that a position sees, itself included; None: al
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """Which block table each layer reads, and its index within a block.
+    """The block table that each layer reads, and its index within a block.
 
         layer     0   1   2   3   4   5   6   7        2 and 5 see everything, the others a window
         window    w   w   .   w   w   .   w   w

@@ -15,7 +15,7 @@ enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
 enum { LINE = 16 }; /* floats that come from memory together */
 enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
 enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER */
-/* Where vectors are short, summing across them costs less than transposing keys for products with
+/* Where vectors are short, summing across them costs less than transposing keys for GEMMs with
  * many at once, and keys are announced as they are read, so many positions ahead. */
 enum { IS_TRANSPOSED = FLOATS > 4, AHEAD = 8 };
 
@@ -38,7 +38,7 @@ struct query {
 /* Keys and values of CHUNK positions. Past the end it is the last one again: read, not weighed. */
 struct chunk {
     const float *keys[CHUNK];
-    const float *transposed; /* [head_dim, CHUNK]; the keys, for products with many at once */
+    const float *transposed; /* [head_dim, CHUNK]; the keys, for GEMMs with many at once */
     const struct query *first; /* of those that go through it, who announces what others will read */
     int64_t from, to_values, head_dim;
     float scale, cap;

@@ -1,4 +1,4 @@
-"""How the C kernels are compiled: for this processor on first use, or for several in a wheel.
+"""Compile the C kernels: for this processor on first use, or for several in a wheel.
 
 The build of a wheel loads this file by itself, so it imports the standard library only.
 """
@@ -74,7 +74,7 @@ def best_level(cpuinfo: Path = CPUINFO) -> Level | None:
 
 
 def features(cpuinfo: Path = CPUINFO) -> list[str]:
-    """What the processor can do, as Linux names it; empty on other systems."""
+    """Features of the processor, as Linux names them; empty on other systems."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
@@ -115,7 +115,7 @@ class Compiler:
 
     @property
     def digest(self) -> str:
-        """Of the sources, the compiler and the instructions of this processor."""
+        """A digest of the sources, the compiler and the instructions of this processor."""
         return digest(*self.flags, self.macros)
 
     def compile(self, target: Path, march: str = NATIVE) -> None:

@@ -42,7 +42,7 @@ class ExpertStruct(Structure):
 
 
 class MoEStruct(Structure):
-    """`struct mixture` of decoder.c."""
+    """`struct moe` of decoder.c."""
 
     _fields_ = [
         ("router", c_void_p),
@@ -142,7 +142,7 @@ def library() -> ctypes.CDLL:
 
 
 def files() -> Iterator[Path]:
-    """Where kernels may be, the quickest to have first. The last ones are compiled for this."""
+    """Paths of kernels to try: prebuilt ones first, then compiled ones."""
     if (level := build.best_level()) is not None:
         prebuilt = build.FOLDER / build.PREBUILT / build.prebuilt_name(level)
         if prebuilt.exists():

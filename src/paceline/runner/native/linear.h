@@ -38,7 +38,7 @@ static inline const struct way *way_of(const struct matrix *m) {
 }
 
 /* out (+)= rounded * weights + bias */
-struct product {
+struct gemm {
     const struct matrix *m;
     const void *rounded;
     int64_t rows;
@@ -47,7 +47,7 @@ struct product {
     int is_added;
 };
 
-void multiply(const struct product *product, int threads);
+void multiply(const struct gemm *gemm, int threads);
 
 /* Where inputs can be named by their lane in a vector (ADD_AT), the weights of a group, `part`,
  * stay in registers, and rows of 32 inputs come to them, one by one. A sum that follows itself is

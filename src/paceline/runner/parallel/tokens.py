@@ -64,7 +64,7 @@ class SharedTokens:
 
 
 class ReceivedTokens:
-    """The same on another rank. Its results have no tokens: those of rank 0 are committed."""
+    """The tokens of rank 0 on another rank. Results have none: those of rank 0 are committed."""
 
     def __init__(self, model: Model, group: RankGroup) -> None:
         self._model, self._group = model, group
@@ -91,7 +91,7 @@ class ReceivedTokens:
 def token_source(
     model: Model, drafter: Drafter, sampler: Sampler, masks: TokenMasks | None
 ) -> TokenSource:
-    """Where the runner of a model gets its tokens."""
+    """The token source of the runner of a model on this rank."""
     group = model.group
     if group is None:
         return StepTokens(model, drafter, sampler, masks)

@@ -45,7 +45,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a tree goes, and below which odds a path ends."""
+    """Depth of the tree, and the least odds of a path."""
 
     depth: int
     factor: float
@@ -143,8 +143,8 @@ def best(text: Text, ends: I64, latest: I64, reach: Reach) -> Guess:
 
 
 def path(followed: list[list[int]], most: int, least_odds: float) -> Guess:
-    """Of what followed each occurrence, the token that did so most often, and so on. Odds are
-    the share of occurrences that go on so."""
+    """The path of tokens that most often followed the occurrences. Odds are the share of
+    occurrences that go on so."""
     tokens: list[int] = []
     odds, score = 1.0, 0.0
     for depth in range(most):

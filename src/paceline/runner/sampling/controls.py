@@ -131,7 +131,8 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Controls:
-    """How each row of a batch is sampled. Features that no row uses are absent and cost nothing.
+    """Sampling settings of the rows of a batch. Features that no row uses are absent and cost
+    nothing.
 
     It is valid while the same sequences are in the same rows. Everything that depends on a step
     is a tensor, so the operations of a step are fixed here.

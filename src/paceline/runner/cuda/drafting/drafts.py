@@ -89,7 +89,7 @@ class DraftedSteps:
         return self._choice.fetched(plan, wanted, self._ends.verify(len(wanted)))
 
     def _size(self, plan: Plan, width: int) -> int | None:
-        """Of the graph that the step fits into, with so many lines for each row that samples."""
+        """Size of the graph that fits the step, with so many lines for each row that samples."""
         if self._graphs is None or self._prompts.wants(plan):
             return None
         return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
@@ -186,7 +186,7 @@ class Verification:
         prompt: ScoredPrompts | None,
         masks: LogitMasks | None = None,
     ) -> LaunchedStep:
-        """From logits [samples * (1 + most drafts), vocab]."""
+        """Sample from logits [samples * (1 + most drafts), vocab]."""
         if masks is not None:
             masks.apply(logits)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
@@ -232,7 +232,7 @@ class Verification:
 
 
 def lines_of(plan: Plan, order: Index, width: int) -> I32:
-    """Where logits are wanted, among the positions of the rows in this order: for each row that
+    """Indices of positions whose logits are wanted, with the rows in this order: for each row that
     samples its last known token and its drafts, [samples * width].
 
     A row with fewer drafts repeats its last line.

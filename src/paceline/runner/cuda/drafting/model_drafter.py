@@ -79,7 +79,7 @@ class CudaModelDrafter(Drafter):
 
     @classmethod
     def bytes_of(cls, shape: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-        """What a position takes in its memory by blocks, with weights and KV of these types."""
+        """Bytes of a position in its memory by blocks, with weights and KV of these types."""
         return shape.layers * shape.cell.values * kv_dtype.itemsize
 
     @abstractmethod

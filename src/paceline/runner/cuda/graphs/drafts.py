@@ -1,4 +1,4 @@
-"""What comes before and after the positions of a step with drafts, as CUDA graphs."""
+"""CUDA graphs that propose the drafts of a step and accept those that the model samples."""
 
 from bisect import bisect_left
 from functools import partial

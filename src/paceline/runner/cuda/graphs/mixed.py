@@ -41,7 +41,7 @@ def lengths(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which graphs there are, and what they have room for."""
+    """Sizes of the graphs."""
 
     lengths: tuple[int, ...]  # positions of each graph
     share: int  # positions for each row of more than one
@@ -113,7 +113,7 @@ class MixedGraphs:
         return [*self.captures_of_lengths(), *samples]
 
     def captures_of_lengths(self) -> list[Capture]:
-        """The same without sampling."""
+        """Captures of the forward pass alone."""
         sizes = product(self._state.kinds, reversed(self._extent.lengths))
         return [partial(self._forward.prepare, (size, kind)) for kind, size in sizes]
 
@@ -138,8 +138,8 @@ class MixedGraphs:
         self._samples(self._rows)
 
     def size(self, plan: Plan, lines: int = 0) -> int | None:
-        """Of the graph that a step with so many lines fits into, if there is one. Rows that sample
-        once need no more lines than positions."""
+        """Size of the graph that a step with so many lines fits into, if there is one. Rows that
+        sample once need no more lines than positions."""
         return self._extent.fitting(plan.total, int((plan.rows.count > 1).sum()), lines)
 
     def forward(self, plan: Plan, size: int, order: Index, wanted: Index, is_moving: bool) -> None:
@@ -176,7 +176,7 @@ class MixedGraphs:
         return self.ids[:rows]
 
     def sample_masked(self, rows: int, masks: LogitMasks) -> Tensor:
-        """The same under masks, without a graph."""
+        """Return ids that are sampled under masks, without a graph."""
         self._samples(self._sizes[bisect_left(self._sizes, rows)], masks)
         return self.ids[:rows]
 

@@ -1,4 +1,4 @@
-"""What adapters add to a linear, from the linears with their first factors."""
+"""LoRA kernels: add B·A·x of each row's adapter to a linear that has computed A·x too."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -23,7 +23,7 @@ STREAM_CHUNK = 256  # inputs read at a time to find the lengths of rows
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """How adapters lie beside a linear:
+    """Layout of adapters beside a linear:
 
         columns   | outputs | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
 
