@@ -11,7 +11,7 @@ from paceline import Item, Request, Scheduler
 from paceline.core.multimodal import ItemContent
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
-from paceline.runner.encoder_store import EncoderStore, ResidentItems
+from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
@@ -29,7 +29,7 @@ try:
     from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
     from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
     from paceline.runner.cuda.model import CudaModel
-    from paceline.runner.cuda.residents import CudaItems
+    from paceline.runner.cuda.residents import CudaImages
     from tests.gpu.eagle3 import drafter_on
     from tests.gpu.runners import gpu_runner
 except ImportError:
@@ -82,7 +82,7 @@ def on_cpu(kind: str) -> dict[str, Any]:
     assert model.images is not None
     store = EncoderStore(model.images, torch.zeros(ROWS, model.images.width))
     square = model.images.square
-    runner.use_items(ResidentItems(store, Coordinates(sizes[0], square) if square else None))
+    runner.use_images(ResidentImages(store, Coordinates(sizes[0], square) if square else None))
     return drive(scheduler, runner, asked(kind))
 
 
@@ -113,7 +113,7 @@ def test_tokens_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
         scheduler = Scheduler.create(**{**SETTINGS, **changes})
         drafter = drafter_of(scheduler, model.config, tmp_path / way)
         runner = gpu_runner(model, scheduler, drafter=drafter)
-        runner.use_items(CudaItems(model.images, model, runner.state))
+        runner.use_images(CudaImages(model.images, model, runner.state))
         runner.warm("drafted" in way)
         assert drive(scheduler, runner, asked(kind), depth) == expected, way
         assert np.all(runner.state.tokens.cpu().numpy() < model.first_item_id)

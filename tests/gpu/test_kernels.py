@@ -27,7 +27,7 @@ pytestmark = ON_GPU
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("is_normed", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(16, 8, 128), (40, 8, 128), (9, 3, 64)])
-def test_new_positions_are_turned_stored_and_attended_at_once(
+def test_new_positions_are_rotated_stored_and_attended_at_once(
     heads: int, kv_heads: int, dim: int, is_normed: bool, window: int | None, dtype: torch.dtype
 ) -> None:
     random = Random(heads)
@@ -38,24 +38,26 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     kv = filled_store(config, blocks, 16, dtype=dtype, device="cuda")
     at = cells_of(batch, kv)
     frequencies = tuple(10000.0 ** (-place / (dim // 2)) for place in range(dim // 2))
-    turns = rotary_table(Rope.plain(frequencies), 2048, "cuda")
+    cos_sin = rotary_table(Rope.plain(frequencies), 2048, "cuda")
     factor = torch.rand(heads + kv_heads, dim, device="cuda", dtype=dtype) if is_normed else None
-    turn = HeadRotation(turns, factor, 0.01)
+    rotation = HeadRotation(cos_sin, factor, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim, device="cuda", dtype=dtype)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
     for layer in (1, 0):
         kv.content.copy_(before)
-        got = held.attend_new(qkv, turn, layer, window, 0.09)
+        got = held.attend_new(qkv, rotation, layer, window, 0.09)
         stored = kv.content.clone()
         kv.content.copy_(before)
         apart = qkv.clone()
-        rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, layer)
+        rotate_and_store(
+            apart, rotation, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, layer
+        )
         expected = held.attend(apart[:, :heads], layer, window, 0.09)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(stored, kv.content, rtol=tolerance, atol=1e-6)
         assert not torch.equal(stored, before)
-        by_row = replace(turn, turns=turns[batch.position.long()], is_by_row=True)
+        by_row = replace(rotation, cos_sin=cos_sin[batch.position.long()], is_by_row=True)
         kv.content.copy_(before)
         assert torch.equal(held.attend_new(qkv, by_row, layer, window, 0.09), got)
         assert torch.equal(kv.content, stored)

@@ -11,7 +11,7 @@ from paceline.runner.attention_backend import load
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.residents import CudaItems
+from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
@@ -25,7 +25,7 @@ from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import Piece, batch_of, tiny
-from tests.runner.test_resident_items import TIGHT_ENCODER, asked, outputs, plain_outputs
+from tests.runner.test_resident_images import TIGHT_ENCODER, asked, outputs, plain_outputs
 
 SMALL_STEPS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_speculative_tokens": 1}
 ONE_BY_ONE = {
@@ -53,7 +53,7 @@ def image_runner(
     runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(*sizes))
     assert not runner.capabilities.items
     assert model.images is not None
-    runner.use_items(CudaItems(model.images, model, runner.state))
+    runner.use_images(CudaImages(model.images, model, runner.state))
     assert runner.capabilities.items
     return runner
 

@@ -29,38 +29,38 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
     at = cells_of(batch, kv)
-    turns = rotary_table(Rope.plain(frequencies(100.0, 16)), 256, "cpu")
-    turn = HeadRotation(turns, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
+    cos_sin = rotary_table(Rope.plain(frequencies(100.0, 16)), 256, "cpu")
+    rotation = HeadRotation(cos_sin, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
-    got = held.attend_new(qkv, turn, 1, window, 0.3, cap)
+    got = held.attend_new(qkv, rotation, 1, window, 0.3, cap)
     stored = kv.content.clone()
     kv.content.copy_(before)
     apart = qkv.clone()
-    rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
+    rotate_and_store(apart, rotation, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
     expected = held.attend(apart[:, :heads], 1, window, 0.3, cap)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
     assert not torch.equal(stored, before)
 
 
-def test_positions_have_turns_of_their_own() -> None:
+def test_positions_have_rotations_of_their_own() -> None:
     """They do not depend on where a position is in its sequence."""
     heads, kv_heads, dim = 4, 2, 16
     batch, blocks = rows_of([(1, 2), (1, 20)], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
     at, qkv = cells_of(batch, kv), torch.randn(2, heads + 2 * kv_heads, dim)
-    turns = rotary_table(Rope.plain(frequencies(100.0, 16)), 32, "cpu")
-    by_place = HeadRotation(turns, None, 0.0)
-    by_row = HeadRotation(turns[batch.position.long()], None, 0.0, is_by_row=True)
+    cos_sin = rotary_table(Rope.plain(frequencies(100.0, 16)), 32, "cpu")
+    by_position = HeadRotation(cos_sin, None, 0.0)
+    by_row = HeadRotation(cos_sin[batch.position.long()], None, 0.0, is_by_row=True)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
     found: list[torch.Tensor] = []
-    for turn in (by_place, by_row):
+    for rotation in (by_position, by_row):
         apart = qkv.clone()
-        rotate_and_store(apart, turn, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
+        rotate_and_store(apart, rotation, DeferredNorm(apart, 0.0, 0), batch.position, at, kv, 1)
         found += apart, kv.content.clone()
         kv.content.copy_(before)
-        found += held.attend_new(qkv, turn, 1, None, 0.3), kv.content.clone()
+        found += held.attend_new(qkv, rotation, 1, None, 0.3), kv.content.clone()
         kv.content.copy_(before)
     for one, other in zip(found[:4], found[4:], strict=True):
         assert torch.equal(one, other)

@@ -21,7 +21,7 @@ from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.residents import CudaItems
+from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
@@ -189,7 +189,7 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
             drafter = CudaEagle3(config.speculation, *given)
         runner = runner_of(model, scheduler, drafter)
         assert model.images is not None
-        runner.use_items(CudaItems(model.images, model, runner.state))
+        runner.use_images(CudaImages(model.images, model, runner.state))
         return runner
 
     settings = {**SETTINGS, **SMALL_STEPS, **DRAFTING, "encoder_cache_size": 2}

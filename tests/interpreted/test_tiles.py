@@ -8,7 +8,7 @@ import torch
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.prefill_attention import KEYS, PAIRS, TileList
 
-Tile = tuple[int, int, int, int]  # its first position, the place of that, how many, and the row
+Tile = tuple[int, int, int, int]  # first position in the batch and in the sequence, size, row
 
 
 def tiles_of(rows: list[tuple[int, int]], size: int) -> list[Tile]:
@@ -49,7 +49,7 @@ def test_every_tile_once_and_those_with_the_most_keys_first(seed: int) -> None:
     bounds = torch.tensor([len(rows) - longer, len(rows)], dtype=torch.int32)
     found = TileList(batch, bounds, longer + random.choice([1, 8]), PAIRS // group)
     found.lay_out()
-    listed = [tuple(item) for item in found.items[: int(found.count)].tolist()]
+    listed = [tuple(tile) for tile in found.tiles[: int(found.count)].tolist()]
     assert sorted(listed) == sorted(tiles_of(rows, PAIRS // group))
     work = [-(-(lowest + some) // KEYS) for _, lowest, some, _ in listed]
     assert work == sorted(work, reverse=True)

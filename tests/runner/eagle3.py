@@ -84,10 +84,10 @@ class PlainHead:
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * self._weight(name)
 
-    def _heads(self, x: Tensor, name: str, turned: bool) -> Tensor:
+    def _heads(self, x: Tensor, name: str, rotated: bool) -> Tensor:
         """[heads, positions, 8]"""
         heads = (x @ self._weight(f"midlayer.self_attn.{name}").T).view(len(x), -1, 8)
-        if turned:
+        if rotated:
             rates = self._config["rope_theta"] ** (-torch.arange(0, 8, 2) / 8)
             angle = (torch.arange(len(x))[:, None] * rates)[:, None]
             a, b = heads[..., :4], heads[..., 4:]

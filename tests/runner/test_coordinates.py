@@ -3,11 +3,11 @@ import torch
 
 from paceline.core.multimodal import Item, ItemContent
 from paceline.core.request import Request
-from paceline.runner.batch import Coordinates, ImagePlace, prompt_coordinates
+from paceline.runner.batch import Coordinates, ImageGrid, prompt_coordinates
 
 
 def test_images_have_rows_and_columns_and_text_continues_behind_the_longer_side() -> None:
-    found = prompt_coordinates(9, [ImagePlace(2, rows=2, columns=3)])
+    found = prompt_coordinates(9, [ImageGrid(2, rows=2, columns=3)])
     assert found[:, 0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5]
     assert found[:, 1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5]
     assert found[:, 2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5]

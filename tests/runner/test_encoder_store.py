@@ -1,4 +1,4 @@
-"""Embeddings of items on the device."""
+"""Embeddings of images on the device."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ class PixelEncoder:
 
     width, encodes = WIDTH, True
 
-    def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
-        return [torch.tensor(item["pixels"]) for item in items]
+    def encode(self, images: Sequence[ItemContent]) -> list[Tensor]:
+        return [torch.tensor(image["pixels"]) for image in images]
 
 
 def picture(name: str, offset: int, length: int, pixels: int | None = None) -> Item:

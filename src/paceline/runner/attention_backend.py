@@ -19,7 +19,7 @@ PACKAGE = "paceline.runner.attention"  # one file per backend, found by its name
 
 @dataclass(frozen=True, slots=True)
 class AttentionSupport:
-    """What a backend supports of models and steps, and what it needs on the host.
+    """Features of models and steps that a backend supports, and its needs on the host.
 
     device          where it runs; on a GPU, rows of one position can be part of a CUDA graph
     mixed_graphs    so can rows of any length
@@ -42,7 +42,7 @@ class AttentionSupport:
     most_in_flight: int = 0
 
     def lacks(self, model: ModelConfig, dtype: torch.dtype) -> list[str]:
-        """What a model needs, with KV of this type, that is not supported."""
+        """Unsupported features that a model needs, with KV of this type."""
         found = {
             f"head size {model.head_dim}": self.head_dims and model.head_dim not in self.head_dims,
             f"KV in {dtype}": self.dtypes and dtype not in self.dtypes,
@@ -64,7 +64,7 @@ class Queries:
 
 
 class Prepared(ABC):
-    """What a backend has computed for one step, for all layers of it."""
+    """Attention of one step, prepared for all of its layers."""
 
     rotates = False  # does it implement `attend_new`?
 

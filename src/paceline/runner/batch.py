@@ -11,11 +11,12 @@ from torch import Tensor
 from paceline.core.arrays import I64
 from paceline.core.request import Request
 from paceline.runner.models.rope import AXES
+from paceline.runner.tensors import from_numpy, to_ints
 from paceline.runner.vision.image_encoder import PIXELS
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePlace:
+class ImageGrid:
     """An image in a prompt: its first position, and its embeddings in rows and columns."""
 
     offset: int
@@ -23,11 +24,11 @@ class ImagePlace:
     columns: int
 
 
-def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
+def prompt_coordinates(length: int, images: Sequence[ImageGrid]) -> I64:
     """The coordinates of each position of a prompt, [length, axes].
 
     A token has the same number in all of them, one more than the largest before it. Embeddings of
-    an image have the number of a token at its place, plus their row and their column:
+    an image have the number of a token at its position, plus their row and their column:
 
         token   a      b      image of 2 rows, 3 columns                         c
         time    0      1      2      2      2      2      2      2               5
@@ -36,30 +37,29 @@ def prompt_coordinates(length: int, images: Sequence[ImagePlace]) -> I64:
     """
     found = np.repeat(np.arange(length)[:, None], AXES, axis=1)
     for image in images:
-        size, place = image.rows * image.columns, np.arange(image.rows * image.columns)
+        size, index = image.rows * image.columns, np.arange(image.rows * image.columns)
         end = image.offset + size
         found[image.offset : end] = found[image.offset]
-        found[image.offset : end, 1] += place // image.columns
-        found[image.offset : end, 2] += place % image.columns
+        found[image.offset : end, 1] += index // image.columns
+        found[image.offset : end, 2] += index % image.columns
         found[end:] -= size - max(image.rows, image.columns)
     return found
 
 
 def request_coordinates(request: Request, square: int) -> I64:
-    """The same of a request with images, and of the first token behind its prompt. `square` is the
-    number of pixels along each side of what becomes one embedding."""
-    images: list[ImagePlace] = []
+    """The coordinates of a request with images, and of the first token behind its prompt. `square`
+    is the number of pixels along each side of what becomes one embedding."""
+    images: list[ImageGrid] = []
     for item in request.items:
         assert item.content is not None, "an image without a size"
         height, width, _ = item.content.shape(PIXELS)
-        images.append(ImagePlace(item.offset, height // square, width // square))
+        images.append(ImageGrid(item.offset, height // square, width // square))
     return prompt_coordinates(len(request.prompt) + 1, images)
 
 
 class Coordinates:
     """The coordinates of positions in slots. Behind a prompt with images, each position is as far
-    from its place as the last one of the prompt.
-    """
+    from its index as the last one of the prompt."""
 
     def __init__(self, slots: int, square: int, device: torch.device | str = "cpu") -> None:
         self._square = square
@@ -70,7 +70,7 @@ class Coordinates:
         self.release(slot)
         if request.items:
             table = request_coordinates(request, self._square)
-            self._prompts[slot] = torch.from_numpy(table).to(self._shift.device)
+            self._prompts[slot] = from_numpy(table).to(self._shift.device)
             self._shift[slot] = int(table[-1, 0]) - len(request.prompt)
 
     def release(self, slot: int) -> None:
@@ -78,11 +78,11 @@ class Coordinates:
             self._shift[slot] = 0
 
     def of(self, slots: Tensor, position: Tensor, row_start: Tensor) -> Tensor | None:
-        """The coordinates of the positions of a step, [positions, axes]; None if each is its place.
+        """The coordinates of the positions of a step, [positions, axes]; None if each is its index.
         Rows of the step have `slots`, and begin at `row_start`."""
         if not self._prompts:
             return None
-        starts, owners = row_start.tolist(), slots.tolist()
+        starts, owners = to_ints(row_start), to_ints(slots)
         count = row_start[1:] - row_start[:-1]
         shifted = position + self._shift[slots].repeat_interleave(count)
         found = shifted[:, None].repeat(1, AXES)
@@ -97,8 +97,8 @@ class Coordinates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemEmbeddings:
-    """Embeddings of multimodal items, which some positions have instead of their tokens'."""
+class ImageEmbeddings:
+    """Embeddings of images, which some positions have instead of their tokens'."""
 
     at: Tensor  # [n]; indices of positions in the batch
     values: Tensor  # [n, width]
@@ -119,15 +119,15 @@ class Batch:
     """
 
     tokens: Tensor  # [positions]
-    position: Tensor  # [positions]; place in its sequence
+    position: Tensor  # [positions]; index in its sequence
     row_start: Tensor  # [rows + 1]
     context: Tensor  # [rows]; positions that each row reads, including its own
     block_table: Tensor  # [groups, rows, blocks]
     write_cell: Tensor  # [groups, positions]; block * block_size + offset
     sample_at: Tensor  # [samples]; indices of positions whose logits are needed
-    items: ItemEmbeddings | None = None  # None: every position has the embedding of its token
-    adapters: Tensor | None = None  # [positions]; the place of each one's adapter, or -1: none
-    coordinates: Tensor | None = None  # [positions, axes]; None: its place is the only one
+    images: ImageEmbeddings | None = None  # None: every position has the embedding of its token
+    adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
+    coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
 
     @property
     def positions(self) -> int:
@@ -142,7 +142,7 @@ class Batch:
         always = [one.name for one in fields(self) if one.default is MISSING]
         kinds = {getattr(self, name).dtype for name in always}
         assert kinds <= {torch.int32, torch.int64}, f"{kinds} are not integer types"
-        starts, contexts = self.row_start.tolist(), self.context.tolist()
+        starts, contexts = to_ints(self.row_start), to_ints(self.context)
         assert starts[0] == 0, f"the first row starts at {starts[0]}"
         groups, positions = self.write_cell.shape
         assert starts[-1] == len(self.tokens) == len(self.position) == positions
@@ -153,7 +153,7 @@ class Batch:
             assert first < end, f"row {row} is empty"
             expected = list(range(context - (end - first), context))
             assert expected[0] >= 0, f"row {row} has more positions than context"
-            assert self.position[first:end].tolist() == expected, f"row {row} has a gap"
+            assert to_ints(self.position[first:end]) == expected, f"row {row} has a gap"
             at = torch.tensor(expected)
             owned = self.block_table[:, row, at // block_size]
             cells = owned * block_size + at % block_size
@@ -163,7 +163,8 @@ class Batch:
         assert ((self.block_table >= 0) & (self.block_table < blocks)).all(), (
             f"a block id is not below {blocks}"
         )
-        assert len(self.write_cell.unique()) == self.write_cell.numel(), "a cell is written twice"
+        written = to_ints(self.write_cell.flatten())
+        assert len(set(written)) == len(written), "a cell is written twice"
         assert ((self.sample_at >= 0) & (self.sample_at < len(self.tokens))).all()
 
 

@@ -10,6 +10,7 @@ from paceline.core.plan import Plan
 from paceline.runner.batch import Batch, batch_of_slots
 from paceline.runner.sampling.sampler import seed_of
 from paceline.runner.sampling.token_choice import key_of
+from paceline.runner.tensors import from_numpy
 
 
 class DeviceState:
@@ -40,7 +41,7 @@ class DeviceState:
     def apply(self, plan: Plan) -> None:
         """Apply the changes of a plan."""
         for new in plan.admitted:
-            self.tokens[new.slot, : len(new.tokens)] = torch.from_numpy(new.tokens.astype("int64"))
+            self.tokens[new.slot, : len(new.tokens)] = from_numpy(new.tokens.astype("int64"))
             for table, blocks in zip(self.table, (new.blocks, *new.more), strict=True):
                 # NO_BLOCK becomes any block: what stands there is not read.
                 table[new.slot, : len(blocks)] = self._index(blocks).clamp_(min=0)
@@ -65,7 +66,7 @@ class DeviceState:
         return replace(batch, sample_at=self._sampled(plan, batch.row_start))
 
     def _singles(self, plan: Plan, slot: Tensor, start: Tensor) -> Batch:
-        """The same if every row has one position."""
+        """The batch of a step whose rows have one position each."""
         samples = plan.rows.samples
         row, context = torch.arange(len(slot) + 1, device=self.device), start + 1
         block = self.table[:, slot, start // self.block_size]  # [groups, rows]
@@ -76,7 +77,7 @@ class DeviceState:
             context=context,
             block_table=self.table[:, slot, : -(-int(context.max()) // self.block_size)],
             write_cell=block * self.block_size + start % self.block_size,
-            sample_at=row[:-1][torch.from_numpy(samples)] if not samples.all() else row[:-1],
+            sample_at=row[:-1][from_numpy(samples)] if not samples.all() else row[:-1],
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:
@@ -95,9 +96,9 @@ class DeviceState:
 
     def append(self, slot: Tensor, first: Tensor, ids: Tensor) -> None:
         """Write ids [rows, width] from `first` on, except negative ones."""
-        for place in range(ids.shape[1]):
-            given = ids[:, place] >= 0
-            self.tokens[slot[given], first[given] + place] = ids[given, place]
+        for offset in range(ids.shape[1]):
+            given = ids[:, offset] >= 0
+            self.tokens[slot[given], first[given] + offset] = ids[given, offset]
 
     def _index(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -1,4 +1,4 @@
-"""Embeddings of multimodal items on the device: encoded once, read by the rows of any step."""
+"""Embeddings of images on the device: encoded once, read by the rows of any step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from paceline.core.errors import StepError
 from paceline.core.multimodal import Embedded, Encoding, ItemContent
 from paceline.core.plan import Plan
 from paceline.core.request import Request
-from paceline.runner.batch import Batch, Coordinates, ItemEmbeddings
+from paceline.runner.batch import Batch, Coordinates, ImageEmbeddings
 
 
-class ItemEncoder(Protocol):
-    """The part of a model that turns items into embeddings."""
+class MultimodalEncoder(Protocol):
+    """The part of a model that encodes images as embeddings."""
 
     @property
     def width(self) -> int:
@@ -24,26 +24,26 @@ class ItemEncoder(Protocol):
 
     @property
     def encodes(self) -> bool:
-        """Whether this rank encodes items: rank 0 does so for all."""
+        """Whether this rank encodes: rank 0 does so for all."""
         ...
 
-    def encode(self, items: Sequence[ItemContent]) -> Sequence[Tensor]:
-        """The embeddings of each item, [positions, width], in the dtype and on the device of the
+    def encode(self, images: Sequence[ItemContent]) -> Sequence[Tensor]:
+        """The embeddings of each image, [positions, width], in the dtype and on the device of the
         model."""
         ...
 
 
 class EncoderStore:
-    """A table of embeddings. The scheduler says which of its rows an item is written to, and from
+    """A table of embeddings. The scheduler says which of its rows an image is written to, and from
     which rows the positions of a step read. Where another rank encodes, it is left empty."""
 
-    def __init__(self, encoder: ItemEncoder, content: Tensor) -> None:
+    def __init__(self, encoder: MultimodalEncoder, content: Tensor) -> None:
         self._encoder = encoder
         self.content = content  # [rows, width]
 
     @torch.inference_mode()
     def encode(self, encodings: Sequence[Encoding], requests: Mapping[int, Request]) -> None:
-        """Encode the items of a step; `requests` are those in the slots."""
+        """Encode the images of a step; `requests` are those in the slots."""
         if not self._encoder.encodes:
             return
         items = [requests[one.slot].items[one.item] for one in encodings]
@@ -60,25 +60,25 @@ class EncoderStore:
                 )
             self.content[self._index(one.rows)] = found.to(self.content)
 
-    def read(self, embedded: Embedded, row_start: Tensor) -> ItemEmbeddings | None:
+    def read(self, embedded: Embedded, row_start: Tensor) -> ImageEmbeddings | None:
         """The embeddings that positions of a step have; None if there are none. The rows of the
         step begin at `row_start`."""
         if not len(embedded):
             return None
         at = row_start[self._index(embedded.row)] + self._index(embedded.place)
-        return ItemEmbeddings(at, self.content[self._index(embedded.source)])
+        return ImageEmbeddings(at, self.content[self._index(embedded.source)])
 
     def _index(self, numbers: object) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64, device=self.content.device)
 
 
-class ResidentItems:
-    """Follows plans. Positions of items have embeddings from the store, and in some models the
-    positions of sequences with items have coordinates of their own."""
+class ResidentImages:
+    """Follows plans. Positions of images have embeddings from the store, and in some models the
+    positions of sequences with images have coordinates of their own."""
 
     def __init__(self, store: EncoderStore, coordinates: Coordinates | None = None) -> None:
         self._store, self._coordinates = store, coordinates
-        self._requests: dict[int, Request] = {}  # with items, by slot
+        self._requests: dict[int, Request] = {}  # with images, by slot
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
@@ -97,11 +97,11 @@ class ResidentItems:
             self._store.encode(plan.encode, self._requests)
 
     def merged(self, batch: Batch, plan: Plan, slot: Tensor) -> Batch:
-        """The batch of a step, with what its positions have of items. Its rows have `slot`."""
+        """The batch of a step, with the embeddings of its images. Its rows have `slot`."""
         if not self._requests:
             return batch
-        items = self._store.read(plan.embedded, batch.row_start)
-        places = None
+        images = self._store.read(plan.embedded, batch.row_start)
+        coordinates = None
         if self._coordinates is not None:
-            places = self._coordinates.of(slot, batch.position, batch.row_start)
-        return replace(batch, items=items, coordinates=places)
+            coordinates = self._coordinates.of(slot, batch.position, batch.row_start)
+        return replace(batch, images=images, coordinates=coordinates)

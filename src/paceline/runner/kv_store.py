@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import Kept, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.tensors import from_numpy
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -27,13 +28,13 @@ class KVStore:
     """Paged memory. All layers of a block are contiguous.
 
         content     | block 0                               | block 1                …
-        run         | place 0           | place 1         … |
+        run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
                       └ k of every head, then v of every head
 
-    A block holds positions of the layers of one group, which have a place each: see `LayerGroups`.
-    If there is one group, the place of a layer is its number. Of layers that keep a state of each
-    sequence, a place has one state: see `states`.
+    A block holds positions of the layers of one group, each at an index: see `LayerGroups`. If
+    there is one group, the index of a layer is its number. A layer that keeps a state of each
+    sequence has one state at its index: see `states`.
 
     A block is contiguous, so that swapping or sending it is one copy. A run, the part of a block
     that one layer reads, is contiguous too, so that a context is gathered run by run. A cell
@@ -66,15 +67,16 @@ class KVStore:
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
         self.groups = groups or LayerGroups.one(config.layers)
-        shape = (blocks, self.groups.places, block_size, self.cell.vectors, self.cell.width)
+        layers = self.groups.layers_per_block
+        shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
             lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
         self._cells = self.content.view(-1, self.cell.vectors, self.cell.width)
-        self._runs = self.content.view(blocks * self.groups.places, -1)
+        self._runs = self.content.view(blocks * layers, -1)
         self.group = torch.tensor(self.groups.group, device=device)  # [layers]
-        self.place = torch.tensor(self.groups.place, device=device)  # [layers]
+        self.layer_index = torch.tensor(self.groups.index, device=device)  # [layers]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,18 +88,18 @@ class KVStore:
 
     def states(self, layer: int) -> Tensor:
         """The states of a layer by block, [blocks, values]."""
-        content = self.content.flatten(2)  # [blocks, places, values]
-        return content[:, self.groups.place[layer], : self.state_values]
+        content = self.content.flatten(2)  # [blocks, layers, values]
+        return content[:, self.groups.index[layer], : self.state_values]
 
     # -- a step -------------------------------------------------------------
 
     def cells(self, write_cell: Tensor) -> Tensor:
         """Indices of cells in each layer, for `put`, from cells [groups, positions]."""
         size = self.block_size
-        first = write_cell // size * (self.groups.places * size) + write_cell % size
+        first = write_cell // size * (self.groups.layers_per_block * size) + write_cell % size
         if len(self.groups) > 1:
             first = first[self.group]
-        return first + self.place.unsqueeze(1) * size  # [layers, positions]
+        return first + self.layer_index.unsqueeze(1) * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
         """Write the cells of positions: `new` is [positions, vectors, width]."""
@@ -105,7 +107,8 @@ class KVStore:
 
     def runs(self, blocks: Tensor) -> Tensor:
         """Indices of the runs of blocks in each layer, for `gather`."""
-        return blocks.flatten() * self.groups.places + self.place.unsqueeze(1)  # [layers, blocks]
+        first = blocks.flatten() * self.groups.layers_per_block
+        return first + self.layer_index.unsqueeze(1)  # [layers, blocks]
 
     def gather(self, runs: Tensor, out: Tensor) -> None:
         """Copy runs into `out`, [runs, block_size, vectors, width]."""
@@ -124,7 +127,7 @@ class KVStore:
             self.write(destinations, self.read(sources))
 
     def read(self, blocks: Sequence[int]) -> Tensor:
-        """Return the content of blocks, [blocks, places, block_size, vectors, width]."""
+        """Return the content of blocks, [blocks, layers_per_block, block_size, vectors, width]."""
         return self.content.index_select(0, self._index(blocks))
 
     def write(self, blocks: Sequence[int], content: Tensor) -> None:
@@ -214,20 +217,20 @@ class BlockBytes:
 
     def _copy(self, blocks: Sequence[int], rows: list[np.ndarray], to_host: bool) -> None:
         """Copy between a GPU and the host, through page-locked memory unless `rows` are."""
-        is_pinned = len(rows) > 0 and torch.from_numpy(rows[0]).is_pinned()
+        is_pinned = len(rows) > 0 and from_numpy(rows[0]).is_pinned()
         step = len(blocks) if is_pinned else len(self._staged)
         with self._lock, torch.cuda.stream(self._stream):
             for first in range(0, len(blocks), max(step, 1)):
                 part = slice(first, first + step)
-                own = [torch.from_numpy(row) for row in rows[part]]
-                via = own if is_pinned else list(self._staged[: len(own)])
+                tensors = [from_numpy(row) for row in rows[part]]
+                via = tensors if is_pinned else list(self._staged[: len(tensors)])
                 if not (to_host or is_pinned):
-                    for staged, row in zip(via, own, strict=True):
+                    for staged, row in zip(via, tensors, strict=True):
                         staged.copy_(row)
                 for block, row in zip(blocks[part], via, strict=True):
                     ends = (row, self.content[block]) if to_host else (self.content[block], row)
                     ends[0].copy_(ends[1], non_blocking=True)
                 self._stream.synchronize()
                 if to_host and not is_pinned:
-                    for staged, row in zip(via, own, strict=True):
+                    for staged, row in zip(via, tensors, strict=True):
                         row.copy_(staged)

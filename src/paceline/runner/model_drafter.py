@@ -70,27 +70,27 @@ class ModelDrafter(Drafter):
         ids = torch.full((len(rows.slot), rows.most), -1)
         probabilities: Tensor | None = None
         number = torch.where(self.is_ready(rows), rows.number, 0)
-        for place in range(int(number.max())):
-            alive = (number > place).nonzero()[:, 0]
+        for offset in range(int(number.max())):
+            alive = (number > offset).nonzero()[:, 0]
             slot, known = rows.slot[alive], rows.known[alive]
-            latest = ids[alive, place - 1] if place else columns.tokens[slot, known - 1]
-            logits = self.next_logits(place, slot, known, latest)
-            own = columns.temperature[slot], columns.key[slot]
-            ids[alive, place], shares = choose_drafts(logits, *own, known + place)
+            latest = ids[alive, offset - 1] if offset else columns.tokens[slot, known - 1]
+            logits = self.next_logits(offset, slot, known, latest)
+            settings = columns.temperature[slot], columns.key[slot]
+            ids[alive, offset], shares = choose_drafts(logits, *settings, known + offset)
             if shares is not None:
                 if probabilities is None:
                     probabilities = torch.zeros(*ids.shape, shares.shape[1])
-                probabilities[alive, place] = shares
+                probabilities[alive, offset] = shares
         self.drafted(rows.slot, rows.known, number)
         return Drafts(ids, probabilities)
 
     def is_ready(self, rows: DraftInput) -> Tensor:
-        """Which rows it can draft for, [rows]."""
+        """Whether it can draft for each row, [rows]."""
         return rows.number > 0
 
     @abstractmethod
-    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
-        """Return logits [rows, vocab] of the draft behind `known + place` tokens of each row, of
+    def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+        """Return logits [rows, vocab] of the draft behind `known + offset` tokens of each row, of
         which `latest` [rows] is the last one."""
 
     def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a step reports of prompts besides the next token: their scores, and their hidden states."""
+"""Prompt logprobs and pooled hidden states that a step reports besides the next tokens."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model
 from paceline.runner.sampling.sampler import TokenScores, score
+from paceline.runner.tensors import from_numpy, to_ints
 
 MOST_LOGITS = 1 << 22  # in memory at once; a long prompt is scored in slices
 
@@ -28,7 +29,7 @@ class PromptSpan:
 
     row: int
     begin: int  # the first of these positions, among those of the step
-    first: int  # place of the first predicted token in the prompt
+    first: int  # position of the first predicted token in the prompt
     tokens: I32
     alternatives: int
 
@@ -38,7 +39,7 @@ def prompt_scores(
 ) -> tuple[PromptScores, ...]:
     """Score spans, from the hidden states of all positions of a step, [positions, width]."""
     size = slice_size(model.config.vocab)
-    ids = [torch.from_numpy(span.tokens.astype(np.int64)) for span in spans]
+    ids = [from_numpy(span.tokens.astype(np.int64)) for span in spans]
     return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
@@ -49,7 +50,7 @@ def slice_size(vocab: int) -> int:
 
 def slices_of(hidden: Tensor, span: PromptSpan, size: int) -> tuple[Tensor, ...]:
     """The hidden states of a span, `size` positions at a time."""
-    return hidden[span.begin : span.begin + len(span.tokens)].split(size)
+    return torch.split(hidden[span.begin : span.begin + len(span.tokens)], size)
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
@@ -79,7 +80,7 @@ def scored(
     """Score each span, `size` positions at a time; `ids` are on the device of `hidden`."""
     found: list[TokenScores] = []
     for span, tokens in zip(spans, ids, strict=True):
-        slices = zip(slices_of(hidden, span, size), tokens.split(size), strict=True)
+        slices = zip(slices_of(hidden, span, size), torch.split(tokens, size), strict=True)
         parts = [score(logits(part), given, span.alternatives) for part, given in slices]
         found.append(
             TokenScores(
@@ -102,16 +103,16 @@ def by_request(
             request_id=str(rows.request_id[span.row]),
             serial=int(rows.serial[span.row]),
             first=span.first,
-            logprob=own.given.numpy(),
-            rank=own.rank.int().numpy(),
-            ids=own.ids.int().numpy(),
-            values=own.values.numpy(),
+            logprob=found.given.numpy(),
+            rank=found.rank.int().numpy(),
+            ids=found.ids.int().numpy(),
+            values=found.values.numpy(),
         )
-        for span, own in zip(spans, scores, strict=True)
+        for span, found in zip(spans, scores, strict=True)
     )
 
 
-def places(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
+def span_positions(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
     """The positions of all spans among those of the step, and the length of each span."""
     count = np.array([span.count for span in spans], np.int32)
     begin = np.array([span.begin for span in spans], np.int32)
@@ -122,14 +123,14 @@ def places(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
 
 def summed(hidden: Tensor, at: Tensor, count: Tensor, normed: Callable[[Tensor], Tensor]) -> Tensor:
     """The sums of spans [spans, width] in float32, from the hidden states of all positions."""
-    own = normed(hidden.index_select(0, at)).float()
-    return torch.segment_reduce(own, "sum", lengths=count, axis=0, unsafe=True)
+    states = normed(hidden.index_select(0, at)).float()
+    return torch.segment_reduce(states, "sum", lengths=count, axis=0, unsafe=True)
 
 
 def pooled_spans(plan: Plan, spans: Sequence[PoolSpan], totals: Tensor) -> tuple[PooledSpan, ...]:
     """Assign sums on the host to requests."""
     values = totals.numpy()
-    return tuple(pooled_span(plan, span, values[place].copy()) for place, span in enumerate(spans))
+    return tuple(pooled_span(plan, span, values[index].copy()) for index, span in enumerate(spans))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,13 +148,13 @@ class PromptReport:
         return replace(result, prompt=prompt, pooled=pooled)
 
     def take_part(self, hidden: Tensor, model: Model) -> None:
-        """What another rank computes, so that `added` has its logits."""
+        """Compute the same logits on another rank, so that `added` has all of their columns."""
         for span in self.asked:
             for part in slices_of(hidden, span, slice_size(model.config.vocab)):
                 model.logits(part)
 
     def _pooled(self, hidden: Tensor, model: Model) -> tuple[PooledSpan, ...]:
-        at, count = (torch.from_numpy(one.astype(np.int64)) for one in places(self.pools))
+        at, count = (from_numpy(one.astype(np.int64)) for one in span_positions(self.pools))
         return pooled_spans(self.plan, self.pools, summed(hidden, at, count, model.normed))
 
 
@@ -176,10 +177,10 @@ class PromptReports:
                 self._pooling[new.slot] = new.request
 
     def of_step(self, plan: Plan, batch: Batch) -> PromptReport | None:
-        """What a step reports; None if it is nothing."""
+        """The prompt report of a step; None if no request wants one."""
         if not (self._asking or self._pooling):
             return None
-        start = batch.position[batch.row_start[:-1]].tolist()
+        start = to_ints(batch.position[batch.row_start[:-1]])
         asked = spans(plan, start, self._asking) if self._asking else []
         pools = pool_spans(plan, start, self._pooling) if self._pooling else []
         return PromptReport(plan, asked, pools) if asked or pools else None

@@ -1,4 +1,4 @@
-"""What guesses draft tokens, and where it is found."""
+"""Interface of drafters, which guess tokens, and checks of their drafts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from paceline.core.errors import PluginError
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.batch import Batch
+from paceline.runner.tensors import to_ints
 
 
 class SlotColumns(Protocol):
@@ -30,7 +31,7 @@ class SlotColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftingFor:
-    """What a drafter may use of the runner that calls it.
+    """The parts of a runner that its drafter may use.
 
     KV of its own, if any, is in a store of its own with as many blocks: `columns.table` is the
     block table of both. It has one group then, which keeps every position.
@@ -71,7 +72,7 @@ class Drafts:
     probabilities: Tensor | None = None  # [rows, most, vocab] in float32; each draft was drawn by
 
     def up_to(self, most: int) -> "Drafts":
-        """The first places of each row."""
+        """The first drafts of each row."""
         if self.probabilities is None:
             return Drafts(self.ids[:, :most])
         return Drafts(self.ids[:, :most], self.probabilities[:, :most])
@@ -107,7 +108,7 @@ class Drafter(ABC):
         return model, attention
 
     def captures(self) -> list[Callable[[], None]]:
-        """What must run once on a GPU before there are requests, so that nothing is compiled
+        """Functions to run once on a GPU before there are requests, so that nothing is compiled
         later, beside `draft` in graphs."""
         return []
 
@@ -177,7 +178,7 @@ def check_drafts(drafter: Drafter, drafts: Tensor, number: Tensor, vocab: int) -
     if wrong.any():
         row = int(wrong.any(1).nonzero()[0])
         raise PluginError(
-            f"proposer {drafter.config.proposer!r} returns {drafts[row].tolist()!s:.200} for a "
+            f"proposer {drafter.config.proposer!r} returns {to_ints(drafts[row])!s:.200} for a "
             f"row of up to {int(number[row])} drafts; it must be token ids below {vocab}, and -1 "
             "behind them"
         )

@@ -16,7 +16,7 @@ from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.device_state import DeviceState
-from paceline.runner.encoder_store import ResidentItems
+from paceline.runner.encoder_store import ResidentImages
 from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
@@ -25,13 +25,14 @@ from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
 from paceline.runner.step_tokens import ChosenTokens
+from paceline.runner.tensors import from_numpy
 
 
 class TorchRunner:
     """Runs plans in the order in which it gets them; results come back in that order too.
 
     Within a step it copies blocks on the device, then to the host, then from it, encodes
-    multimodal items, and computes after that.
+    images, and computes after that.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class TorchRunner:
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
         self._adapters: ResidentAdapters | None = None
-        self._items: ResidentItems | None = None
+        self._images: ResidentImages | None = None
         self._reports = PromptReports()
         self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
 
@@ -64,7 +65,7 @@ class TorchRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self._adapters is not None,
-            items=self._items is not None,
+            items=self._images is not None,
             constraints=self._masks is not None,
             pooling=True,
             processors=True,
@@ -94,9 +95,9 @@ class TorchRunner:
         """Apply adapters from now on."""
         self._adapters = adapters
 
-    def use_items(self, items: ResidentItems) -> None:
-        """Compute prompts with multimodal items from now on."""
-        self._items = items
+    def use_images(self, images: ResidentImages) -> None:
+        """Compute prompts with images from now on."""
+        self._images = images
 
     def launch(self, plan: Plan) -> None:
         """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
@@ -141,8 +142,8 @@ class TorchRunner:
         self._state.apply(plan)
         if self._adapters is not None:
             self._adapters.apply(plan)
-        if self._items is not None:
-            self._items.apply(plan)
+        if self._images is not None:
+            self._images.apply(plan)
 
     # -- a step -------------------------------------------------------------
 
@@ -151,9 +152,9 @@ class TorchRunner:
         self._moves.carry_out(plan)
         if not len(plan.rows):
             return StepResult.of(plan, {})
-        if self._items is not None:
-            self._items.encode(plan)
-        slot = torch.from_numpy(plan.rows.slot.astype(np.int64))
+        if self._images is not None:
+            self._images.encode(plan)
+        slot = from_numpy(plan.rows.slot.astype(np.int64))
         if plan.rows.drafts.any():
             plan, drafts = self._draft(plan, slot)
             return replace(self._compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
@@ -161,10 +162,10 @@ class TorchRunner:
 
     def _compute(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
         rows = plan.rows
-        count = torch.from_numpy(rows.count.astype(np.int64))
+        count = from_numpy(rows.count.astype(np.int64))
         batch = self._state.batch(plan, slot, count)
-        if self._items is not None:
-            batch = self._items.merged(batch, plan, slot)
+        if self._images is not None:
+            batch = self._images.merged(batch, plan, slot)
         report = self._reports.of_step(plan, batch)
         wanted = batch.sample_at if report is None else None  # reports need any position
         inputs = self._inputs(batch)
@@ -192,19 +193,19 @@ class TorchRunner:
         """Return the plan with the drafts that were proposed, which may be fewer than planned, and
         the drafts of the rows that sample; None if there are none.
 
-        A place for which nothing was proposed is not computed, nor one behind a draft that a
+        A position for which nothing was proposed is not computed, nor one behind a draft that a
         constraint does not allow.
         """
         rows = plan.rows
         width = rows.count - rows.drafts
-        wanted = torch.from_numpy(rows.samples)
-        number = torch.from_numpy(rows.drafts.astype(np.int64))[wanted]
-        own = slot[wanted]
-        known = self._state.position[own] + torch.from_numpy(width.astype(np.int64))[wanted]
-        tokens = self._state.tokens[own, : int(known.max())]
+        wanted = from_numpy(rows.samples)
+        number = from_numpy(rows.drafts.astype(np.int64))[wanted]
+        slots = slot[wanted]
+        known = self._state.position[slots] + from_numpy(width.astype(np.int64))[wanted]
+        tokens = self._state.tokens[slots, : int(known.max())]
         most = int(number.max())
-        drafts = self._tokens.draft(plan, DraftInput(own, tokens, known, number, most))
-        self._state.append(own, known, drafts.ids)
+        drafts = self._tokens.draft(plan, DraftInput(slots, tokens, known, number, most))
+        self._state.append(slots, known, drafts.ids)
         found = np.zeros_like(rows.drafts)
         found[rows.samples] = (drafts.ids >= 0).sum(1).numpy()
         rows = replace(rows, count=width + found, drafts=found)
@@ -222,9 +223,9 @@ class TorchRunner:
         """Move rows that sampled to their last right token, and the others to their end."""
         rows, state = plan.rows, self._state
         if not rows.samples.all():
-            everyone = torch.from_numpy(rows.slot.astype(np.int64))
-            state.advance(everyone, torch.from_numpy(rows.count.astype(np.int64)))
-        slot = torch.from_numpy(rows.slot[rows.samples].astype(np.int64))
+            everyone = from_numpy(rows.slot.astype(np.int64))
+            state.advance(everyone, from_numpy(rows.count.astype(np.int64)))
+        slot = from_numpy(rows.slot[rows.samples].astype(np.int64))
         state.position[slot] = found.first + found.taken - 1
         state.append(slot, found.first, found.ids)
 

@@ -87,7 +87,7 @@ class StepTimer:
         request = Request(id=f"step times {slot}", prompt=tokens)
         longest = min(len(tokens) + TIMES + self._drafts, self._length)
         used = -(-longest // cache.block_size)
-        blocks = tuple((slot * used + place) % cache.num_blocks for place in range(used))
+        blocks = tuple((slot * used + index) % cache.num_blocks for index in range(used))
         more = (blocks,) * (len(cache.groups) - 1)
         return Admitted(slot, request, tokens, self._context, blocks, resumed=False, more=more)
 

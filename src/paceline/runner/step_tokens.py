@@ -18,6 +18,7 @@ from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts, check_drafts, check_shape
 from paceline.runner.sampling.controls import Controls
 from paceline.runner.sampling.sampler import Sampler, TokenScores, score
+from paceline.runner.tensors import from_numpy, to_ints
 
 
 def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
@@ -27,8 +28,8 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
     """
     bits, lines = np.ascontiguousarray(masks.rows), lines.contiguous()
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
-        for line, own in zip(lines.tolist(), ~masks.allowed(logits.shape[1]), strict=True):
-            logits[line].masked_fill_(torch.from_numpy(own), -torch.inf)
+        for line, is_forbidden in zip(to_ints(lines), ~masks.allowed(logits.shape[1]), strict=True):
+            logits[line].masked_fill_(from_numpy(is_forbidden), -torch.inf)
         return
     library().mask_logits(
         logits.data_ptr(),
@@ -44,7 +45,7 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
 def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
     """Drafts [rows, most] up to the first that its mask does not allow, and -1 behind them."""
     rows, most = drafts.shape
-    number = torch.bincount(torch.from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
+    number = torch.bincount(from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
     allowed = torch.where(number > 0, number - 1, most)
     return drafts.masked_fill(torch.arange(most) >= allowed[:, None], -1)
 
@@ -66,7 +67,7 @@ class ChosenTokens:
 
 
 class TokenSource(Protocol):
-    """Where a runner gets the tokens of its steps."""
+    """Samples the tokens of the steps of a runner."""
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
@@ -118,22 +119,22 @@ class StepTokens:
     def _masked(self, plan: Plan, wanted: np.ndarray, drafts: Tensor | None) -> MaskRows | None:
         if self._masks is None or not self._masks.wants(plan):
             return None
-        places = None if drafts is None else drafts.int().numpy()
-        return self._masks.fill(plan, wanted, places)
+        ids = None if drafts is None else drafts.int().numpy()
+        return self._masks.fill(plan, wanted, ids)
 
     def choose(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
     ) -> ChosenTokens:
         rows = plan.rows
         wanted = np.flatnonzero(rows.samples)
-        first, number = first_places(plan, batch)
+        first, number = first_positions(plan, batch)
         controls = self._controls.of(rows, wanted)
-        asked = [self._requests[place] for place in rows.slot[wanted].tolist()]
+        asked = [self._requests[slot] for slot in rows.slot[wanted].tolist()]
         quiet = [row for row, request in enumerate(asked) if request.silent]
         at = lines(number, 0 if drafts is None else drafts.ids.shape[1])
         masks = self._masked(plan, wanted, None if drafts is None else drafts.ids)
         if masks is not None:
-            apply_masks(logits, masks, at.flatten()[torch.from_numpy(masks.line)])
+            apply_masks(logits, masks, at.flatten()[from_numpy(masks.line)])
         raw = logits[at[quiet]] if quiet else logits
         if drafts is None:
             sampled = self._sampler.sample(logits, controls, first)
@@ -147,25 +148,25 @@ class StepTokens:
         result = ResultBuilder(plan, wanted, ids, taken)
         result.fail(bad)
         result.add_logprobs(controls, scores)
-        for row, own in zip(quiet, raw, strict=False):
-            result.add_silent_logprobs(row, own, ids[row], asked[row])
+        for row, logits_of_row in zip(quiet, raw, strict=False):
+            result.add_silent_logprobs(row, logits_of_row, ids[row], asked[row])
         return ChosenTokens(first, ids, taken, result.build())
 
     def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
         return report.added(result, hidden, self._model)
 
 
-def first_places(plan: Plan, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Where the sampled tokens of rows that sample go, and their numbers of drafts, [samples]."""
+def first_positions(plan: Plan, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Positions of the sampled tokens, and numbers of drafts, of rows that sample: [samples]."""
     rows = plan.rows
     wanted = np.flatnonzero(rows.samples)
-    number = torch.from_numpy(rows.drafts[wanted].astype(np.int64))
-    return batch.context[torch.from_numpy(wanted)] - number, number
+    number = from_numpy(rows.drafts[wanted].astype(np.int64))
+    return batch.context[from_numpy(wanted)] - number, number
 
 
 def lines(number: Tensor, most: int) -> Tensor:
-    """Which line of logits each place of a row has, [rows, 1 + most], where row i has its own and
-    one for each of its `number[i]` drafts. Places behind them have the last line of the row."""
+    """The line of logits of each offset in a row, [rows, 1 + most], where row i has a line and
+    one for each of its `number[i]` drafts. Offsets behind them have the last line of the row."""
     end = (number + 1).cumsum(0)
     first = (end - number - 1)[:, None]
     return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
@@ -224,20 +225,20 @@ class ResultBuilder:
         """Add log-probabilities of sampled tokens, and alternatives to the first one."""
         if controls.scored is None:
             return
-        for place, one in enumerate(scores):
+        for offset, one in enumerate(scores):
             assert one is not None
-            for index, row in enumerate(controls.scored.rows.tolist()):
-                self._given()[self._wanted[row], place] = float(one.given[index])
-                if place == 0:
+            for index, row in enumerate(to_ints(controls.scored.rows)):
+                self._given()[self._wanted[row], offset] = float(one.given[index])
+                if offset == 0:
                     self._best[int(self._wanted[row])] = possible(one, index)
 
     def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
-        """The same for a row of a family that is reported only at its end."""
-        for place in range(int(self._count[self._wanted[row]])):
-            here = slice(place, place + 1)
+        """Add log-probabilities of a row of a family that is reported only at its end."""
+        for offset in range(int(self._count[self._wanted[row]])):
+            here = slice(offset, offset + 1)
             found = score(raw[here], ids[here], max(request.candidates, 1))
-            self._given()[self._wanted[row], place] = float(found.given[0])
-            if place == 0:
+            self._given()[self._wanted[row], offset] = float(found.given[0])
+            if offset == 0:
                 self._best[int(self._wanted[row])] = possible(found, 0)
 
     def _given(self) -> np.ndarray:

@@ -17,7 +17,7 @@ from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
-from paceline.runner.encoder_store import EncoderStore, ResidentItems
+from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
@@ -100,7 +100,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         model, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
     )
     if model.images is not None:
-        runner.use_items(items_of(model.images, config))
+        runner.use_images(items_of(model.images, config))
     if adapters.enable_lora:
         runner.use_adapters(adapters_of(model, adapters, step))
     # All ranks measure, because they compute together; rank 0 decides by what it found.
@@ -145,11 +145,11 @@ def backend_of(size: int) -> str:
     return "gloo"
 
 
-def items_of(images: ImageEncoder, config: Config) -> ResidentItems:
+def items_of(images: ImageEncoder, config: Config) -> ResidentImages:
     """Room for embeddings of images."""
     store = EncoderStore(images, torch.zeros(config.encoder_capacity, images.width))
     slots = config.step.max_num_seqs
-    return ResidentItems(store, Coordinates(slots, images.square) if images.square else None)
+    return ResidentImages(store, Coordinates(slots, images.square) if images.square else None)
 
 
 def load_model(

@@ -22,7 +22,7 @@ from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head, check_embedding
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.residents import RING_BYTES, CudaItems
+from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
@@ -197,7 +197,7 @@ def load_model(
 def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:
     """The runner, which computes prompts with images if the model reads some."""
     if model.images is not None:
-        runner.use_items(CudaItems(model.images, model, runner.state))
+        runner.use_images(CudaImages(model.images, model, runner.state))
     return runner
 
 

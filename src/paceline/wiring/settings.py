@@ -94,7 +94,7 @@ def block_bytes(
     model: ModelConfig, block_size: int, value_bytes: int = 4, groups: LayerGroups | None = None
 ) -> int:
     """Memory of one block: keys and values of the layers of a group, by default of all layers."""
-    layers = model.layers if groups is None else groups.places
+    layers = model.layers if groups is None else groups.layers_per_block
     return layers * block_size * model.kept.cell.values * value_bytes
 
 

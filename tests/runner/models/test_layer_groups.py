@@ -17,14 +17,14 @@ def test_groups_have_as_many_places_as_the_rarest_kind_has_layers() -> None:
     found = layer_groups(layout("ww.ww.ww"))
     assert found.windows == (None, 8, 8, 8)
     assert found.group == (1, 2, 0, 3, 1, 0, 2, 3)
-    assert found.place == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert found.places == 2
+    assert found.index == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert found.layers_per_block == 2
 
 
 def test_nearly_equal_kinds_have_one_group_each() -> None:
-    """Of six and five layers, the larger number: a few places stay empty."""
+    """Of six and five layers, the larger number: a few indices stay empty."""
     found = layer_groups(layout("w.w.w.w.w.w"))
-    assert (found.windows, found.places) == ((None, 8), 6)
+    assert (found.windows, found.layers_per_block) == ((None, 8), 6)
 
 
 def test_windows_of_several_lengths_have_groups_of_their_own() -> None:
@@ -37,7 +37,7 @@ def test_windows_of_several_lengths_have_groups_of_their_own() -> None:
 )
 def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
     found = layer_groups(layout(kinds))
-    places = set(zip(found.group, found.place, strict=True))
-    assert len(places) == len(kinds)
-    assert max(found.place) < found.places
+    indices = set(zip(found.group, found.index, strict=True))
+    assert len(indices) == len(kinds)
+    assert max(found.index) < found.layers_per_block
     assert [found.windows[group] for group in found.group] == list(layout(kinds))

@@ -31,9 +31,9 @@ def model() -> Model:
 class Checked(DraftModel):
     """One that cannot draft before all tokens but the last are in its store."""
 
-    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
-        assert place or (self._computed[slot] == known - 1).all()
-        return super().next_logits(place, slot, known, latest)
+    def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+        assert offset or (self._computed[slot] == known - 1).all()
+        return super().next_logits(offset, slot, known, latest)
 
 
 def run(model: Model, asked: list[Request], depth: int, **changes: Any) -> Scheduler:

@@ -12,7 +12,7 @@ from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import load as load_attention
-from paceline.runner.batch import ItemEmbeddings
+from paceline.runner.batch import ImageEmbeddings
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.eagle3 import Eagle3Head
@@ -125,8 +125,8 @@ def test_a_head_needs_weights_for_the_model(model: Model, tmp_path: Path) -> Non
 def test_images_are_read_in_the_place_of_tokens() -> None:
     """Rows begin at 0 and 3. Position i reads what follows it, if that is in the same row."""
     following, values = torch.zeros(6, 2), torch.arange(1.0, 9.0).view(4, 2)
-    items = ItemEmbeddings(torch.tensor([0, 1, 3, 5]), values)
-    show(following, items, torch.tensor([0, 3]))
+    images = ImageEmbeddings(torch.tensor([0, 1, 3, 5]), values)
+    show(following, images, torch.tensor([0, 3]))
     expected = torch.zeros(6, 2)
     expected[0], expected[4] = values[1], values[3]
     assert torch.equal(following, expected)

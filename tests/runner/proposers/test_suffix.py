@@ -119,7 +119,7 @@ def test_of_all_matches_the_path_with_the_best_score_counts(
         reach = suffix.Reach(depth, factor, 0.1)
         own = suffix.OwnTokens(np.array(sequence, np.int32))
         latest: I64 = np.array(sequence[::-1][: depth - 1])
-        found = suffix.best(own, own.places(), latest, reach)
+        found = suffix.best(own, own.occurrences(), latest, reach)
         assert found.score == pytest.approx(by_hand([sequence], sequence, depth, factor))
 
 
@@ -168,7 +168,7 @@ def test_any_outputs_are_found_again_in_a_small_ring(monkeypatch: pytest.MonkeyP
         past.add(output)
         texts = [*texts, output][-4:] if len(output) > suffix.LEAST else texts
         latest: I64 = np.array(random.choices(range(4), k=7))
-        for end in past.places(latest):
+        for end in past.occurrences(latest):
             there = past.at(end - np.arange(2))
             assert there.tolist() == latest[:2].tolist()
             pair = there[::-1].tolist()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention_backend import load
-from paceline.runner.batch import ImagePlace, ItemEmbeddings, prompt_coordinates
+from paceline.runner.batch import ImageEmbeddings, ImageGrid, prompt_coordinates
 from paceline.runner.kv_store import KVStore
 from tests.golden.image_models import IDS, ImageModel, Pixels, close, image_model, random_image
 from tests.runner.support import Piece, batch_of
@@ -24,17 +24,17 @@ class Prompt:
 
     tokens: list[int]
     images: list[Pixels]
-    places: list[ImagePlace]
+    grids: list[ImageGrid]
 
 
 def prompt_with(mark: int, images: Sequence[Pixels], square: int) -> Prompt:
     """Text before, between and behind the images."""
-    tokens, places = [7, 30, 2], list[ImagePlace]()
+    tokens, grids = [7, 30, 2], list[ImageGrid]()
     for number, image in enumerate(images):
         rows, columns = image.shape[0] // square, image.shape[1] // square
-        places.append(ImagePlace(len(tokens), rows, columns))
+        grids.append(ImageGrid(len(tokens), rows, columns))
         tokens += [mark] * (rows * columns) + [40 + number, 9]
-    return Prompt(tokens, list(images), places)
+    return Prompt(tokens, list(images), grids)
 
 
 def computed(model: ImageModel, prompt: Prompt, chunks: Sequence[int]) -> Tensor:
@@ -43,18 +43,18 @@ def computed(model: ImageModel, prompt: Prompt, chunks: Sequence[int]) -> Tensor
     assert ours.images is not None
     values = torch.cat(ours.images.tower([torch.from_numpy(one) for one in prompt.images]))
     is_image = torch.zeros(len(prompt.tokens), dtype=torch.bool)
-    for place in prompt.places:
-        is_image[place.offset : place.offset + place.rows * place.columns] = True
+    for grid in prompt.grids:
+        is_image[grid.offset : grid.offset + grid.rows * grid.columns] = True
     table = torch.zeros(len(is_image), values.shape[1])
     table[is_image] = values
-    coordinates = torch.from_numpy(prompt_coordinates(len(is_image), prompt.places))
+    coordinates = torch.from_numpy(prompt_coordinates(len(is_image), prompt.grids))
     kv, first, found = KVStore(ours.config, 16, BLOCK), 0, list[Tensor]()
     for count in chunks:
         some = slice(first, first + count)
         batch = batch_of([Piece(prompt.tokens[some], first, range(16))], BLOCK)
         at = is_image[some].nonzero()[:, 0]
-        items = ItemEmbeddings(at, table[some][at])
-        batch = replace(batch, items=items, coordinates=coordinates[some])
+        images = ImageEmbeddings(at, table[some][at])
+        batch = replace(batch, images=images, coordinates=coordinates[some])
         found.append(ours.logits(ours.forward(batch, kv, attention)))
         first += count
     return torch.cat(found)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.runner.vision.towers import Windows, patch_places
+from paceline.runner.vision.towers import Windows, patch_positions
 from tests.golden.image_models import close, image_model, random_image
 
 
@@ -25,6 +25,6 @@ def test_windows_of_one_size_are_adjacent() -> None:
 
 
 def test_patches_of_a_square_are_adjacent() -> None:
-    places = patch_places(1, 2, 2)
-    assert places[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert places[1].tolist() == [[0, 2], [0, 3], [1, 2], [1, 3]]
+    positions = patch_positions(1, 2, 2)
+    assert positions[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert positions[1].tolist() == [[0, 2], [0, 3], [1, 2], [1, 3]]

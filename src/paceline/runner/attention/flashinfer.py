@@ -1,6 +1,7 @@
 """Attention by FlashInfer: one call for decodes and one for longer rows."""
 
-# pyright: reportMissingImports=false, reportCallIssue=false
+# The library is compiled and has no types.
+# pyright: standard, reportMissingImports=false, reportCallIssue=false
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.columns import flatten_table
 from paceline.runner.cuda.staging import lengths
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import from_numpy
 
 SCRATCH_BYTES = 256 << 20  # partial results of split contexts
 PLANS = 4  # most steps in flight: a plan is copied to the GPU after the call returns
@@ -43,11 +45,11 @@ class Flashinfer(Attention):
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
         self._wrappers: list[dict[Any, Any]] = [{} for _ in range(PLANS)]
-        self._turn = 0
+        self._next = 0
 
     def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
-        self._turn = (self._turn + 1) % PLANS
-        return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._turn])
+        self._next = (self._next + 1) % PLANS
+        return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._next])
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
@@ -62,30 +64,29 @@ class Flashinfer(Attention):
 
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
     """Views of the store, [blocks, block_size, kv_heads, head_dim] each."""
-    own = kv.content[:, layer]
-    return own[:, :, : kv.kv_heads], own[:, :, kv.kv_heads :]
+    cells = kv.content[:, layer]
+    return cells[:, :, : kv.kv_heads], cells[:, :, kv.kv_heads :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroup:
-    """Rows of a batch that one call computes, and the places of their positions."""
+    """Rows of a batch that one call computes, and the indices of their positions."""
 
     index: I32
-    starts: I32  # [rows + 1], among their own positions
+    starts: I32  # [rows + 1], among the positions of the group
     contexts: I32
     at: slice | Tensor
 
     @staticmethod
     def of(index: I32, starts: I32, contexts: I32, device: torch.device) -> "RowGroup":
         counts = np.diff(starts)[index]
-        own = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        group_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         first = starts[:-1][index]
-        if bool((first - first[0] == own[:-1]).all()):
-            return RowGroup(
-                index, own, contexts[index], slice(int(first[0]), int(first[0] + own[-1]))
-            )
-        places = np.repeat(first - own[:-1], counts) + np.arange(own[-1])
-        return RowGroup(index, own, contexts[index], torch.from_numpy(places).to(device))
+        if bool((first - first[0] == group_starts[:-1]).all()):
+            span = slice(int(first[0]), int(first[0] + group_starts[-1]))
+            return RowGroup(index, group_starts, contexts[index], span)
+        indices = np.repeat(first - group_starts[:-1], counts) + np.arange(group_starts[-1])
+        return RowGroup(index, group_starts, contexts[index], from_numpy(indices).to(device))
 
 
 class FlashinferStep(Prepared):
@@ -143,10 +144,10 @@ class FlashinferStep(Prepared):
         ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
         inside = np.arange(ends[-1]) - np.repeat(ends[:-1], used)
         entry = np.repeat(rows.index * batch.block_table.shape[2], used) + inside
-        entries = torch.from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
+        entries = from_numpy(entry.astype(np.int32)).to(kv.content.device, non_blocking=True)
         blocks = batch.block_table.int().flatten().index_select(0, entries)
-        last = torch.from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
-        table = torch.from_numpy(ends), blocks, last
+        last = from_numpy((rows.contexts - 1) % kv.block_size + 1).int()
+        table = from_numpy(ends), blocks, last
         shape = query.shape[1], kv.kv_heads, kv.head_dim, kv.block_size
         kinds: dict[str, Any] = {
             "q_data_type": query.dtype,
@@ -157,7 +158,7 @@ class FlashinferStep(Prepared):
         if is_single:
             wrapper.plan(*table, *shape, **kinds)
         else:
-            wrapper.plan(torch.from_numpy(rows.starts), *table, *shape, causal=True, **kinds)
+            wrapper.plan(from_numpy(rows.starts), *table, *shape, causal=True, **kinds)
         return wrapper
 
 
@@ -186,7 +187,7 @@ class FlashinferDecodeGraph(GraphAttention):
         )
         size = self._wrapper._int_workspace_buffer.numel()
         self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(PLANS)]
-        self._turn = 0
+        self._next = 0
         self._queries = torch.arange(rows + 1, dtype=torch.int32)
         # The first plan selects the kernels; later plans only set what they read.
         self._wrapper.plan(
@@ -210,17 +211,17 @@ class FlashinferDecodeGraph(GraphAttention):
     def refresh(self, contexts: I32) -> None:
         """Plan the next step for contexts [rows], outside of the graph."""
         wrapper, kv = self._wrapper, self._kv
-        self._turn = (self._turn + 1) % PLANS
+        self._next = (self._next + 1) % PLANS
         ends = np.zeros(len(contexts) + 1, np.int32)
         np.cumsum(-(-contexts // kv.block_size), out=ends[1:])
         # The wrapper's own plan() loops over contexts in Python and copies the table.
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,
-            self._pinned[self._turn],
+            self._pinned[self._next],
             self._queries,
-            torch.from_numpy(ends),
-            torch.from_numpy(contexts),
+            from_numpy(ends),
+            from_numpy(contexts),
             len(contexts),
             len(contexts),
             self._heads,

@@ -11,6 +11,7 @@ from paceline.runner.attention_backend import Attention, AttentionSupport, Prepa
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import StepStruct, is_available, library
+from paceline.runner.tensors import to_ints
 
 
 class Native(Attention):
@@ -36,14 +37,14 @@ class NativeStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._kernels = library()
-        tiles = tiles_of(batch.row_start.tolist(), self._kernels.attention_tile())
+        tiles = tiles_of(to_ints(batch.row_start), self._kernels.attention_tile())
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),
             batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
             kv.group,
-            kv.place,
+            kv.layer_index,
             kv.content,
         )
         self.step = byref(
@@ -53,7 +54,7 @@ class NativeStep(Prepared):
                 len(tiles),
                 batch.rows,
                 batch.block_table.shape[2],
-                kv.groups.places,
+                kv.groups.layers_per_block,
                 kv.block_size,
                 kv.kv_heads,
                 kv.head_dim,
@@ -73,14 +74,14 @@ class NativeStep(Prepared):
         if not plain[0].is_contiguous():
             plain = plain.contiguous()
         out = torch.empty(query.shape)
-        own = None if sinks is None else sinks.float().contiguous()
+        plain_sinks = None if sinks is None else sinks.float().contiguous()
         self._kernels.attend(
             self.step,
             layer,
             window or 0,
             scale,
             cap or 0.0,
-            None if own is None else own.data_ptr(),
+            None if plain_sinks is None else plain_sinks.data_ptr(),
             plain.data_ptr(),
             plain.stride(0),
             query.shape[1],

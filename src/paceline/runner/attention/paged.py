@@ -10,13 +10,14 @@ from paceline.runner.attention.sdpa import ScoreRule, attention
 from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import to_ints
 
 SHORT = 8  # positions of a row that is still grouped with others: decodes, and drafts to verify
 SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached when read
 
 
 class Paged(Attention):
-    """Copies the contexts of rows side by side, as torch's products need them."""
+    """Copies the contexts of rows side by side, as torch's GEMMs need them."""
 
     support = AttentionSupport()
 
@@ -42,8 +43,8 @@ class PagedStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
-        self._starts: list[int] = batch.row_start.tolist()
-        self._contexts: list[int] = batch.context.tolist()
+        self._starts = to_ints(batch.row_start)
+        self._contexts = to_ints(batch.context)
         self._pieces: dict[tuple[int, int | None], list[ShortRows | LongRow]] = {}
         self._clear_begun()
 
@@ -54,7 +55,7 @@ class PagedStep(Prepared):
         for row, context in enumerate(self._contexts):
             last, rest = divmod(context, size)
             if rest and context - (self._starts[row + 1] - self._starts[row]) <= last * size:
-                for block in self._batch.block_table[:, row, last].tolist():
+                for block in to_ints(self._batch.block_table[:, row, last]):
                     self._kv.clear(block, rest)
 
     def attend(
@@ -84,14 +85,14 @@ class PagedStep(Prepared):
         self, group: int, window: int | None, query: Tensor
     ) -> Iterator["ShortRows | LongRow"]:
         rows = [self._row(index, window) for index in range(self._batch.rows)]
-        run_bytes = self._kv.block_bytes // self._kv.groups.places
+        run_bytes = self._kv.block_bytes // self._kv.groups.layers_per_block
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
-        most = max(len(own) * own[0].blocks for own in groups)
+        most = max(len(piece) * piece[0].blocks for piece in groups)
         scratch = Scratch(self._kv, most, query.dtype)
         table = self._batch.block_table[group]
-        for own in groups:
-            kind = ShortRows if own[0].count <= SHORT else LongRow
-            yield kind(own, table, self._batch.position, scratch, window, query)
+        for piece in groups:
+            kind = ShortRows if piece[0].count <= SHORT else LongRow
+            yield kind(piece, table, self._batch.position, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
         first, end = self._starts[index], self._starts[index + 1]
@@ -129,7 +130,7 @@ def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
 
 
 def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
-    """What to add to scores so that they vanish. A mask of bools would be converted per layer."""
+    """The mask to add to scores, 0 or -inf. A mask of bools would be converted per layer."""
     mask = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(unseen, float("-inf"))
 
@@ -159,7 +160,7 @@ class GatheredContext:
         self._converted = scratch.converted[: rows * width]
         cells = self._converted.view(rows, width * kv.block_size, 2 * kv.kv_heads, kv.head_dim)
         # [rows, kv_heads, cells, head_dim] each
-        self.keys, self.values = cells.transpose(1, 2).split(kv.kv_heads, dim=1)
+        self.keys, self.values = torch.split(cells.transpose(1, 2), kv.kv_heads, dim=1)
 
     def fill(self, layer: int) -> None:
         self._kv.gather(self._runs[layer], self._gathered)
@@ -186,11 +187,11 @@ class ShortRows:
     ) -> None:
         device, blocks, count = query.device, rows[0].blocks, rows[0].count
         size = scratch.kv.block_size
-        place = torch.tensor(
+        columns = torch.tensor(
             [(row.index, row.first, row.skipped, row.skipped + row.blocks - 1) for row in rows],
             device=device,
         )
-        index, first, skipped, last = place.T.unsqueeze(-1).unbind()  # [rows, 1] each
+        index, first, skipped, last = columns.T.unsqueeze(-1).unbind()  # [rows, 1] each
         # Past the end of its context a row reads its last block again, and the mask hides it.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
         self._context = GatheredContext(scratch, table[index, entry])
@@ -200,21 +201,21 @@ class ShortRows:
         if count > 1:
             mask = mask.repeat_interleave(query.shape[2], dim=1)
         self._mask = mask.unsqueeze(1)
-        self._count, self._at = count, _places([row.first for row in rows], count, device)
+        self._count, self._at = count, _positions([row.first for row in rows], count, device)
 
     def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
         """The rule has sinks [kv_heads, group]."""
         self._context.fill(layer)
-        asked = query[self._at].unflatten(0, (-1, self._count))
+        asked = torch.unflatten(query[self._at], 0, (-1, self._count))
         asked = asked.transpose(1, 2).flatten(2, 3)
         if rule.sinks is not None:
             rule = replace(rule, sinks=rule.sinks.repeat(1, self._count).unsqueeze(-1))
         found = attention(asked, self._context.keys, self._context.values, self._mask, rule)
-        out[self._at] = found.unflatten(2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
+        out[self._at] = torch.unflatten(found, 2, (self._count, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def _places(first: list[int], count: int, device: torch.device) -> Tensor | slice:
-    """Where rows of `count` positions lie in the batch: a slice if they are adjacent."""
+def _positions(first: list[int], count: int, device: torch.device) -> Tensor | slice:
+    """Indices of rows of `count` positions in the batch: a slice if they are adjacent."""
     if first == list(range(first[0], first[0] + len(first) * count, count)):
         return slice(first[0], first[-1] + count)
     starts = torch.tensor(first, device=device).unsqueeze(1)

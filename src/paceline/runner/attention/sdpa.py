@@ -9,11 +9,12 @@ from torch import Tensor
 from paceline.runner.attention_backend import Attention, AttentionSupport, Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.tensors import to_ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """How scores of queries and keys become those that weights are made of.
+    """Scale, cap and sinks of attention scores before the softmax.
 
     scale   factor of every score
     cap     a score s becomes cap * tanh(s / cap); None: it stays as it is
@@ -34,7 +35,7 @@ def attention(
 ) -> Tensor:
     """Queries [..., queries, head_dim] over keys and values [..., keys, head_dim].
 
-    The mask is added to the scores; without one, a query sees the keys up to its own place.
+    The mask is added to the scores; without one, a query sees the keys up to its position.
     Torch's own attention computes neither caps nor sinks.
     """
     if rule.cap is not None or rule.sinks is not None:
@@ -51,7 +52,7 @@ def explicit_attention(
     mask: Tensor | None,
     rule: ScoreRule,
 ) -> Tensor:
-    """The same by its formula, in float32."""
+    """Attention by its formula, in float32, with caps and sinks."""
     scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(rule.scale)
     if rule.cap is not None:
         scores = scores.div_(rule.cap).tanh_().mul_(rule.cap)
@@ -77,8 +78,8 @@ class Sdpa(Attention):
 class SdpaStep(Prepared):
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
-        starts = batch.row_start.tolist()
-        self._rows = list(zip(starts[:-1], starts[1:], batch.context.tolist(), strict=True))
+        starts = to_ints(batch.row_start)
+        self._rows = list(zip(starts[:-1], starts[1:], to_ints(batch.context), strict=True))
 
     def attend(
         self,
@@ -102,7 +103,7 @@ class SdpaStep(Prepared):
             )  # [positions of the row, context]
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
-            asked = query[first:end].float().unflatten(1, (self._kv.kv_heads, -1))
+            asked = torch.unflatten(query[first:end].float(), 1, (self._kv.kv_heads, -1))
             # Torch's kernels for a GPU read masks of odd lengths wrongly.
             found = explicit_attention(
                 asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]
@@ -117,7 +118,7 @@ class SdpaStep(Prepared):
     def _context(self, row: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a row from the start of a block on, [cells, kv_heads, head_dim]."""
         kv, size = self._kv, self._kv.block_size
-        group, place = kv.groups.group[layer], kv.groups.place[layer]
+        group, index = kv.groups.group[layer], kv.groups.index[layer]
         blocks = self._batch.block_table[group, row, first // size : -(-end // size)]
-        cells = kv.content[blocks, place].flatten(0, 1)[: end - first].float()
+        cells = kv.content[blocks, index].flatten(0, 1)[: end - first].float()
         return cells[:, : kv.kv_heads], cells[:, kv.kv_heads :]

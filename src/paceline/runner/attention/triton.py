@@ -23,7 +23,7 @@ from paceline.runner.cuda.kernels.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
 BUSY = 768  # parts of contexts that keep a large GPU busy, even if they are of different sizes
-LEAST = 16  # rows and columns of the smallest product on tensor cores
+LEAST = 16  # rows and columns of the smallest GEMM on tensor cores
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # of positions and heads, in a tile of queries
 STAGES = 3  # tiles in flight
@@ -138,7 +138,7 @@ class DecodeAttention(GraphAttention):
         (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
         listed = self._listed(window or 0)
         is_small = query.element_size() < FLOAT_BYTES
-        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
+        table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
         parts = torch.empty((len(listed), heads, dim), **on)
         peaks = torch.empty((len(listed), heads), **on)
@@ -159,7 +159,7 @@ class DecodeAttention(GraphAttention):
             query.stride(0),
             table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * place,
+            kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
             KV_HEADS=kv.kv_heads,
@@ -206,13 +206,14 @@ class FusedDecodeAttention(DecodeAttention):
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the product that
+        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the linear that
         computes it has ended, and after whatever wrote the batch.
         """
         rows, total, dim = qkv.shape
         heads = total - 2 * self._kv.kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
-        given = rotation.turns, qkv if rotation.factor is None else rotation.factor, rotation.floor
+        factor = qkv if rotation.factor is None else rotation.factor
+        given = rotation.cos_sin, factor, rotation.floor
         sizes = {"NEW": True, "NORMED": rotation.factor is not None, "BY_ROW": rotation.is_by_row}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
@@ -224,7 +225,7 @@ class TiledAttention(GraphAttention):
         row_start   0           5   6               11     tiles of 4
         tile        0       1   2   3       4       .      row r has its first at start // 4 + r
 
-    If a row needs fewer tiles than it has places, the last place stays empty. So the number of
+    If a row needs fewer tiles than it has room for, the last one stays empty. So the number of
     programs depends on the number of positions and rows alone, not on the lengths of rows.
     """
 
@@ -260,7 +261,7 @@ class TiledAttention(GraphAttention):
     ) -> None:
         batch, kv = self._batch, self._kv
         positions, heads, dim = query.shape
-        table, place = self._tables[kv.groups.group[layer]], kv.groups.place[layer]
+        table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         is_small = query.element_size() < FLOAT_BYTES
         group = heads // kv.kv_heads
         pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
@@ -279,7 +280,7 @@ class TiledAttention(GraphAttention):
             query.stride(0),
             table.stride(0),
             kv.content.stride(0),
-            kv.content.stride(1) * place,
+            kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
             KV_HEADS=kv.kv_heads,

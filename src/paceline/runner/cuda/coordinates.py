@@ -14,63 +14,63 @@ from paceline.runner.models.rope import AXES, Rope
 
 
 class RotaryTable:
-    """The turns of every position, and of positions with several coordinates.
+    """Rotary cosines and sines of every position, and of positions with several coordinates.
 
-    by_place   cosines and sines, [positions, 2, head_dim / 2]
+    by_position   cosines and sines, [positions, 2, head_dim / 2]
     """
 
     def __init__(self, rope: Rope, positions: int, device: torch.device | str) -> None:
-        self.by_place = rotary_table(rope, positions, device)
+        self.by_position = rotary_table(rope, positions, device)
         self._axes = torch.tensor(rope.axes, device=device) if rope.axes else None
 
     def of(self, coordinates: Tensor) -> Tensor | None:
-        """The turns of positions with these coordinates, [n, axes] to [n, 2, head_dim / 2], where
-        each pair has the turn of its own one. None if a position is one number."""
+        """Cosines and sines of positions with these coordinates, [n, axes] to [n, 2, head_dim / 2]:
+        each pair has those of one coordinate. None if a position is one number."""
         if self._axes is None:
             return None
         by_pair = coordinates.index_select(1, self._axes)  # [n, head_dim / 2]
-        return self.by_place.gather(0, by_pair[:, None].expand(-1, 2, -1).long())
+        return self.by_position.gather(0, by_pair[:, None].expand(-1, 2, -1).long())
 
 
 def rotary_table(rope: Rope, positions: int, device: torch.device | str) -> Tensor:
     """Return cosines and sines of every position, [positions, 2, head_dim / 2] in float32."""
     each = torch.arange(positions, device=device, dtype=torch.float32)
     angle = each[:, None] * torch.tensor(rope.frequencies, device=device)
-    turns = torch.stack((angle.cos(), angle.sin()), dim=1)
-    return turns.mul_(torch.tensor(rope.amplitudes, device=device))
+    cos_sin = torch.stack((angle.cos(), angle.sin()), dim=1)
+    return cos_sin.mul_(torch.tensor(rope.amplitudes, device=device))
 
 
 class CudaCoordinates:
     """The coordinates of every position of every slot, and of one more slot for padding.
 
-    In slots without images, each coordinate of a position is its place. Behind a prompt with
-    images, each position is as far from its place as the last one of the prompt.
+    In slots without images, each coordinate of a position is the position itself. Behind a
+    prompt with images, coordinates are as far from the position as those of its last token.
     """
 
     def __init__(self, slots: int, length: int, square: int, device: torch.device) -> None:
         """`square`: pixels along each side of what becomes one embedding of an image."""
         self._square, self._staging = square, Staging(device)
-        self._places = torch.arange(length, dtype=torch.int32, device=device)
-        self._table = self._places.repeat(AXES, slots + 1, 1)  # [axes, slots + 1, length]
+        self._positions = torch.arange(length, dtype=torch.int32, device=device)
+        self._table = self._positions.repeat(AXES, slots + 1, 1)  # [axes, slots + 1, length]
         self._shown: set[int] = set()  # slots whose table is that of a prompt with images
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
         for new in plan.admitted:
-            own = self._table[:, new.slot]
+            table = self._table[:, new.slot]
             if new.request.items:
                 known = request_coordinates(new.request, self._square)
-                own[:] = self._places + int(known[-1, 0] - len(new.request.prompt))
+                table[:] = self._positions + int(known[-1, 0] - len(new.request.prompt))
                 (sent,) = self._staging.send(known.T.astype(np.int32).ravel())
-                own[:, : len(known)] = sent.view(AXES, -1)
+                table[:, : len(known)] = sent.view(AXES, -1)
                 self._shown.add(new.slot)
             elif new.slot in self._shown:
-                own[:] = self._places
+                table[:] = self._positions
                 self._shown.remove(new.slot)
 
     def of(self, slot: Tensor, position: Tensor) -> Tensor:
         """The coordinates of positions in slots, [n] each: [n, axes]."""
-        at = slot.long() * len(self._places) + position
+        at = slot.long() * len(self._positions) + position
         return self._table.view(AXES, -1).index_select(1, at).t()
 
 
@@ -101,7 +101,7 @@ class LogitMasks:
     def load(self, plan: Plan, wanted: Index, drafts: I32 | None = None) -> None:
         """Fill the masks of a step, and copy them. The steps before it are committed.
 
-        Row `wanted[i]` has line i, or as many lines as it has places with drafts [wanted, most].
+        Row `wanted[i]` has line i, or as many lines as it has positions with drafts [wanted, most].
         """
         masks = self._source.fill(plan, wanted, drafts)
         self._mask_of[:] = -1

@@ -20,6 +20,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.controls import Controls
 from paceline.runner.sampling.sampler import TokenScores
 from paceline.runner.step_tokens import ResultBuilder
+from paceline.runner.tensors import from_numpy
 
 
 class EagerSteps:
@@ -65,7 +66,7 @@ class Silent:
 
     row: int  # among those that sample
     request: Request
-    logits: Tensor  # [places, vocab]
+    logits: Tensor  # [1 + drafts, vocab]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,18 +86,18 @@ class LaunchedStep:
     wanted: Index  # rows that sample
     ticket: Any  # of their ids; None if no row samples
     controls: Controls | None = None
-    scores: tuple[TokenScores | None, ...] = ()  # of each place
+    scores: tuple[TokenScores | None, ...] = ()  # of each position
     silent: tuple[Silent, ...] = ()
     prompt: ScoredPrompts | None = None  # scores of prompts
     is_drafted: bool = False
 
     def result(self, ids: np.ndarray) -> StepResult:
-        """From the ids of the rows that sample, one after the other; -1 is none."""
-        found = ids.reshape(len(self.wanted), -1)  # [samples, places]
+        """The result, from the ids of the rows that sample, one after the other; -1 is none."""
+        found = ids.reshape(len(self.wanted), -1)  # [samples, 1 + drafts]
         first = found[:, 0]
         if self.controls is None and len(found) == len(self.plan.rows) and first.min() >= 0:
             return self._plain(found)
-        return self._whole(torch.from_numpy(found).long())
+        return self._whole(from_numpy(found).long())
 
     def _plain(self, found: np.ndarray) -> StepResult:
         """Every row sampled, and no request wants more than its tokens."""

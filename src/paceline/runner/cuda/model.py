@@ -100,10 +100,10 @@ class CudaLayer:
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
-        self._turns, self._turn = turns, HeadRotation(turns.by_place, None, 0.0)
+        self._turns, self._turn = turns, HeadRotation(turns.by_position, None, 0.0)
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
-            self._turn = HeadRotation(turns.by_place, factor, attention.head_norms.floor)
+            self._turn = HeadRotation(turns.by_position, factor, attention.head_norms.floor)
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
@@ -120,7 +120,7 @@ class CudaLayer:
         places, is_few = step.places, takes(*hidden.shape) and step.places is None
         turning = attention if is_few and attention.rotates else None
         turn, own = self._turn, step.turns.get(self._turns)
-        turn = turn if own is None else replace(turn, turns=own, is_by_row=True)
+        turn = turn if own is None else replace(turn, cos_sin=own, is_by_row=True)
         found, late = self._qkv(hidden, places)
         qkv = found.view(n, -1, spec.head_dim)
         if turning is not None:

@@ -14,10 +14,10 @@ from paceline.runner.parallel.group import decides
 from paceline.runner.prompt_reports import (
     PromptSpan,
     by_request,
-    places,
     pooled_spans,
     scored,
     slices_of,
+    span_positions,
     spans,
     summed,
 )
@@ -41,8 +41,8 @@ class ScoredPrompts:
         self.landed.synchronize()
         # Results live long; copy them, so that pinned memory is free again at once.
         kept = [
-            TokenScores(own.given.clone(), own.rank.clone(), own.ids.clone(), own.values.clone())
-            for own in self.scores
+            TokenScores(one.given.clone(), one.rank.clone(), one.ids.clone(), one.values.clone())
+            for one in self.scores
         ]
         prompt = by_request(self.plan, self.spans, kept)
         pooled = () if self.totals is None else pooled_spans(self.plan, self.pools, self.totals)
@@ -85,20 +85,20 @@ class PromptScorer:
             return self._take_part(hidden, found)
         sent = self._staging.send(*(span.tokens for span in found)) if found else []
         scores = scored(hidden, found, map(Tensor.long, sent), self._logits, self._most)
-        on_host = [leaving(own) for own in scores]
+        on_host = [leaving(one) for one in scores]
         totals = self._totals(hidden, pools) if pools else None
         landed = torch.cuda.Event()
         landed.record()
         return ScoredPrompts(plan, found, on_host, pools, totals, landed)
 
     def _take_part(self, hidden: Tensor, spans: list[PromptSpan]) -> None:
-        """What another rank computes, so that rank 0 has its logits."""
+        """Compute the same logits on another rank, so that rank 0 has all of their columns."""
         for span in spans:
             for part in slices_of(hidden, span, self._most):
                 self._model.logits(part)
 
     def _totals(self, hidden: Tensor, pools: list[PoolSpan]) -> Tensor:
-        at, count = self._staging.send(*places(pools))
+        at, count = self._staging.send(*span_positions(pools))
         totals = summed(hidden, at, count, self._model.normed)
         return totals.to("cpu", non_blocking=True)
 

@@ -1,7 +1,7 @@
 """Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -16,23 +16,23 @@ from paceline.runner.cuda.kernels.sampling import is_plain
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.encoder_store import EncoderStore, ItemEncoder
+from paceline.runner.encoder_store import EncoderStore, MultimodalEncoder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.sampler import Sampler
 
 
-class CudaItems:
+class CudaImages:
     """The encoder store is the end of the table of token embeddings:
 
         table   [ embeddings of the vocabulary ][ rows of the encoder store ]
         id        0 ... vocabulary - 1            vocabulary + row
 
-    So a step reads the embeddings of items as it reads those of tokens, also in a captured graph.
-    While it is launched, positions of items have the ids of their rows; then they have their
-    tokens again. Models that know no items read `item_tokens` in their place.
+    So a step reads the embeddings of images as it reads those of tokens, also in a captured graph.
+    While it is launched, positions of images have the ids of their rows; then they have their
+    tokens again. Models that read no images read `item_tokens` instead.
     """
 
-    def __init__(self, encoder: ItemEncoder, model: CudaModel, state: CudaState) -> None:
+    def __init__(self, encoder: MultimodalEncoder, model: CudaModel, state: CudaState) -> None:
         self._store = EncoderStore(encoder, model.item_table)
         self._first, self._stand_for = model.first_item_id, model.item_tokens
         self._state = state
@@ -43,8 +43,8 @@ class CudaItems:
             self._store.encode(plan.encode, requests)
 
     @contextmanager
-    def in_place(self, plan: Plan) -> Iterator[None]:
-        """Let positions of items have the ids of their rows."""
+    def substituted(self, plan: Plan) -> Generator[None]:
+        """Let positions of images have the ids of their rows."""
         read, tokens = plan.embedded, self._state.tokens.view(-1)
         if not len(read):
             yield
@@ -70,7 +70,7 @@ class Residents:
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self.pooling: dict[int, Request] = {}  # with pooling, by slot
-        self.items: CudaItems | None = None  # None: prompts have no items
+        self.images: CudaImages | None = None  # None: prompts have no images
         self._sampler = sampler
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
         self._masked = np.zeros(slots, np.bool_)  # samples under a mask
@@ -96,11 +96,11 @@ class Residents:
             self._first_block[new.slot] = new.blocks[0]
 
     def encoded(self, plan: Plan) -> AbstractContextManager[None]:
-        """Encode the items of a plan, and let its positions have them while it is launched."""
-        if self.items is None:
+        """Encode the images of a plan, and let its positions have them while it is launched."""
+        if self.images is None:
             return nullcontext()
-        self.items.encode(plan, self.requests)
-        return self.items.in_place(plan)
+        self.images.encode(plan, self.requests)
+        return self.images.substituted(plan)
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())
@@ -204,7 +204,7 @@ class BlockCopies:
 
     def _parts(
         self, pairs: list[tuple[int, int]]
-    ) -> Iterator[tuple[CopyBuffer, Tensor, list[int]]]:
+    ) -> Generator[tuple[CopyBuffer, Tensor, list[int]]]:
         """Split pairs (host, GPU) by the size of a buffer. Yield the buffer, the GPU blocks as a
         tensor, and the host blocks in ascending order, so that adjacent ones are one copy."""
         pairs = sorted(pairs)
@@ -215,8 +215,8 @@ class BlockCopies:
             yield piece, self._staging.send(np.array(device, np.int32))[0], list(host)
 
 
-def runs(blocks: list[int]) -> Iterator[tuple[slice, slice]]:
-    """Yield runs of adjacent blocks: their places in the list, and the blocks."""
+def runs(blocks: list[int]) -> Generator[tuple[slice, slice]]:
+    """Yield runs of adjacent blocks: their indices in the list, and the blocks."""
     begin = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:

@@ -26,7 +26,7 @@ from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedGraphs
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer
-from paceline.runner.cuda.residents import BlockCopies, CudaItems, Residents
+from paceline.runner.cuda.residents import BlockCopies, CudaImages, Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import BlockBytes, KVStore
@@ -38,7 +38,7 @@ from paceline.runner.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLayout:
-    """What stays the same while consecutive plans share their rows."""
+    """Order and sampling of rows, valid while consecutive plans share them."""
 
     rows: Rows
     order: Index  # of all rows on the GPU
@@ -50,7 +50,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSizes:
-    """What a runner has room for, and whether it captures CUDA graphs."""
+    """Capacity of a runner, and whether it captures CUDA graphs."""
 
     slots: int
     max_model_len: int
@@ -83,8 +83,8 @@ class CudaRunner:
         are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
         square = 0 if model.images is None else model.images.square
-        own = model.adapters, square, model.group
-        state = self.state = CudaState(slots, max_model_len, kv, *own)
+        given = model.adapters, square, model.group
+        state = self.state = CudaState(slots, max_model_len, kv, *given)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
@@ -92,8 +92,8 @@ class CudaRunner:
         memory = None if sizes.enforce_eager else GraphMemory()
         lines = slots * (1 + drafter.config.num_speculative_tokens)
         sizes_of_masks = lines, model.config.vocab, kv.content.device
-        own = None if masks is None else LogitMasks(masks, *sizes_of_masks)
-        self.graphs = DecodeGraphs(model, kv, attention, state, memory, own)
+        mask_memory = None if masks is None else LogitMasks(masks, *sizes_of_masks)
+        self.graphs = DecodeGraphs(model, kv, attention, state, memory, mask_memory)
         self.mixed = drafted = None
         if attention.support.mixed_graphs:
             extent = Extent.of_prompts(sizes.positions, slots)
@@ -125,15 +125,15 @@ class CudaRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self.state.adapters is not None,
-            items=self._residents.items is not None,
+            items=self._residents.images is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
             generation=self._eager_steps.model.config.generates,
         )
 
-    def use_items(self, items: CudaItems) -> None:
-        """Compute prompts with multimodal items from now on."""
-        self._residents.items = items
+    def use_images(self, images: CudaImages) -> None:
+        """Compute prompts with images from now on."""
+        self._residents.images = images
 
     def reserve_host(self, blocks: int) -> None:
         """Allocate host memory for swapping."""
@@ -364,11 +364,11 @@ class CudaRunner:
             masks.load(plan, wanted)
             masks.apply(logits)
         context = batch.position.index_select(0, batch.sample_at) + 1
-        own = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
+        slot = self.state.slots(plan.rows.slot[wanted].astype(np.int32), len(wanted))
         if not same.is_plain:
-            return self._sample(plan, same, logits, own, context)
-        ids = torch.empty_like(own)
-        self.state.choose(logits, own, context, ids)
+            return self._sample(plan, same, logits, slot, context)
+        ids = torch.empty_like(slot)
+        self.state.choose(logits, slot, context, ids)
         return LaunchedStep(plan, wanted, self._returns.fetch(ids))
 
     def _sample(
@@ -379,11 +379,11 @@ class CudaRunner:
             self.state.settle(slot, context, ids := torch.empty_like(slot))
             return LaunchedStep(plan, same.wanted, self._returns.fetch(ids))
         rows, first = plan.rows, context.long()
-        own = rows.slot[same.wanted].tolist()
+        slots = rows.slot[same.wanted].tolist()
         if self._controls is None:
-            self._controls = self._sampler.controls(own)
+            self._controls = self._sampler.controls(slots)
         controls, scores = self._controls, logits.float()
-        asked = [self._residents.requests[place] for place in own]
+        asked = [self._residents.requests[one] for one in slots]
         silent = tuple(
             Silent(row, request, scores[row : row + 1].clone())
             for row, request in enumerate(asked)

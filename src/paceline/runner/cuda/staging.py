@@ -55,7 +55,7 @@ class Staging:
         self._keep(pinned)
 
     def send(self, *columns: np.ndarray) -> list[Tensor]:
-        """Return arrays of 32-bit numbers on the GPU, each at an aligned place."""
+        """Return arrays of 32-bit numbers on the GPU, each at an aligned offset."""
         pieces: list[np.ndarray] = []
         for column in columns:
             pieces += column.view(np.int32), PADDING[: -len(column) % ALIGNED]
@@ -65,7 +65,7 @@ class Staging:
         np.concatenate(pieces, out=pinned.numpy()[:total])
         there = pinned[:total].to(self._device, non_blocking=True)
         self._keep(pinned)
-        parts = there.split(sizes)[::2]
+        parts = torch.split(there, sizes)[::2]
         return [
             part.view(torch.float32) if column.dtype == np.float32 else part
             for part, column in zip(parts, columns, strict=True)

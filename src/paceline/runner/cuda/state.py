@@ -9,7 +9,7 @@ from paceline.core.plan import Admitted, Grown, Plan, TokensBySlot
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, CudaAdapters
 from paceline.runner.cuda.coordinates import CudaCoordinates
-from paceline.runner.cuda.kernels.columns import place, settle
+from paceline.runner.cuda.kernels.columns import locate, settle
 from paceline.runner.cuda.kernels.drafts import accept
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, BatchWithLengths, Staging
@@ -18,6 +18,7 @@ from paceline.runner.layers.factory import whole
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.sampling.sampler import seed_of
 from paceline.runner.sampling.token_choice import key_of
+from paceline.runner.tensors import from_numpy
 
 
 class CudaState:
@@ -73,8 +74,8 @@ class CudaState:
         settle(self.tokens, self.position, slot, context, self.shared(ids))
 
     def accept(self, slot: Tensor, known: Tensor, ids: Tensor, drafts: Tensor) -> None:
-        """The same for slots with `known` [n] tokens: of ids [n, 1 + most], those stay that drafts
-        [n, most] agree with, and one more."""
+        """Append ids [n, 1 + most] to slots with `known` [n] tokens: those that drafts [n, most]
+        agree with, and one more."""
         accept((self.tokens, self.position), slot, known, self.shared(ids), drafts)
 
     # -- changes that come with a plan --------------------------------------
@@ -154,7 +155,8 @@ class CudaState:
         count, slot = rows.count, rows.slot.astype(np.int32)
         start = np.zeros_like(plan.start) if is_moving else plan.start
         starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
-        position = np.repeat(start - starts[:-1], count) + np.arange(starts[-1])
+        each = np.arange(int(starts[-1]))
+        position = np.repeat(start - starts[:-1], count) + each
         contexts = (start + count).astype(np.int32)
         columns = (
             np.repeat(slot, count),
@@ -168,11 +170,11 @@ class CudaState:
         if is_moving:
             at += self.position.index_select(0, owner)
             context += self.position.index_select(0, row_slot)
-        tokens, cells = place(self.tokens, self.table, owner, at, self._kv)
+        tokens, cells = locate(self.tokens, self.table, owner, at, self._kv)
         table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
-        places = self.places(owner) if self.is_adapted(rows.slot) else None
-        more = None, places, self.coordinates(owner, at)  # no items: their positions have ids
+        adapters = self.adapters_of(owner) if self.is_adapted(rows.slot) else None
+        more = None, adapters, self.coordinates(owner, at)  # no images: their positions have ids
         if is_moving:
             return Batch(*columns, *more), cells, row_slot
         return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot
@@ -191,8 +193,8 @@ class CudaState:
         """Whether one of these slots has an adapter."""
         return self.adapters is not None and self.adapters.concern(slot)
 
-    def places(self, slot: Tensor) -> Tensor:
-        """The places of the adapters of slots, -1 where there is none."""
+    def adapters_of(self, slot: Tensor) -> Tensor:
+        """The index of the adapter of each slot, -1 where there is none."""
         assert self.adapters is not None
         return self.adapters.column.index_select(0, slot)
 
@@ -204,11 +206,11 @@ class CudaState:
         return self._coordinates is not None
 
     def coordinates(self, slot: Tensor, position: Tensor) -> Tensor | None:
-        """The coordinates of positions in slots, [n] each: [n, axes]; None: each is its place."""
+        """The coordinates of positions in slots, [n] each: [n, axes]; None: each is its index."""
         return None if self._coordinates is None else self._coordinates.of(slot, position)
 
     # -- steps with drafts --------------------------------------------------
 
     def stands(self, slot: Index) -> I32:
         """Return the positions of slots, after all launched steps have ended."""
-        return self.position[torch.from_numpy(slot).to(self.position.device)].cpu().numpy()
+        return self.position[from_numpy(slot).to(self.position.device)].cpu().numpy()

@@ -1,6 +1,7 @@
 """Describes encoders: from the entries of their config.json to every tensor."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.encoders.spec import (
@@ -45,8 +46,8 @@ OF_DECODERS = BackendSupport(
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """What BERT and its relatives call the parts of a layer: attention and an MLP, each with a norm
-    of the sum with its input."""
+    """Names of the parts of a layer in BERT and its relatives: attention and an MLP, each with a
+    norm of the sum with its input."""
 
     layer: str
     qkv: tuple[str, ...]
@@ -246,11 +247,12 @@ def _modern_attention(
 ) -> EncoderAttention:
     heads, reads_all = read.number("num_attention_heads"), kind == FULL
     size, has_bias = read.number("hidden_size") // heads, bool(read.get("attention_bias", False))
-    ropes = read.get("rope_parameters", {}).get(FULL if reads_all else "sliding_attention") or {}
-    if ropes.get("rope_type", "default") != "default":
-        raise ConfigError(f"{read.where}: rope_type {ropes['rope_type']!r} is not supported")
+    by_kind: dict[str, Any] = read.get("rope_parameters", {})
+    rope: dict[str, Any] = by_kind.get(FULL if reads_all else "sliding_attention") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ConfigError(f"{read.where}: rope_type {rope['rope_type']!r} is not supported")
     older, usual = OLDER_BASES[reads_all]
-    base = float(ropes.get("rope_theta") or read.get(older, usual))
+    base = float(rope.get("rope_theta") or read.get(older, usual))
     return EncoderAttention(
         around=Around(norm),
         qkv=EncoderLinear((f"{name}.attn.Wqkv",), has_bias),

@@ -26,6 +26,7 @@ from paceline.runner.encoders.spec import (
     EncoderNorm,
 )
 from paceline.runner.models.rope import Rope
+from paceline.runner.tensors import from_numpy
 
 BUCKETS, FARTHEST = 32, 128  # of MPNet's distances, whatever the configuration says
 
@@ -109,12 +110,10 @@ class TextAttention:
     def __call__(self, hidden: Tensor, mask: Tensor, rotary: "Rotary | None") -> Tensor:
         """`hidden` is [texts, positions, width]; `mask` says what positions may be read, or is
         added to the scores."""
-        spec, split = (
-            self.spec,
-            self._qkv(self._around.before(hidden)).unflatten(-1, (-1, self.spec.head_dim)),
-        )
-        sizes = spec.heads, spec.kv_heads, spec.kv_heads
-        q, k, v = (one.transpose(1, 2) for one in split.split(sizes, 2))
+        spec, qkv = self.spec, self._qkv(self._around.before(hidden))
+        heads = torch.unflatten(qkv, -1, (-1, spec.head_dim))
+        sizes = [spec.heads, spec.kv_heads, spec.kv_heads]
+        q, k, v = (one.transpose(1, 2) for one in torch.split(heads, sizes, 2))
         if self._query_norm is not None and self._key_norm is not None:
             q, k = self._query_norm(q), self._key_norm(k)
         if rotary is not None:
@@ -237,9 +236,9 @@ class TextEncoder:
     def _masks(self, lengths: Tensor, longest: int) -> dict[int | None, Tensor]:
         """For each reach of the layers, what positions may be read: [texts, 1, 1 or positions,
         positions]; with biases of distances, what is added to the scores."""
-        place = torch.arange(longest, device=self.device)
-        known = (place < lengths[:, None])[:, None, None, :]
-        distance = (place - place[:, None]).abs()
+        position = torch.arange(longest, device=self.device)
+        known = (position < lengths[:, None])[:, None, None, :]
+        distance = (position - position[:, None]).abs()
         found: dict[int | None, Tensor] = {}
         for attention, _ in self._layers:
             reach = attention.spec.reach
@@ -249,7 +248,7 @@ class TextEncoder:
                 # Padding reads itself, since a row that reads nothing has no softmax.
                 found[reach] = (known & (distance <= reach)) | (distance == 0)
         if self._relative is not None:
-            by_distance = F.embedding(buckets(place), self._relative).permute(2, 0, 1)
+            by_distance = F.embedding(buckets(position), self._relative).permute(2, 0, 1)
             found[None] = by_distance.masked_fill(~known, -torch.inf)
         return found
 
@@ -268,11 +267,11 @@ def _built(weights: Weights, layer: EncoderLayer) -> tuple[TextAttention, TextML
     return TextAttention(weights, layer.attention), TextMLP(weights, layer.mlp)
 
 
-def buckets(place: Tensor) -> Tensor:
+def buckets(position: Tensor) -> Tensor:
     """The bucket of the distance from each position to each other one: half of the buckets for each
     direction, of which half are exact and the rest grow with the logarithm of the distance."""
     half, exact = BUCKETS // 2, BUCKETS // 4
-    ahead = place - place[:, None]  # [from, to]
+    ahead = position - position[:, None]  # [from, to]
     far = ahead.abs()
     grown = (far.clamp(min=1).float() / exact).log() / log(FARTHEST / exact) * (half - exact)
     coarse = (exact + grown.long()).clamp_(max=half - 1)
@@ -323,7 +322,7 @@ class EncoderRunner:
 
     def _pooled(self, plan: Plan, spans: Sequence[PoolSpan]) -> list[PooledSpan]:
         asked = [self._requests[int(plan.rows.slot[span.row])] for span in spans]
-        ids = [torch.from_numpy(one.prompt.astype(np.int64)) for one in asked]
+        ids = [from_numpy(one.prompt.astype(np.int64)) for one in asked]
         hidden = self._model.forward(ids, self._separator)
         wanted = zip(hidden, spans, strict=True)
         totals = torch.stack(
@@ -332,7 +331,7 @@ class EncoderRunner:
         if self._model.config.classes:
             totals = self._model.classified(hidden).float()
         values = totals.cpu().numpy()
-        return [pooled_span(plan, span, values[place]) for place, span in enumerate(spans)]
+        return [pooled_span(plan, span, values[index]) for index, span in enumerate(spans)]
 
 
 def alike(spans: Sequence[PoolSpan], count: Sequence[int]) -> list[list[PoolSpan]]:

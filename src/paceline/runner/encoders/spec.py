@@ -79,7 +79,7 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class EncoderHead:
-    """From a pooled text to logits of classes: out(norm(activation(dense(x))))."""
+    """Classification head of a pooled text: out(norm(activation(dense(x))))."""
 
     dense: EncoderLinear
     activation: str

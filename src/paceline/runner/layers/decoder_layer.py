@@ -20,7 +20,7 @@ from paceline.runner.models.rope import Rope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerContext:
-    """What all layers read in one step."""
+    """Inputs of a step that all layers share."""
 
     rotations: dict[Rope, Rotation]
     kv: KVStore
@@ -51,7 +51,7 @@ class SelfAttention:
         rotated = qkv[:, : self._rotated]
         if self.norm is not None:
             self.norm.apply_to(rotated)
-        context.rotations[spec.rope].turn(rotated)
+        context.rotations[spec.rope].rotate(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
@@ -80,7 +80,7 @@ class DecoderLayer:
         return hidden
 
     def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
-        """What the positions see, before the last product of attention."""
+        """The output of attention, before its last linear."""
         return self.attention(self._input_norm(hidden), context)
 
     def finish(self, hidden: Tensor, seen: Tensor) -> None:
@@ -162,15 +162,15 @@ class TorchStack:
         return hidden
 
     def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
-        """What all layers read in a step."""
+        """The context of a step."""
         rotations = {
-            rope: Rotation.of(self._turned(rope, batch), tensor, self._dtype)
+            rope: Rotation.of(self._rotary_positions(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
         }
         return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
 
-    def _turned(self, rope: Rope, batch: Batch) -> Tensor:
-        """What pairs turn by: [positions], or [positions, pairs]."""
+    def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
+        """Positions that pairs are rotated by: [positions], or [positions, pairs]."""
         if rope not in self._axes or batch.coordinates is None:
             return batch.position
         return batch.coordinates[:, self._axes[rope]]

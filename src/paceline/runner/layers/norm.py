@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers.linear import Linear
+from paceline.runner.tensors import vector_norm
 
 
 class UnscaledNorm:
@@ -20,7 +21,7 @@ class UnscaledNorm:
 
     def length(self, x: Tensor) -> Tensor:
         """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, floor), in float32."""
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        size = vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return size.hypot_(self._floor)  # [..., 1]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,12 +38,12 @@ class Norm:
         return self._unscaled(x).mul_(self.factor)
 
     def apply_to(self, x: Tensor) -> None:
-        """The same in place."""
+        """Norm `x` in place."""
         x.div_(self._unscaled.length(x)).mul_(self.factor)
 
 
 def add_linear(total: Tensor, x: Tensor, linear: Linear, norm: Norm | None) -> None:
-    """total += norm(product(x)), in place."""
+    """total += norm(linear(x)), in place."""
     if norm is None:
         linear.add_to(total, x)
     else:
@@ -69,7 +70,7 @@ class Rotation:
             torch.cat((-sin, sin), dim=1).unsqueeze(1).to(dtype),
         )
 
-    def turn(self, x: Tensor) -> None:
+    def rotate(self, x: Tensor) -> None:
         """Rotate heads [positions, heads, head_dim] in place."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)
@@ -87,7 +88,7 @@ class LayerInputs:
 
     def keep(self, layer: int, hidden: Tensor) -> None:
         """Copy the residual stream [positions, width] if this layer is one of them."""
-        for place, one in enumerate(self.layers):
+        for index, one in enumerate(self.layers):
             if one == layer:
                 width = hidden.shape[1]
-                self.rows[: len(hidden), place * width : (place + 1) * width] = hidden
+                self.rows[: len(hidden), index * width : (index + 1) * width] = hidden

@@ -96,8 +96,8 @@ class PackedCache:
 def layout() -> str:
     """A name for all that the bytes of packed weights depend on, besides the weights."""
     kernels = library()
-    sizes = (kernels.bytes_panel(), kernels.bytes_depth(), kernels.nibbles_lanes())
-    return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.nibbles_group())))
+    sizes = (kernels.bytes_panel(), kernels.bytes_depth(), kernels.int4_lanes())
+    return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.int4_group())))
 
 
 def state_of(files: Sequence[Path]) -> str:

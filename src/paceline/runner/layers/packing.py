@@ -16,7 +16,7 @@ SAMPLE = 64  # rows that are checked first
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """A matrix [outputs, inputs] of `bits` bits; bytes.c and nibbles.c show the layout."""
+    """A matrix [outputs, inputs] of `bits` bits; bytes.c and int4.c show the layout."""
 
     bits: int
     content: Tensor
@@ -28,7 +28,7 @@ class PackedWeights:
     @staticmethod
     def of(weight: Tensor) -> "PackedWeights":
         """Use 4 bits if they are exact, as for weights that were stored in 4 bits; otherwise 8."""
-        group = library().nibbles_group()
+        group = library().int4_group()
         if FourBitWeights.of(weight[:SAMPLE], group).holds_all:
             steps = FourBitWeights.of(weight, group)
             if steps.holds_all:
@@ -62,7 +62,7 @@ class FourBitWeights:
 
 
 def nibbles(steps: FourBitWeights, inputs: int) -> PackedWeights:
-    lanes = library().nibbles_lanes()
+    lanes = library().int4_lanes()
     outputs, groups, group = steps.whole.shape
     panel = 2 * lanes
     missing = -outputs % panel

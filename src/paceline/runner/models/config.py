@@ -22,7 +22,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """What a layer keeps of each position: so many vectors of a width.
+    """Vectors that a layer keeps of each position.
 
     Memory of KV, blocks that move, and the sizes of blocks follow from it. One latent row for all
     heads, or keys alone, are other shapes.
@@ -68,7 +68,7 @@ class ModelConfig:
     tied_embedding    the head is the embedding
     windows           of each layer: positions that one position sees, including itself; None: all
     rope, local_rope  of layers without and with a window
-    rotary_dim        dimensions of each head that turn, from the first one on
+    rotary_dim        dimensions of each head that rotate, from the first one on
     attention_bias    the linears of attention have biases; traits may give them to some
     mlp_bias          the linears of the MLP have biases
     query_scale       factor of the scores before the softmax

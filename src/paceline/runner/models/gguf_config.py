@@ -19,7 +19,7 @@ ALL_FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensors:
-    """What a file says by its tensors.
+    """Tensor names and rope factors of a GGUF file.
 
     names     of all tensors but rope factors
     factors   rope factors, by the names of their tensors

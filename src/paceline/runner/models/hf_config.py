@@ -26,7 +26,7 @@ MXFP4 = "mxfp4"  # what experts may be quantized by
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the name of an architecture says.
+    """An architecture, found by its name.
 
     name          of the architecture
     traits        with the names of tensors that this file has
@@ -58,8 +58,8 @@ def architecture(read: ConfigEntries) -> Found:
         return Found(short, traits)
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
-    own = replace(traits, decoder=part.decoder)
-    return Found(short, own, is_text_part=True, ignored=part.images)
+    traits = replace(traits, decoder=part.decoder)
+    return Found(short, traits, is_text_part=True, ignored=part.images)
 
 
 def unsupported_name(name: str, ending: str) -> ConfigError:
@@ -184,7 +184,7 @@ def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | N
 
 
 def clamp(read: ConfigEntries, traits: Traits) -> ClampedGate | None:
-    """How experts limit gates and ups."""
+    """Limits of gates and ups in experts; None: there are none."""
     if (usual := traits.clamp) is None:
         return None
     alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)
@@ -216,7 +216,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
-    """Dimensions of each head that turn, from the first one on."""
+    """Dimensions of each head that rotate, from the first one on."""
     given = read.get("rope_parameters", {})
     part = given.get("partial_rotary_factor") or read.get("partial_rotary_factor", 1.0)
     return int(head_dim * float(part))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from itertools import repeat
+from typing import Any, Literal, TypeGuard
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import EVERY_BACKEND, DecoderSpec, LayerSpec
@@ -13,7 +14,7 @@ Values = Callable[[LayerSpec], Iterable[object]]
 
 @dataclass(frozen=True, slots=True)
 class BackendSupport:
-    """What a backend implements beyond the plain decoder.
+    """Features that a backend implements beyond the plain decoder.
 
     backend     its name, for messages
     features    names of the features that it implements: see `features_of`
@@ -55,10 +56,14 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
     return frozenset(_features(spec, ""))
 
 
+def is_tuple(part: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(part, tuple)
+
+
 def _features(part: Any, path: str) -> Iterator[str]:
-    if isinstance(part, tuple):
-        for item in part:
-            yield from _features(item, path)
+    if is_tuple(part):
+        for one in part:
+            yield from _features(one, path)
     if not is_dataclass(part) or isinstance(part, TensorSpec):
         return
     if kind := getattr(part, "FEATURE", None):
@@ -81,23 +86,23 @@ Window = int | Literal["state"] | None
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """Which block table each layer reads, and its place within a block.
+    """The block table that each layer reads, and its index within a block.
 
         layer     0   1   2   3   4   5   6   7        2 and 5 see everything, the others a window
         window    w   w   .   w   w   .   w   w
         group     1   2   0   3   1   0   2   3        group 0 has all that see everything
-        place     0   0   0   0   1   1   1   1        blocks of all groups have two places
+        index     0   0   0   0   1   1   1   1        blocks of all groups hold two layers
 
-    windows   [groups]; what all layers of a group read
-    group     [layers]
-    place     [layers]
-    places    layers that a block has room for; a group may have fewer
+    windows            [groups]; what all layers of a group read
+    group              [layers]
+    index              [layers]
+    layers_per_block   room of a block; a group may have fewer layers
     """
 
     windows: tuple[Window, ...]
     group: tuple[int, ...]
-    place: tuple[int, ...]
-    places: int
+    index: tuple[int, ...]
+    layers_per_block: int
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -113,23 +118,23 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     the same size and share one pool.
 
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
-    then each window is one group. Groups of fewer layers leave places of their blocks empty.
+    then each window is one group. Groups of fewer layers leave a part of their blocks empty.
     """
     kinds: list[Window] = sorted(set(windows), key=_order)
-    own: dict[Window, list[int]] = {
+    by_window: dict[Window, list[int]] = {
         kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds
     }
-    counts = [len(layers) for layers in own.values()]
+    counts = [len(layers) for layers in by_window.values()]
     least, most = min(counts), max(counts)
     size = most if most < SPREAD * least else least
     found: list[Window] = []
-    group, place = [0] * len(windows), [0] * len(windows)
-    for kind, layers in own.items():
+    group, index = [0] * len(windows), [0] * len(windows)
+    for kind, layers in by_window.items():
         number = -(-len(layers) // size)
-        for index, layer in enumerate(layers):
-            group[layer], place[layer] = len(found) + index % number, index // number
-        found += [kind] * number
-    return LayerGroups(tuple(found), tuple(group), tuple(place), max(place) + 1)
+        for at, layer in enumerate(layers):
+            group[layer], index[layer] = len(found) + at % number, at // number
+        found.extend(repeat(kind, number))
+    return LayerGroups(tuple(found), tuple(group), tuple(index), max(index) + 1)
 
 
 def _order(window: Window) -> tuple[int, int]:

@@ -95,8 +95,8 @@ class Model:
         `inputs`."""
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
-        if batch.items is not None:
-            hidden[batch.items.at] = self._shared(batch.items.values)
+        if batch.images is not None:
+            hidden[batch.images.at] = self._shared(batch.images.values)
         layers = self._layers if batch.adapters is None else self._adapted
         return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 

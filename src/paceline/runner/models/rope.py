@@ -1,4 +1,4 @@
-"""Rotary position embedding: how pairs of dimensions of a head turn with position."""
+"""Rotary position embedding: how pairs of dimensions of a head rotate with position."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from paceline.core.errors import ConfigError
 
 Frequencies = tuple[float, ...]  # [rotated dimensions / 2], radians per position
 AXES = 3  # coordinates of a position: time, row, column
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # turns within the original length, of YaRN
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # rotations within the original length, of YaRN
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Pair i of a head turns by `frequencies[i]` per position and grows by `amplitudes[i]`.
+    """Pair i of a head rotates by `frequencies[i]` per position and grows by `amplitudes[i]`.
 
-    A position may have several coordinates, such as its row and column in an image. Pair i turns
+    A position may have several coordinates, such as its row and column in an image. Pair i rotates
     by coordinate `axes[i]`; without axes, a position is one number.
     """
 
@@ -61,7 +61,7 @@ class RopeChoice:
         return RopeChoice(self.short.padded(pairs), self.long.padded(pairs), self.limit)
 
     def with_sections(self, sections: Sequence[int]) -> "RopeChoice":
-        """The first pairs turn by the first coordinate of a position, the next by the second …"""
+        """The first pairs rotate by the first coordinate of a position, the next by the second …"""
         axes = tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
         if len(sections) != AXES or len(axes) != len(self.long.frequencies):
             raise ConfigError(
@@ -113,24 +113,24 @@ def _llama3(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
 
     def one(frequency: float) -> float:
-        turns = frequency * length / (2 * pi)
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        rotations = frequency * length / (2 * pi)
+        kept = min(max((rotations - low) / (high - low), 0.0), 1.0)
         return frequency * (kept + (1 - kept) / factor)
 
     return RopeChoice.always(Rope.plain(tuple(map(one, plain))))
 
 
 def _yarn(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> RopeChoice:
-    """As for llama3, but interpolated by the place of a pair, and all pairs grow."""
+    """As for llama3, but interpolated by the index of a pair, and all pairs grow."""
     length = float(scaling["original_max_position_embeddings"])
     factor = float(scaling["factor"] or max_position / length)
-    places = [
-        _place(float(scaling.get(name) or default), plain, length)
+    bounds = [
+        _pair_index(float(scaling.get(name) or default), plain, length)
         for name, default in (("beta_fast", BETA_FAST), ("beta_slow", BETA_SLOW))
     ]
     if scaling.get("truncate", True):
-        places = [floor(places[0]), ceil(places[1])]
-    low, high = max(places[0], 0), min(places[1], 2 * len(plain) - 1)
+        bounds = [floor(bounds[0]), ceil(bounds[1])]
+    low, high = max(bounds[0], 0), min(bounds[1], 2 * len(plain) - 1)
     found: list[float] = []
     for pair, frequency in enumerate(plain):
         slowed = min(max((pair - low) / ((high - low) or 0.001), 0.0), 1.0)
@@ -138,13 +138,13 @@ def _yarn(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> 
     return RopeChoice.always(Rope.plain(tuple(found), _yarn_amplitude(scaling, factor)))
 
 
-def _place(turns: float, plain: Frequencies, length: float) -> float:
-    """The pair, as a fraction, that turns so often within a length.
+def _pair_index(rotations: float, plain: Frequencies, length: float) -> float:
+    """The index of the pair, as a fraction, that rotates so often within a length.
 
     Frequencies fall by the same ratio from pair to pair, so their logarithms fall evenly.
     """
     step = log(plain[0] / plain[1])
-    return log(plain[0] * length / (turns * 2 * pi)) / step
+    return log(plain[0] * length / (rotations * 2 * pi)) / step
 
 
 def _yarn_amplitude(scaling: Mapping[str, Any], factor: float) -> float:

@@ -1,4 +1,4 @@
-"""What all models of an architecture have in common."""
+"""Traits that all models of an architecture have in common."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ TABLES = "paceline.runner.models.architectures"
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What HF's files call the linears of a mixture of experts.
+    """Names of the linears of an MoE in HF's files.
 
     A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
     down>`.
 
     is_stacked   one tensor has a linear of all experts: `<block>.experts.gate_up_proj`, in which
-                 gate and up take turns, and `<block>.experts.down_proj`
+                 gate and up alternate, and `<block>.experts.down_proj`
     has_biases   all linears have biases
     """
 
@@ -37,9 +37,9 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class DecoderNames:
-    """What the names of the decoder's tensors begin with in HF's files.
+    """Prefix of the decoder's tensors in HF's files.
 
-    `older` is what they begin with in files of older versions of transformers; empty: the same.
+    `older` is the prefix in files of older versions of transformers; empty: the same.
     """
 
     prefix: str = "model"
@@ -75,7 +75,7 @@ class VisionConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How an architecture differs from the plain decoder: pre-norm, rotary, gated MLP.
+    """Differences of an architecture from the plain decoder: pre-norm, rotary, gated MLP.
 
     activation         of the MLP
     qkv_bias           the linears for queries, keys and values have biases

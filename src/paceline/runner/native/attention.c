@@ -15,9 +15,9 @@ enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
 enum { LINE = 16 }; /* floats that come from memory together */
 enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
 enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER */
-/* Where vectors are short, summing across them costs less than turning keys for products with
+/* Where vectors are short, summing across them costs less than transposing keys for GEMMs with
  * many at once, and keys are announced as they are read, so many positions ahead. */
-enum { IS_TURNED = FLOATS > 4, AHEAD = 8 };
+enum { IS_TRANSPOSED = FLOATS > 4, AHEAD = 8 };
 
 /* How scores are made: of which positions, times what, below which soft cap (0: none), and beside
  * which sink of each head, or NULL. */
@@ -38,7 +38,7 @@ struct query {
 /* Keys and values of CHUNK positions. Past the end it is the last one again: read, not weighed. */
 struct chunk {
     const float *keys[CHUNK];
-    const float *turned; /* [head_dim, CHUNK]; the keys, for products with many at once */
+    const float *transposed; /* [head_dim, CHUNK]; the keys, for GEMMs with many at once */
     const struct query *first; /* of those that go through it, who announces what others will read */
     int64_t from, to_values, head_dim;
     float scale, cap;
@@ -79,7 +79,7 @@ static inline void turn_square(const float *const keys[FLOATS], int64_t d, float
 }
 #endif
 
-static void turn_keys(const float *const keys[CHUNK], int64_t head_dim, int64_t count, float *to) {
+static void transpose_keys(const float *const keys[CHUNK], int64_t head_dim, int64_t count, float *to) {
     for (int v = 0; v * FLOATS < count; v++) {
         int64_t d = 0;
         for (; d + FLOATS <= head_dim; d += FLOATS)
@@ -184,7 +184,7 @@ static inline __attribute__((always_inline)) void score(
     int first, floats found[][VECTORS]) {
     floats sum[TOGETHER][HELD] = {{{0}}};
     for (int64_t d = 0; d < chunk->head_dim; d++) {
-        const floats *keys = (const floats *)(chunk->turned + d * CHUNK) + first;
+        const floats *keys = (const floats *)(chunk->transposed + d * CHUNK) + first;
 #pragma GCC unroll 4
         for (int q = 0; q < count; q++)
 #pragma GCC unroll 4
@@ -273,22 +273,22 @@ static void attend_tile(
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table =
         step->table + (step->group[layer] * step->rows + tile[0]) * step->table_width;
-    int64_t block = step->places * size * cell; /* floats */
-    const float *keys = step->content + step->place[layer] * size * cell + kv_head * head_dim;
+    int64_t block = step->layers_per_block * size * cell; /* floats */
+    const float *keys = step->content + step->layer_index[layer] * size * cell + kv_head * head_dim;
     struct query queries[count * group];
-    float turned[IS_TURNED ? head_dim * CHUNK : 1];
+    float transposed[IS_TRANSPOSED ? head_dim * CHUNK : 1];
     struct chunk chunk = {
-        .turned = turned,
+        .transposed = transposed,
         .first = queries,
         .to_values = cell / 2,
         .head_dim = head_dim,
         .scale = scores.scale,
         .cap = scores.cap};
     for (int64_t q = 0; q < count * group; q++) {
-        int64_t place = q / group, head = kv_head * group + q % group, until = first + place + 1;
+        int64_t index = q / group, head = kv_head * group + q % group, until = first + index + 1;
         queries[q] = (struct query){
-            .at = query + (at + place) * query_stride + head * head_dim,
-            .out = out + ((at + place) * heads + head) * head_dim,
+            .at = query + (at + index) * query_stride + head * head_dim,
+            .out = out + ((at + index) * heads + head) * head_dim,
             .first = window && until > window ? until - window : 0,
             .end = until,
             .top = scores.sinks ? scores.sinks[head] : -INFINITY,
@@ -298,19 +298,19 @@ static void attend_tile(
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
         /* Blocks in front of the window are not this row's any more: its first position instead. */
         int64_t begin = from > seen ? from : seen, skipped = begin - from;
-        int64_t entry = begin / size, place = begin % size;
-        const float *key = keys + table[entry] * block + place * cell;
+        int64_t entry = begin / size, offset = begin % size;
+        const float *key = keys + table[entry] * block + offset * cell;
         chunk.from = from;
         for (int64_t c = 0; c < CHUNK; c++) {
             chunk.keys[c] = key;
-            if (IS_TURNED || c < AHEAD) announce(key, head_dim);
-            if (IS_TURNED) announce(key + chunk.to_values, head_dim);
+            if (IS_TRANSPOSED || c < AHEAD) announce(key, head_dim);
+            if (IS_TRANSPOSED) announce(key + chunk.to_values, head_dim);
             if (c < skipped || from + c + 1 >= end) continue;
             key += cell;
-            if (++place == size) place = 0, key = keys + table[++entry] * block;
+            if (++offset == size) offset = 0, key = keys + table[++entry] * block;
         }
-        if (IS_TURNED)
-            turn_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, turned);
+        if (IS_TRANSPOSED)
+            transpose_keys(chunk.keys, head_dim, end - from < CHUNK ? end - from : CHUNK, transposed);
         take_all(queries, count * group, &chunk);
     }
     for (int64_t q = 0; q < count * group; q++) {

@@ -7,12 +7,13 @@
 /* What the layers of a step share. */
 struct step {
     const int64_t *tiles;    /* [tile_count, 3]: row, first position in the batch, positions */
-    const int64_t *position; /* [positions]; place in its sequence */
+    const int64_t *position; /* [positions]; index in its sequence */
     const int64_t *cell;     /* [groups, positions]; block * block_size + offset: it is written there */
     const int64_t *table;    /* [groups, rows, table_width]; block of each run of block_size positions */
-    const int64_t *group, *place; /* [layers]; whose table a layer reads, and where it is in a block */
-    float *content;               /* [blocks, places, block_size, 2 * kv_heads, head_dim] */
-    int64_t positions, tile_count, rows, table_width, places, block_size, kv_heads, head_dim;
+    const int64_t *group;       /* [layers]; whose table a layer reads */
+    const int64_t *layer_index; /* [layers]; of a layer in its block */
+    float *content;             /* [blocks, layers_per_block, block_size, 2 * kv_heads, head_dim] */
+    int64_t positions, tile_count, rows, table_width, layers_per_block, block_size, kv_heads, head_dim;
 };
 
 /* Attention of a layer, by all threads. A window or a cap of 0 is none. `sinks` are a further score

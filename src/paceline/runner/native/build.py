@@ -1,4 +1,4 @@
-"""How the C kernels are compiled: for this processor on first use, or for several in a wheel.
+"""Compile the C kernels: for this processor on first use, or for several in a wheel.
 
 The build of a wheel loads this file by itself, so it imports the standard library only.
 """
@@ -18,7 +18,7 @@ NAMES = (
     "threads.c",
     "linear.c",
     "bytes.c",
-    "nibbles.c",
+    "int4.c",
     "attention.c",
     "decoder.c",
     "masks.c",
@@ -74,13 +74,13 @@ def best_level(cpuinfo: Path = CPUINFO) -> Level | None:
 
 
 def features(cpuinfo: Path = CPUINFO) -> list[str]:
-    """What the processor can do, as Linux names it; empty on other systems."""
+    """Features of the processor, as Linux names them; empty on other systems."""
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
     except OSError:
         return []
     values = (line.partition(":") for line in lines)
-    return next((value.split() for key, _, value in values if key.strip() in TITLES), [])
+    return next((value for key, _, value in values if key.strip() in TITLES), "").split()
 
 
 def prebuilt_name(level: Level) -> str:
@@ -115,7 +115,7 @@ class Compiler:
 
     @property
     def digest(self) -> str:
-        """Of the sources, the compiler and the instructions of this processor."""
+        """A digest of the sources, the compiler and the instructions of this processor."""
         return digest(*self.flags, self.macros)
 
     def compile(self, target: Path, march: str = NATIVE) -> None:

@@ -48,7 +48,7 @@ typedef int8x16_t weights, inputs;
 #define WEIGHTS(at) vld1q_s8(at)
 #define INPUTS(at) vreinterpretq_s8_s32(vdupq_n_s32(four_bytes(at)))
 #define ADD(sum, w, x) vdotq_s32(sum, w, x)
-#define ADD_AT(sum, w, x, place) vdotq_laneq_s32(sum, w, x, place)
+#define ADD_AT(sum, w, x, lane) vdotq_laneq_s32(sum, w, x, lane)
 #else
 #error "no instructions for products of whole numbers are known for this processor"
 #endif

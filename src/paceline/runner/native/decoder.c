@@ -5,12 +5,12 @@
 #include "attention.h"
 #include "linear.h"
 
-/* An MLP, or one of the experts of a mixture. */
+/* An MLP, or one of the experts of an MoE. */
 struct expert {
     const struct matrix *gate_up, *down;
 };
 
-struct mixture {
+struct moe {
     const float *router; /* [count, width]; its scores are of rows divided by their lengths */
     const struct expert *experts;
     int64_t count, chosen;
@@ -19,8 +19,8 @@ struct mixture {
 
 struct layer {
     const struct matrix *qkv, *out;
-    struct expert mlp;             /* NULLs in a mixture */
-    const struct mixture *mixture; /* of experts, or NULL */
+    struct expert mlp;     /* NULLs in an MoE */
+    const struct moe *moe; /* or NULL */
     const float *heads; /* [heads + kv_heads, head_dim]; factors of the norms of q and k, or NULL */
     const float *after_attention, *after_mlp; /* [width]; factors of norms there, or NULL */
     const float *rope; /* [2, head_dim / 2]; frequencies, then amplitudes */
@@ -42,10 +42,10 @@ struct room {
     int64_t *starts;         /* [experts + 1]; of each expert among the pairs, which are in its order */
     float *shares;           /* [positions * chosen] */
     float *total;            /* [positions, width]; of all experts */
-    float *turns;  /* [positions, head_dim]; cosines, then sines */
+    float *cos_sin; /* [positions, head_dim]; cosines, then sines */
     float *wide;   /* [positions, most of qkv and of gate and up] */
     float *found;  /* [positions, most of heads and of width] */
-    void *rounded; /* inputs of a product */
+    void *rounded; /* inputs of a GEMM */
 };
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -71,17 +71,17 @@ static int64_t expert_bytes(const struct expert *e, int64_t rows) {
 static int64_t lay_out(const struct decoder *d, int64_t rows, void *scratch, struct room *room) {
     int64_t chosen = 0, experts = 0;
     for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
-        if (!l->mixture) continue;
-        chosen = most(chosen, l->mixture->chosen);
-        experts = most(experts, l->mixture->count + 1);
+        if (!l->moe) continue;
+        chosen = most(chosen, l->moe->chosen);
+        experts = most(experts, l->moe->count + 1);
     }
     room->chosen = scratch;
     room->pairs = room->chosen + rows * chosen;
     room->starts = room->pairs + rows * chosen;
     room->shares = (float *)(room->starts + experts);
     room->total = room->shares + rows * chosen;
-    room->turns = room->total + (chosen ? rows * d->width : 0);
-    room->wide = room->turns + rows * d->head_dim;
+    room->cos_sin = room->total + (chosen ? rows * d->width : 0);
+    room->wide = room->cos_sin + rows * d->head_dim;
     room->found = room->wide + rows * wide_of(d);
     room->rounded = room->found + rows * found_of(d);
     return (char *)room->rounded - (char *)scratch;
@@ -91,7 +91,7 @@ int64_t decoder_scratch_bytes(const struct decoder *d, int64_t rows) {
     struct room room;
     int64_t rounded = 0;
     for (const struct layer *l = d->layers; l < d->layers + d->count; l++) {
-        const struct mixture *m = l->mixture;
+        const struct moe *m = l->moe;
         rounded = most(rounded, most(rounded_bytes(l->qkv, rows), rounded_bytes(l->out, rows)));
         if (!m) rounded = most(rounded, expert_bytes(&l->mlp, rows));
         for (int64_t e = 0; m && e < m->count; e++)
@@ -123,27 +123,27 @@ struct pass {
     int threads;
 };
 
-static void find_turns(const void *task, int64_t begin, int64_t end) {
+static void find_rotations(const void *task, int64_t begin, int64_t end) {
     const struct pass *p = task;
     const struct step *s = p->s;
     int64_t half = s->head_dim / 2;
     const float *rope = p->l->rope;
-    float *turns = p->room->turns;
+    float *cos_sin = p->room->cos_sin;
     for (int64_t r = begin; r < end; r++)
         for (int64_t i = 0; i < half; i++) {
             float angle = (float)s->position[r] * rope[i];
-            turns[r * s->head_dim + i] = cosf(angle) * rope[half + i];
-            turns[r * s->head_dim + half + i] = sinf(angle) * rope[half + i];
+            cos_sin[r * s->head_dim + i] = cosf(angle) * rope[half + i];
+            cos_sin[r * s->head_dim + half + i] = sinf(angle) * rope[half + i];
         }
 }
 
-/* Norm a head of queries or keys, if it has factors, and turn its pairs. */
-static void turn(float *x, const float *factor, const float *turns, int64_t head_dim, float eps) {
+/* Norm a head of queries or keys, if it has factors, and rotate its pairs. */
+static void rotate(float *x, const float *factor, const float *cos_sin, int64_t head_dim, float eps) {
     int64_t half = head_dim / 2;
     float by = factor ? 1.0f / length(x, head_dim, eps) : 1.0f;
     for (int64_t i = 0; factor && i < head_dim; i++) x[i] = x[i] * by * factor[i];
     for (int64_t i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half], cosine = turns[i], sine = turns[i + half];
+        float a = x[i], b = x[i + half], cosine = cos_sin[i], sine = cos_sin[i + half];
         x[i] = a * cosine - b * sine;
         x[i + half] = b * cosine + a * sine;
     }
@@ -154,15 +154,15 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
     const struct decoder *d = p->d;
     const struct layer *l = p->l;
     const struct step *s = p->s;
-    int64_t head_dim = d->head_dim, turning = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
-    int64_t stride = (turning + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
+    int64_t head_dim = d->head_dim, rotated = d->heads + d->kv_heads, kv = 2 * d->kv_heads * head_dim;
+    int64_t stride = (rotated + d->kv_heads) * head_dim, size = s->block_size, layer = l - d->layers;
     const int64_t *cell = s->cell + s->group[layer] * s->positions;
     for (int64_t r = begin; r < end; r++) {
         float *qkv = p->room->wide + r * stride;
-        for (int64_t h = 0; h < turning; h++)
-            turn(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
-                 p->room->turns + r * head_dim, head_dim, d->norm_eps);
-        int64_t run = (cell[r] / size * s->places + s->place[layer]) * size + cell[r] % size;
+        for (int64_t h = 0; h < rotated; h++)
+            rotate(qkv + h * head_dim, l->heads ? l->heads + h * head_dim : 0,
+                   p->room->cos_sin + r * head_dim, head_dim, d->norm_eps);
+        int64_t run = (cell[r] / size * s->layers_per_block + s->layer_index[layer]) * size + cell[r] % size;
         memcpy(s->content + run * kv, qkv + d->heads * head_dim, (size_t)kv * sizeof(float));
     }
 }
@@ -178,7 +178,7 @@ static void gate(const struct decoder *d, float *row, int64_t width) {
     }
 }
 
-/* A hidden row divided by its length, rounded to an input of a product. */
+/* A hidden row divided by its length, rounded to an input of a GEMM. */
 static void round_direction(
     const struct decoder *d, const struct matrix *m, const float *x, void *to, int64_t r,
     int64_t rows) {
@@ -210,7 +210,7 @@ struct group {
 
 /* The hidden row that row r of a group is. */
 static int64_t row_of(const struct group *g, int64_t r) {
-    return g->pairs ? g->pairs[r] / g->p->l->mixture->chosen : r;
+    return g->pairs ? g->pairs[r] / g->p->l->moe->chosen : r;
 }
 
 static void round_for_gate_up(const void *task, int64_t begin, int64_t end) {
@@ -238,7 +238,7 @@ static void pick(const void *task, int64_t begin, int64_t end) {
         memcpy(p->rest + r * width, p->hidden + p->at[r] * width, (size_t)width * sizeof(float));
 }
 
-/* Rows of a product, to be normed and added to hidden rows. */
+/* Rows of a GEMM, to be normed and added to hidden rows. */
 struct addition {
     const struct pass *p;
     const float *factor;
@@ -254,10 +254,10 @@ static void add_normed(const void *task, int64_t begin, int64_t end) {
     }
 }
 
-/* Add a product of the rounded rows to the hidden rows, by way of a norm if it has factors. */
+/* Add a linear of the rounded rows to the hidden rows, by way of a norm if it has factors. */
 static void add_product(const struct pass *p, const struct matrix *m, const float *factor) {
     float *to = factor ? p->room->found : p->rest;
-    multiply(&(struct product){m, p->room->rounded, p->rows, to, p->d->width, !factor}, p->threads);
+    multiply(&(struct gemm){m, p->room->rounded, p->rows, to, p->d->width, !factor}, p->threads);
     if (factor) share(add_normed, &(struct addition){p, factor}, p->rows, p->threads);
 }
 
@@ -268,7 +268,7 @@ static void attention(const struct pass *p) {
     const struct room *room = p->room;
     int64_t rows = p->s->positions, stride = (d->heads + 2 * d->kv_heads) * d->head_dim;
     share(round_for_qkv, p, rows, p->threads);
-    multiply(&(struct product){l->qkv, room->rounded, rows, room->wide, stride, 0}, p->threads);
+    multiply(&(struct gemm){l->qkv, room->rounded, rows, room->wide, stride, 0}, p->threads);
     share(turn_and_write, p, rows, p->threads);
     attend(p->s, l - d->layers, l->window, d->query_scale, d->score_cap, 0, room->wide, stride,
            d->heads, room->found, p->threads);
@@ -279,12 +279,12 @@ static void add_attention(const struct pass *p) {
     add_product(p, p->l->out, p->l->after_attention);
 }
 
-/* From hidden rows to rounded inputs of the last product of an MLP. */
+/* From hidden rows to rounded inputs of the last linear of an MLP. */
 static void gate_rows(const struct group *g) {
     const struct room *room = g->p->room;
     const struct matrix *m = g->expert->gate_up;
     share(round_for_gate_up, g, g->rows, g->p->threads);
-    multiply(&(struct product){m, room->rounded, g->rows, room->wide, m->outputs, 0}, g->p->threads);
+    multiply(&(struct gemm){m, room->rounded, g->rows, room->wide, m->outputs, 0}, g->p->threads);
     share(gate_and_round_for_down, g, g->rows, g->p->threads);
 }
 
@@ -295,7 +295,7 @@ static void add_mlp(const struct pass *p) {
 
 /* Write the experts of a row, those with the largest scores, and their shares. */
 static void route(
-    const struct decoder *d, const struct mixture *m, const float *x, int64_t *chosen,
+    const struct decoder *d, const struct moe *m, const float *x, int64_t *chosen,
     float *shares) {
     float scores[m->count], all = 0.0f, some = 0.0f, by = 1.0f / length(x, d->width, d->norm_eps);
     for (int64_t e = 0; e < m->count; e++) {
@@ -321,7 +321,7 @@ static void route(
 
 static void route_rows(const void *task, int64_t begin, int64_t end) {
     const struct pass *p = task;
-    const struct mixture *m = p->l->mixture;
+    const struct moe *m = p->l->moe;
     const struct room *room = p->room;
     int64_t width = p->d->width;
     for (int64_t r = begin; r < end; r++) {
@@ -332,7 +332,7 @@ static void route_rows(const void *task, int64_t begin, int64_t end) {
 }
 
 /* Sort pairs of a row and one of its experts by expert; those of an expert stay in order. */
-static void sort_pairs(const struct mixture *m, int64_t rows, const struct room *room) {
+static void sort_pairs(const struct moe *m, int64_t rows, const struct room *room) {
     int64_t *starts = room->starts, count = rows * m->chosen;
     memset(starts, 0, (size_t)(m->count + 1) * sizeof *starts);
     for (int64_t i = 0; i < count; i++) starts[room->chosen[i] + 1]++;
@@ -359,8 +359,8 @@ static void add_total(const void *task, int64_t begin, int64_t end) {
 
 /* Every expert that is chosen computes all of its rows at once. A row adds up its experts in their
  * order, so its result does not depend on the rows beside it. */
-static void add_mixture(const struct pass *p) {
-    const struct mixture *m = p->l->mixture;
+static void add_moe(const struct pass *p) {
+    const struct moe *m = p->l->moe;
     const struct room *room = p->room;
     share(route_rows, p, p->rows, p->threads);
     sort_pairs(m, p->rows, room);
@@ -369,7 +369,7 @@ static void add_mixture(const struct pass *p) {
         struct group g = {p, &m->experts[e], room->pairs + first, rows};
         if (!rows) continue;
         gate_rows(&g);
-        multiply(&(struct product){g.expert->down, room->rounded, rows, room->found, p->d->width, 0},
+        multiply(&(struct gemm){g.expert->down, room->rounded, rows, room->found, p->d->width, 0},
                  p->threads);
         share(add_shares, &g, rows, p->threads);
     }
@@ -387,7 +387,7 @@ void decode(
     const struct layer *first = d->layers + d->first;
     struct pass p = {d, first, s, &room, hidden, hidden, 0, s->positions, threads};
     for (const struct layer *l = first; l < d->layers + d->count; p.l = ++l) {
-        if (l == first || l->rope != l[-1].rope) share(find_turns, &p, s->positions, threads);
+        if (l == first || l->rope != l[-1].rope) share(find_rotations, &p, s->positions, threads);
         attention(&p);
         if (wanted >= 0 && l == d->layers + d->count - 1) {
             p.rest = out, p.at = at, p.rows = wanted;
@@ -395,7 +395,7 @@ void decode(
         }
         if (p.rows) {
             add_attention(&p);
-            if (l->mixture) add_mixture(&p);
+            if (l->moe) add_moe(&p);
             else add_mlp(&p);
         }
     }

@@ -29,9 +29,9 @@ class StepStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tiles", "position", "cell", "table")),
-        *((name, c_void_p) for name in ("group", "place", "content")),
+        *((name, c_void_p) for name in ("group", "layer_index", "content")),
         *((name, c_int64) for name in ("positions", "tile_count", "rows", "table_width")),
-        *((name, c_int64) for name in ("places", "block_size", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("layers_per_block", "block_size", "kv_heads", "head_dim")),
     ]
 
 
@@ -42,7 +42,7 @@ class ExpertStruct(Structure):
 
 
 class MoEStruct(Structure):
-    """`struct mixture` of decoder.c."""
+    """`struct moe` of decoder.c."""
 
     _fields_ = [
         ("router", c_void_p),
@@ -77,8 +77,8 @@ class DecoderStruct(Structure):
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
-    "nibbles_lanes": (c_int, []),
-    "nibbles_group": (c_int, []),
+    "int4_lanes": (c_int, []),
+    "int4_group": (c_int, []),
     "linear_scratch_bytes": (c_int64, [POINTER(MatrixStruct), c_int64]),
     "linear": (
         None,
@@ -142,7 +142,7 @@ def library() -> ctypes.CDLL:
 
 
 def files() -> Iterator[Path]:
-    """Where kernels may be, the quickest to have first. The last ones are compiled for this."""
+    """Paths of kernels to try: prebuilt ones first, then compiled ones."""
     if (level := build.best_level()) is not None:
         prebuilt = build.FOLDER / build.PREBUILT / build.prebuilt_name(level)
         if prebuilt.exists():

@@ -6,14 +6,14 @@ int64_t linear_scratch_bytes(const struct matrix *m, int64_t rows) {
 }
 
 static void multiply_panels(const void *task, int64_t begin, int64_t end) {
-    const struct product *p = task;
+    const struct gemm *p = task;
     for (int64_t i = begin; i < end; i++)
         way_of(p->m)->panel(p->m, p->rounded, p->rows, i, p->out, p->out_stride, p->is_added);
 }
 
-void multiply(const struct product *product, int threads) {
-    int64_t each = way_of(product->m)->outputs;
-    share(multiply_panels, product, (product->m->outputs + each - 1) / each, threads);
+void multiply(const struct gemm *gemm, int threads) {
+    int64_t each = way_of(gemm->m)->outputs;
+    share(multiply_panels, gemm, (gemm->m->outputs + each - 1) / each, threads);
 }
 
 struct rounding {
@@ -34,5 +34,5 @@ void linear(
     const struct matrix *m, const float *x, int64_t x_stride, int64_t rows,
     float *out, int64_t out_stride, int is_added, void *scratch, int threads) {
     share(round_rows, &(struct rounding){m, x, x_stride, rows, scratch}, rows, threads);
-    multiply(&(struct product){m, scratch, rows, out, out_stride, is_added}, threads);
+    multiply(&(struct gemm){m, scratch, rows, out, out_stride, is_added}, threads);
 }

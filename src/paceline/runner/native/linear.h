@@ -11,7 +11,7 @@
 
 struct matrix {
     const int8_t *packed;
-    const void *scale;   /* of the whole numbers: see bytes.c and nibbles.c */
+    const void *scale;   /* of the whole numbers: see bytes.c and int4.c */
     const float *bias;   /* [outputs], or NULL */
     const float *factor; /* [inputs] that inputs are multiplied by first, or NULL */
     int64_t inputs, width, outputs; /* width: inputs, padded with zeros */
@@ -31,14 +31,14 @@ struct way {
     int64_t outputs; /* of a panel */
 };
 
-extern const struct way bytes_way, nibbles_way;
+extern const struct way bytes_way, int4_way;
 
 static inline const struct way *way_of(const struct matrix *m) {
-    return m->bits == 4 ? &nibbles_way : &bytes_way;
+    return m->bits == 4 ? &int4_way : &bytes_way;
 }
 
 /* out (+)= rounded * weights + bias */
-struct product {
+struct gemm {
     const struct matrix *m;
     const void *rounded;
     int64_t rows;
@@ -47,13 +47,13 @@ struct product {
     int is_added;
 };
 
-void multiply(const struct product *product, int threads);
+void multiply(const struct gemm *gemm, int threads);
 
-/* Where inputs can be named by their place in a vector (ADD_AT), the weights of a group, `part`,
+/* Where inputs can be named by their lane in a vector (ADD_AT), the weights of a group, `part`,
  * stay in registers, and rows of 32 inputs come to them, one by one. A sum that follows itself is
  * faster there than one of many. */
-#define MEET(k, x, place) \
-    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, place);
+#define MEET(k, x, lane) \
+    for (int v = 0; v < VECS; v++) sum[v] = ADD_AT(sum[v], part[k][v], x, lane);
 #define MEET_FOUR(k, x) MEET(k, x, 0) MEET(k + 1, x, 1) MEET(k + 2, x, 2) MEET(k + 3, x, 3)
 #define MEET_ALL(low, high) MEET_FOUR(0, low) MEET_FOUR(4, high)
 

@@ -17,7 +17,7 @@
 #include <time.h>
 
 enum { BITS = 18, MOST_ITEMS = (1 << BITS) - 1, MOST_THREADS = 256 };
-enum { SPIN_NS = 50000, CHECKS = 32 }; /* CHECKS: loop turns between two readings of the clock */
+enum { SPIN_NS = 50000, CHECKS = 32 }; /* CHECKS: loop rounds between two readings of the clock */
 
 #define ALONE __attribute__((aligned(128))) /* in cache lines of its own */
 static struct {
@@ -60,15 +60,15 @@ static inline void relax(void) {
 #endif
 }
 
-/* A loop that waits, of `turns` so far. */
+/* A loop that waits, of `rounds` so far. */
 struct spin {
-    int64_t begin, turns;
+    int64_t begin, rounds;
 };
 
 /* Whether the loop may go on. */
 static inline int may_spin(struct spin *spin) {
     relax();
-    if (++spin->turns % CHECKS) return 1;
+    if (++spin->rounds % CHECKS) return 1;
     if (!spin->begin) spin->begin = now_ns();
     return now_ns() - spin->begin < SPIN_NS;
 }

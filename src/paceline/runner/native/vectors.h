@@ -70,9 +70,9 @@ static inline floats whole_of(floats x) {
 
 /* exp of numbers up to zero: 2^whole * 2^part, the second by its series. */
 static inline floats exp_of(floats x) {
-    floats turns = x * 1.44269504f, least = (floats){0} - 126.0f;
-    turns = chosen(turns < least, least, turns);
-    floats whole = whole_of(turns), part = (turns - whole) * 0.693147181f;
+    floats exponent = x * 1.44269504f, least = (floats){0} - 126.0f;
+    exponent = chosen(exponent < least, least, exponent);
+    floats whole = whole_of(exponent), part = (exponent - whole) * 0.693147181f;
     floats power = part * (1.0f / 720) + 1.0f / 120;
     power = power * part + 1.0f / 24;
     power = power * part + 1.0f / 6;

@@ -153,11 +153,11 @@ class SplitEmbedding:
         self._ids, self._first, self._images = ids, group.shard.rank * ids, group.shard.size * ids
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        own = tokens - self._first
-        is_other = (own < 0) | (own >= self._ids)
+        ids = tokens - self._first
+        is_other = (ids < 0) | (ids >= self._ids)
         if len(self.table) > self._ids:
             is_image = tokens >= self._images
-            own = torch.where(is_image, tokens - self._images + self._ids, own)
+            ids = torch.where(is_image, tokens - self._images + self._ids, ids)
             is_other &= ~is_image
-        found = F.embedding(own.masked_fill_(is_other, 0), self.table)
+        found = F.embedding(ids.masked_fill_(is_other, 0), self.table)
         return self._group.sum(found.masked_fill_(is_other.unsqueeze(1), 0))

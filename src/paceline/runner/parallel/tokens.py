@@ -14,7 +14,7 @@ from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.prompt_reports import PromptReport
 from paceline.runner.proposer import Drafter, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
-from paceline.runner.step_tokens import ChosenTokens, StepTokens, TokenSource, first_places
+from paceline.runner.step_tokens import ChosenTokens, StepTokens, TokenSource, first_positions
 
 
 class AwaitedDrafts(Drafter):
@@ -42,29 +42,29 @@ class AwaitedDrafts(Drafter):
 class SharedTokens:
     """The tokens of rank 0, which it gives to the other ranks."""
 
-    def __init__(self, own: TokenSource, group: RankGroup) -> None:
-        self._own, self._group = own, group
+    def __init__(self, source: TokenSource, group: RankGroup) -> None:
+        self._source, self._group = source, group
 
     def apply(self, plan: Plan) -> None:
-        self._own.apply(plan)
+        self._source.apply(plan)
 
     def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
-        drafts = self._own.draft(plan, rows)
+        drafts = self._source.draft(plan, rows)
         return replace(drafts, ids=self._group.share(drafts.ids.long().contiguous()))
 
     def choose(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
     ) -> ChosenTokens:
-        found = self._own.choose(plan, batch, logits, drafts)
+        found = self._source.choose(plan, batch, logits, drafts)
         self._group.share(torch.cat((found.ids, found.taken[:, None]), dim=1))
         return found
 
     def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
-        return self._own.reported(report, result, hidden)
+        return self._source.reported(report, result, hidden)
 
 
 class ReceivedTokens:
-    """The same on another rank. Its results have no tokens: those of rank 0 are committed."""
+    """The tokens of rank 0 on another rank. Results have none: those of rank 0 are committed."""
 
     def __init__(self, model: Model, group: RankGroup) -> None:
         self._model, self._group = model, group
@@ -78,9 +78,9 @@ class ReceivedTokens:
     def choose(
         self, plan: Plan, batch: Batch, logits: Tensor, drafts: Drafts | None
     ) -> ChosenTokens:
-        first, _ = first_places(plan, batch)
-        places = 1 if drafts is None else 1 + drafts.ids.shape[1]
-        found = self._group.share(first.new_empty(len(first), places + 1))
+        first, _ = first_positions(plan, batch)
+        width = 1 if drafts is None else 1 + drafts.ids.shape[1]
+        found = self._group.share(first.new_empty(len(first), width + 1))
         return ChosenTokens(first, found[:, :-1], found[:, -1], StepResult.of(plan, {}))
 
     def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
@@ -91,7 +91,7 @@ class ReceivedTokens:
 def token_source(
     model: Model, drafter: Drafter, sampler: Sampler, masks: TokenMasks | None
 ) -> TokenSource:
-    """Where the runner of a model gets its tokens."""
+    """The token source of the runner of a model on this rank."""
     group = model.group
     if group is None:
         return StepTokens(model, drafter, sampler, masks)

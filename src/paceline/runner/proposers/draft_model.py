@@ -57,12 +57,12 @@ class DraftModel(ModelDrafter):
             self._forward(self._batch(slot[rest], start[rest], count[rest]), torch.arange(0))
         self._computed[slot] = self.runner.columns.position[slot]
 
-    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+    def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
         assert self._model is not None
-        end = known + place
-        start = end - 1 if place else self._computed[slot]
+        end = known + offset
+        start = end - 1 if offset else self._computed[slot]
         batch = self._batch(slot, start, end - start)
-        if place:
+        if offset:
             batch = replace(batch, tokens=latest)
         return self._model.logits(self._forward(batch, batch.sample_at))
 

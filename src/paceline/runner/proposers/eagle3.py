@@ -8,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import Attention
-from paceline.runner.batch import Batch, ItemEmbeddings, batch_of_slots
+from paceline.runner.batch import Batch, ImageEmbeddings, batch_of_slots
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.eagle3 import Eagle3Head
@@ -71,8 +71,8 @@ class Eagle3(ModelDrafter):
         columns, start = self.runner.columns, batch.row_start[:-1]
         owner = torch.repeat_interleave(slot, batch.row_start.diff())
         following = F.embedding(columns.tokens[owner, batch.position + 1], self._embedding)
-        if batch.items is not None and self._is_shared:
-            show(following, batch.items, start)
+        if batch.images is not None and self._is_shared:
+            show(following, batch.images, start)
         hidden = self._forward(following, self.head.fuse(inputs), batch)
         stands = columns.position[slot]
         self._hidden[slot] = hidden[start + stands - batch.position[start] - 1]
@@ -81,12 +81,12 @@ class Eagle3(ModelDrafter):
     def is_ready(self, rows: DraftInput) -> Tensor:
         return (rows.number > 0) & (self._follows[rows.slot] == rows.known)
 
-    def next_logits(self, place: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
+    def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
         hidden = self._hidden[slot]
-        if place:
+        if offset:
             columns, size = self.runner.columns, self.runner.block_size
             one = torch.ones_like(slot)
-            batch = batch_of_slots(columns, size, slot, known + place - 2, one)
+            batch = batch_of_slots(columns, size, slot, known + offset - 2, one)
             embedded = F.embedding(latest, self._embedding)
             hidden = self._hidden[slot] = self._forward(embedded, hidden, batch)
         logits = self.head.logits(hidden)
@@ -101,8 +101,8 @@ class Eagle3(ModelDrafter):
         return self.head.forward(embedded, hidden, batch, self.kv, self._attention)
 
 
-def show(following: Tensor, items: ItemEmbeddings, row_start: Tensor) -> None:
+def show(following: Tensor, images: ImageEmbeddings, row_start: Tensor) -> None:
     """Let positions whose following one is of an image have its embedding instead of that of a
     token. Where that is in the next step of a row, it is not known yet."""
-    within = ~torch.isin(items.at, row_start)
-    following[items.at[within] - 1] = items.values[within]
+    within = ~torch.isin(images.at, row_start)
+    following[images.at[within] - 1] = images.values[within]

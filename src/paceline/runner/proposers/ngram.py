@@ -28,13 +28,13 @@ class Ngram(Proposer):
 
     def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
         rows = max(PIECE // tokens.shape[1], 1)
-        parts = zip(tokens.split(rows), known.split(rows), strict=True)
+        parts = zip(torch.split(tokens, rows), torch.split(known, rows), strict=True)
         found = torch.cat([self._after(*part, most) for part in parts])
-        places = torch.arange(most, device=tokens.device)
-        return torch.where(places < number[:, None], found, -1)
+        offsets = torch.arange(most, device=tokens.device)
+        return torch.where(offsets < number[:, None], found, -1)
 
     def _after(self, tokens: Tensor, known: Tensor, most: int) -> Tensor:
-        """What followed the latest tokens when they occurred before, [rows, most]."""
+        """Tokens that followed the latest ones when they occurred before, [rows, most]."""
         end = self._occurrence(tokens, known)
         last = (known - 1)[:, None]
         circle = (last - end).clamp(min=1)
@@ -43,22 +43,22 @@ class Ngram(Proposer):
         return torch.where(end >= 0, followed.long(), -1)
 
     def _occurrence(self, tokens: Tensor, known: Tensor) -> Tensor:
-        """Where the best earlier occurrence of the latest tokens ends, [rows, 1]; -1 is nowhere.
+        """End of the best earlier occurrence of the latest tokens, [rows, 1]; -1: there is none.
 
-        All places are compared with the latest token, then those before them with the one before
+        All positions are compared with the latest token, then those before them with the one before
         it, and so on: `length` counts how many agree in a row.
         """
         width = tokens.shape[1]
-        place = torch.arange(width, device=tokens.device, dtype=torch.int32)
+        position = torch.arange(width, device=tokens.device, dtype=torch.int32)
         last = (known - 1)[:, None]
         back = torch.arange(self._most, device=tokens.device)
         latest = tokens.gather(1, (last - back).clamp(min=0))  # [rows, most], latest first
-        agrees = (tokens == latest[:, :1]) & (place < last)
+        agrees = (tokens == latest[:, :1]) & (position < last)
         length = agrees.int()
         for step in range(1, min(self._most, width)):
             agrees[:, step:] &= tokens[:, :-step] == latest[:, step : step + 1]
             agrees[:, :step] = False
             length += agrees
-        order = torch.where(length >= self._least, length * width + place, -1)
+        order = torch.where(length >= self._least, length * width + position, -1)
         best = order.amax(1, keepdim=True)
         return torch.where(best >= 0, best % width, -1).long()

@@ -2,8 +2,8 @@
 
 The method is that of SuffixDecoding (Oliaro et al., 2024). A draft is a path in a tree of all
 suffixes that were seen, below the latest tokens; each token on it is the one that followed most
-often. The tree is not built: of a short list of places where the latest tokens occurred before, the
-paths are read off.
+often. The tree is not built: its paths are read from a short list of positions where the latest
+tokens occurred before.
 """
 
 from array import array
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32, I64
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts, SlotColumns
+from paceline.runner.tensors import from_numpy, to_ints
 
 LEAST = 2  # latest tokens that must have occurred before
-PLACES = 32  # where they occurred that are looked at, latest first
+OCCURRENCES = 32  # of the latest tokens that are looked at, latest first
 NODES = 4  # of the tree that are compared, deepest first
 CAPACITY = 1 << 20  # tokens of past outputs
-GRAMS = (6, LEAST)  # numbers of tokens that places in past outputs are found by, longest first
+GRAMS = (6, LEAST)  # numbers of tokens that positions in past outputs are found by, longest first
 UNREAD = 64  # outputs that are kept on the device until drafts are wanted
 
 
@@ -45,7 +45,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far a tree goes, and below which odds a path ends."""
+    """Depth of the tree, and the least odds of a path."""
 
     depth: int
     factor: float
@@ -104,36 +104,36 @@ class Suffix(Drafter):
 
     def _read(self) -> None:
         for tokens, position, prompt in self._unread:
-            self._past.add(tokens[prompt : int(position) + 1].tolist())
+            self._past.add(to_ints(tokens[prompt : int(position) + 1]))
         self._unread.clear()
 
     def draft(self, rows: DraftInput) -> Drafts:
         self._read()
-        tokens, known = rows.tokens.cpu().numpy(), rows.known.tolist()
+        tokens, known = rows.tokens.cpu().numpy(), to_ints(rows.known)
         found = np.full((len(known), rows.most), -1, np.int64)
-        for row, (length, number) in enumerate(zip(known, rows.number.tolist(), strict=True)):
+        for row, (length, number) in enumerate(zip(known, to_ints(rows.number), strict=True)):
             drafts = self._guess(tokens[row, :length])[:number] if number else []
             found[row, : len(drafts)] = drafts
-        return Drafts(torch.from_numpy(found).to(rows.tokens.device))
+        return Drafts(from_numpy(found).to(rows.tokens.device))
 
     def _guess(self, tokens: I32) -> list[int]:
         if len(tokens) < LEAST:
             return []
         latest = tokens[: -self._reach.depth : -1].astype(np.int64)  # latest first
-        own = OwnTokens(tokens)
-        here = best(own, own.places(), latest, self._reach)
-        past = best(self._past, self._past.places(latest), latest, self._reach)
+        text = OwnTokens(tokens)
+        here = best(text, text.occurrences(), latest, self._reach)
+        past = best(self._past, self._past.occurrences(latest), latest, self._reach)
         return (here if here.score >= past.score else past).tokens
 
 
 def best(text: Text, ends: I64, latest: I64, reach: Reach) -> Guess:
-    """The best guess by what followed these places of a text, which end with the latest tokens."""
+    """The best guess by what followed the latest tokens, which end at these positions of a text."""
     if not len(ends):
         return NOTHING
-    before = text.at(ends[:, None] - np.arange(len(latest)))  # [places, latest]
+    before = text.at(ends[:, None] - np.arange(len(latest)))  # [occurrences, latest]
     length = np.logical_and.accumulate(before == latest, axis=1).sum(1)
     deepest = np.unique(length[length >= LEAST])[::-1].tolist()[:NODES]
-    after = text.at(ends[:, None] + 1 + np.arange(reach.depth - 1))  # [places, tokens]
+    after = text.at(ends[:, None] + 1 + np.arange(reach.depth - 1))  # [occurrences, tokens]
     found, limits = NOTHING, [*deepest[1:], LEAST - 1]
     for most, least in zip(deepest, limits, strict=True):
         followed = after[length >= most].tolist()
@@ -143,19 +143,19 @@ def best(text: Text, ends: I64, latest: I64, reach: Reach) -> Guess:
 
 
 def path(followed: list[list[int]], most: int, least_odds: float) -> Guess:
-    """Of what followed each occurrence, the token that did so most often, and so on. Odds are
-    the share of occurrences that go on so."""
+    """The path of tokens that most often followed the occurrences. Odds are the share of
+    occurrences that go on so."""
     tokens: list[int] = []
     odds, score = 1.0, 0.0
-    for place in range(most):
-        times = Counter([each[place] for each in followed])
+    for depth in range(most):
+        times = Counter([each[depth] for each in followed])
         token = max(times, key=times.__getitem__)
         odds *= times[token] / len(followed)
         if token < 0 or odds < least_odds:
             break
         tokens.append(token)
         score += odds
-        followed = [each for each in followed if each[place] == token]
+        followed = [each for each in followed if each[depth] == token]
     return Guess(tokens, score)
 
 
@@ -169,11 +169,11 @@ class OwnTokens:
         inside = (positions >= 0) & (positions < len(self._tokens))
         return np.where(inside, self._tokens[np.where(inside, positions, 0)], -1)
 
-    def places(self) -> I64:
-        """Where the last two tokens occurred before, latest first."""
+    def occurrences(self) -> I64:
+        """Positions where the last two tokens occurred before, latest first."""
         tokens = self._tokens
         found = np.flatnonzero((tokens[1:-1] == tokens[-1]) & (tokens[:-2] == tokens[-2])) + 1
-        return found[: -PLACES - 1 : -1]
+        return found[: -OCCURRENCES - 1 : -1]
 
 
 class PastOutputs:
@@ -209,8 +209,8 @@ class PastOutputs:
         if len(self._begins) > self.most_outputs:
             self._begins.popleft()
         size = len(self._text)
-        places = (self._end + np.arange(len(tokens) + 1)) % size
-        self._text[places] = [*tokens, -1]
+        indices = (self._end + np.arange(len(tokens) + 1)) % size
+        self._text[indices] = [*tokens, -1]
         for gram in GRAMS:
             before, heads = self._before[gram], self._heads[gram]
             for end in range(gram, len(tokens) + 1):
@@ -222,8 +222,8 @@ class PastOutputs:
         inside = (positions >= self._oldest) & (positions < self._end)
         return np.where(inside, self._text[positions % len(self._text)], -1)
 
-    def places(self, latest: I64) -> I64:
-        """Where the latest tokens occurred, latest first: as many of them as were found."""
+    def occurrences(self, latest: I64) -> I64:
+        """Positions of the latest tokens, latest first: as many of them as were found."""
         tokens: list[int] = latest[::-1].tolist()
         for gram in GRAMS:
             if len(tokens) >= gram:
@@ -234,10 +234,10 @@ class PastOutputs:
         return np.empty(0, np.int64)
 
     def _chain(self, gram: int, tokens: list[int]) -> Iterator[int]:
-        """Where so many tokens with the same hash ended, latest first."""
+        """Positions where so many tokens with the same hash ended, latest first."""
         before, oldest = self._before[gram], self._oldest
         at = self._heads[gram][self._hash(tokens)]
-        for _ in range(PLACES):
+        for _ in range(OCCURRENCES):
             if at < oldest:
                 return
             yield at

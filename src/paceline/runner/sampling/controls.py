@@ -21,6 +21,7 @@ from paceline.runner.sampling.token_choice import (
     TopK,
     TopP,
 )
+from paceline.runner.tensors import to_ints
 
 FOREVER = 1 << 62
 
@@ -82,8 +83,8 @@ class ProcessedRow:
 
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
         before = int(positions[self.row]) - int((ahead[self.row] >= 0).sum())
-        tokens = self.tally.tokens[self.resident.line, self.resident.prompt : before].tolist()
-        tokens += [one for one in ahead[self.row].tolist() if one >= 0]
+        tokens = to_ints(self.tally.tokens[self.resident.line, self.resident.prompt : before])
+        tokens += [one for one in to_ints(ahead[self.row]) if one >= 0]
         found = logits[self.row].clone()
         for processor in self.resident.sampling.logits_processors:
             found = processor(tokens, found)
@@ -130,7 +131,8 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Controls:
-    """How each row of a batch is sampled. Features that no row uses are absent and cost nothing.
+    """Sampling settings of the rows of a batch. Features that no row uses are absent and cost
+    nothing.
 
     It is valid while the same sequences are in the same rows. Everything that depends on a step
     is a tensor, so the operations of a step are fixed here.
@@ -284,12 +286,12 @@ def groups_of(
     for row, resident in enumerate(residents):
         if not resident.sampling.greedy:
             by_need.setdefault(filters_of(resident.sampling, vocab), []).append(row)
-    groups: list[SamplingGroup] = [Greedy(places(greedy, device))] if greedy else []
+    groups: list[SamplingGroup] = [Greedy(row_index(greedy, device))] if greedy else []
     for kinds, rows in by_need.items():
         asked = [residents[row].sampling for row in rows]
         groups.append(
             RandomDraw(
-                rows=places(rows, device),
+                rows=row_index(rows, device),
                 keys=indices([residents[row].key for row in rows], device),
                 temperature=column([each.temperature for each in asked], torch.float, device),
                 filters=tuple(filter_of(kind, asked, device) for kind in kinds),
@@ -298,7 +300,7 @@ def groups_of(
     return tuple(groups)
 
 
-def places(rows: list[int], device: torch.device) -> Tensor | slice:
+def row_index(rows: list[int], device: torch.device) -> Tensor | slice:
     """Ascending rows as an index; adjacent rows as a slice, which copies nothing."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)

@@ -41,8 +41,8 @@ class DrawnDrafts:
         """Draw a token id for each row by its weights [rows, vocab]: the draft, where it is
         accepted."""
         likely = weights / total(weights)
-        own = self.ids.clamp(min=0)[:, None]
-        p, q = likely.gather(1, own)[:, 0], self.probabilities.gather(1, own)[:, 0]
+        drafted = self.ids.clamp(min=0)[:, None]
+        p, q = likely.gather(1, drafted)[:, 0], self.probabilities.gather(1, drafted)[:, 0]
         at = shifted(random_words(keys ^ ACCEPTING, positions), 11).double() * 2.0**-53
         is_drafted = self.ids >= 0
         rest = (likely - self.probabilities).clamp_(min=0.0)

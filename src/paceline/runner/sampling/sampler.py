@@ -54,7 +54,7 @@ class Verified:
     ids: Tensor  # [rows, 1 + drafts]
     count: Tensor  # [rows]
     bad: Tensor  # [rows]
-    scores: tuple[TokenScores | None, ...]  # of each of the 1 + drafts places
+    scores: tuple[TokenScores | None, ...]  # of each of the 1 + drafts positions
 
 
 def seed_of(request: Request) -> int:
@@ -75,13 +75,13 @@ def score(
     peak = logits.amax(-1, keepdim=True)
     total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
     norm = peak + total.log()[:, None]  # [scored, 1]
-    own = logits.gather(-1, ids[:, None])
-    above = torch.gt(logits, own, out=torch.empty_like(logits))
+    given = logits.gather(-1, ids[:, None])
+    above = torch.gt(logits, given, out=torch.empty_like(logits))
     best = likeliest(logits, alternatives)
     if named is not None:
         best = torch.where(named < 0, best, named)
     return TokenScores(
-        given=(own - norm)[:, 0].float(),
+        given=(given - norm)[:, 0].float(),
         rank=by_cells(above).sum(-1).sum(-1).long() + 1,
         ids=best,
         values=(logits.gather(-1, best) - norm).float(),
@@ -128,9 +128,9 @@ def by_groups(
     peak = logits.new_empty(len(logits))
     for group in groups:
         rows = group.rows
-        own = logits[rows] if isinstance(rows, slice) else logits.index_select(0, rows)
+        part = logits[rows] if isinstance(rows, slice) else logits.index_select(0, rows)
         drawn = None if drafts is None else drafts.of(rows)
-        ids[rows], peak[rows] = group.choose(own, positions[rows], drawn)
+        ids[rows], peak[rows] = group.choose(part, positions[rows], drawn)
     return ids, peak
 
 
@@ -156,11 +156,11 @@ def chosen(
     return Sampled(ids, bad, score(raw, given, scored.most, scored.named))
 
 
-def drawn_at(place: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:
-    """The drafts of one place, if they were drawn at random. The last place has none."""
-    if probabilities is None or place == drafts.shape[1]:
+def drawn_at(offset: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:
+    """The drafts of one offset, if they were drawn at random. The last offset has none."""
+    if probabilities is None or offset == drafts.shape[1]:
         return None
-    return DrawnDrafts(drafts[:, place], probabilities[:, place])
+    return DrawnDrafts(drafts[:, offset], probabilities[:, offset])
 
 
 class Sampler:
@@ -217,28 +217,28 @@ class Sampler:
         """Sample tokens from each row's position on, as long as its drafts agree with them.
 
         Overwrites logits [rows, 1 + drafts, vocab], computed with the drafts [rows, drafts]; or
-        logits [lines, vocab], where place i of a row has line `at[row, i]`. A draft of -1 is no
-        draft. Each place is sampled as if the drafts before it were right, and drafts are compared
-        afterwards. Drafts that were drawn at random come with their probabilities [rows, drafts,
-        vocab].
+        logits [lines, vocab], where position i of a row has line `at[row, i]`. A draft of -1 is no
+        draft. Each position is sampled as if the drafts before it were right, and drafts are
+        compared afterwards. Drafts that were drawn at random come with their probabilities [rows,
+        drafts, vocab].
         """
         width = drafts.shape[1] + 1
         if at is None:
             self._check(logits, controls.count, width, self.vocab)
         else:
             self._check(logits, len(logits), self.vocab)
-        places = [
+        sampled_at = [
             chosen(
-                logits[:, place] if at is None else logits.index_select(0, at[:, place]),
+                logits[:, offset] if at is None else logits.index_select(0, at[:, offset]),
                 controls,
-                positions + place,
-                drafts[:, :place],
-                drawn_at(place, drafts, probabilities),
+                positions + offset,
+                drafts[:, :offset],
+                drawn_at(offset, drafts, probabilities),
             )
-            for place in range(width)
+            for offset in range(width)
         ]
-        ids = torch.stack([sampled.ids for sampled in places], 1)  # [rows, 1 + drafts]
-        bad = torch.stack([sampled.bad for sampled in places], 1)
+        ids = torch.stack([sampled.ids for sampled in sampled_at], 1)  # [rows, 1 + drafts]
+        bad = torch.stack([sampled.bad for sampled in sampled_at], 1)
         right = (ids[:, :-1] == drafts) & ~bad[:, :-1]
         count = right.long().cumprod(-1).sum(-1) + 1  # [rows]
         beyond = torch.arange(width, device=logits.device) >= count[:, None]
@@ -246,7 +246,7 @@ class Sampler:
             ids=ids.masked_fill(beyond, -1),
             count=count,
             bad=bad.gather(1, count[:, None] - 1)[:, 0],
-            scores=tuple(sampled.scores for sampled in places),
+            scores=tuple(sampled.scores for sampled in sampled_at),
         )
 
     def _check(self, logits: Tensor, *shape: int) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.sampling import Sampling
+from paceline.runner.tensors import from_numpy
 
 RANGE = 1 << 64
 HALF = (1 << 32) - 1
@@ -64,7 +65,7 @@ def random_words(keys: Tensor, positions: Tensor) -> Tensor:
 
 def by_cells(values: Tensor) -> Tensor:
     """View [rows, vocab] as [rows, cells, cell]; with an odd vocabulary, cells have one token."""
-    return values.unflatten(-1, (-1, gcd(values.shape[-1], CELL)))
+    return torch.unflatten(values, -1, (-1, gcd(values.shape[-1], CELL)))
 
 
 def relative_weights(logits: Tensor) -> Tensor:
@@ -206,7 +207,7 @@ def largest(weights: Tensor, count: int) -> Tensor:
     values = weights.numpy()
     if (others := values.shape[-1] - count) > 0:
         values = np.partition(values, others)[:, others:]
-    return torch.from_numpy(np.sort(values)).flip(-1)
+    return from_numpy(np.sort(values)).flip(-1)
 
 
 def masses(weights: Tensor) -> Tensor:
@@ -255,8 +256,8 @@ class TokenCounts:
         known = np.where(tokens < self.vocab, tokens, -1)  # other ids are not in the vocabulary
         uses = np.bincount(known[prompt:] + 1, minlength=self.vocab + 1)[1:].astype(np.float32)
         uses[known[:prompt][known[:prompt] >= 0]] += 0.5
-        self.uses[line] = torch.from_numpy(uses)
-        self.tokens[line, : len(known)] = torch.from_numpy(known).clamp_(min=0)
+        self.uses[line] = from_numpy(uses)
+        self.tokens[line, : len(known)] = from_numpy(known).clamp_(min=0)
         self.reach[line] = len(known)
         return line
 
@@ -307,20 +308,20 @@ class Penalties:
         uses += (named[:, :, None] == ahead[:, None, :]).sum(-1)
         outputs = uses.floor()
         factor = torch.where(uses > 0.0, self.repetition, 1.0)
-        own = logits[rows, named]
-        own = torch.where(own > 0.0, own / factor, own * factor)
-        own -= self.frequency * outputs
-        own -= self.presence * outputs.clamp(max=1.0)
-        logits[rows, named] = own  # a repeated token gets the same value twice
+        values = logits[rows, named]
+        values = torch.where(values > 0.0, values / factor, values * factor)
+        values -= self.frequency * outputs
+        values -= self.presence * outputs.clamp(max=1.0)
+        logits[rows, named] = values  # a repeated token gets the same value twice
 
     def observe(self, ids: Tensor, positions: Tensor) -> None:
         """Count ids [rows, width] from the positions [rows] on, except -1."""
         tally, width = self.tally, ids.shape[1]
-        own = ids.index_select(0, self.rows)  # [penalised, width]
+        tokens = ids.index_select(0, self.rows)  # [penalised, width]
         steps = torch.arange(width, device=ids.device)
-        places = positions.index_select(0, self.rows)[:, None] + steps
-        real = own >= 0
-        own = own.clamp(min=0)
-        tally.tokens[self.lines, torch.where(real, places, tally.tokens.shape[1] - 1)] = own
-        tally.uses.index_put_((self.lines, own), real.float(), accumulate=True)
+        columns = positions.index_select(0, self.rows)[:, None] + steps
+        real = tokens >= 0
+        tokens = tokens.clamp(min=0)
+        tally.tokens[self.lines, torch.where(real, columns, tally.tokens.shape[1] - 1)] = tokens
+        tally.uses.index_put_((self.lines, tokens), real.float(), accumulate=True)
         tally.reach[self._lines] += width

@@ -13,6 +13,7 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
 from paceline.runner.parallel.group import decides
+from paceline.runner.tensors import from_numpy
 from paceline.runner.vision.towers import QwenTower, SigLIPTower
 
 # Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
@@ -53,10 +54,10 @@ class ImageEncoder:
     def encodes(self) -> bool:
         return self.tower is not None
 
-    def encode(self, items: Sequence[ItemContent]) -> list[Tensor]:
+    def encode(self, images: Sequence[ItemContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         assert self.tower is not None, "rank 0 encodes images"
-        return self.tower([torch.from_numpy(item[PIXELS].copy()) for item in items])
+        return self.tower([from_numpy(image[PIXELS].copy()) for image in images])
 
     def rehearse(self, embeddings: int) -> None:
         """Encode as many images as have so many embeddings, to see what memory that takes. Where
@@ -84,5 +85,5 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
     if isinstance(vision, SigLIPSpec):
         side = vision.side * vision.patch.weights[0].shape[-1]
         tile = Tile(side, (vision.side // vision.merge) ** 2)
-    own = tower(factory, vision) if decides(factory.group) else None
-    return ImageEncoder(own, spec.width, square, tile)
+    encoder = tower(factory, vision) if decides(factory.group) else None
+    return ImageEncoder(encoder, spec.width, square, tile)

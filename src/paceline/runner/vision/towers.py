@@ -90,10 +90,10 @@ class VisionBlock:
         heads = self._spec.heads
         qkv = self._qkv(x).view(len(x), 3, heads, -1)
         if rotation is not None:
-            rotation.turn(qkv[:, :2].flatten(1, 2))
+            rotation.rotate(qkv[:, :2].flatten(1, 2))
         parts: list[Tensor] = []
         for part, (count, length) in zip(
-            qkv.split([count * length for count, length in groups]), groups, strict=True
+            torch.split(qkv, [count * length for count, length in groups]), groups, strict=True
         ):
             each = part.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
             query, key, value = each.unbind()  # [count, heads, length, dims]
@@ -140,17 +140,17 @@ class SigLIPTower:
 
 
 def position_ids(side: int) -> Tensor:
-    """Which learned position each patch of an image has, [side * side].
+    """Index of the learned position of each patch of an image, [side * side].
 
-    A patch has the position of the place at which it begins, as a fraction of the side. The
+    A patch has the position of the point at which it begins, as a fraction of the side. The
     fractions are rounded as in training, so that some patches have the position of a neighbour.
     """
     ends = torch.arange(1 / side, 1.0, 1 / side)
     begin = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(
         max=1.0 - 1e-6
     )
-    place = torch.bucketize(begin, ends, right=True)
-    return (place[:, None] * side + place[None, :]).flatten()
+    index = torch.bucketize(begin, ends, right=True)
+    return (index[:, None] * side + index[None, :]).flatten()
 
 
 class QwenTower:
@@ -188,8 +188,8 @@ class QwenTower:
         windows = Windows.of(rows, columns, self._spec.window)
         order = windows.order.to(cut.device)
         x = self._patch(cut[order].flatten(0, 1).to(self._dtype))  # [patches, width]
-        place = patch_places(rows, columns, merge)[windows.order].flatten(0, 1)
-        rotation = self._rotation(place.to(x.device))
+        position = patch_positions(rows, columns, merge)[windows.order].flatten(0, 1)
+        rotation = self._rotation(position.to(x.device))
         apart = [(count, length * merge * merge) for count, length in windows.groups]
         for block, spec in zip(self._blocks, self._spec.blocks, strict=True):
             x = block(x, apart if spec.windowed else [(1, len(x))], rotation)
@@ -197,9 +197,9 @@ class QwenTower:
         merged = second(F.gelu(first(self._norm(x).view(squares, -1))))
         return torch.empty_like(merged).index_copy_(0, order, merged)
 
-    def _rotation(self, place: Tensor) -> Rotation:
-        """Half of the pairs of a head turn by row, the others by column. `place`: [patches, 2]."""
-        by_pair = place.repeat_interleave(self._rope.shape[1] // 2, dim=1)
+    def _rotation(self, position: Tensor) -> Rotation:
+        """Half of the pairs of a head rotate by row, the others by column, [patches, 2]."""
+        by_pair = position.repeat_interleave(self._rope.shape[1] // 2, dim=1)
         return Rotation.of(by_pair, self._rope, self._dtype)
 
 
@@ -227,10 +227,10 @@ class Windows:
         return Windows(order, [(len(same), length) for length, same in by_length.items()])
 
 
-def patch_places(rows: int, columns: int, merge: int) -> Tensor:
+def patch_positions(rows: int, columns: int, merge: int) -> Tensor:
     """The row and the column of each patch, [squares, merge * merge, 2]."""
     row, column = torch.meshgrid(
         torch.arange(rows * merge), torch.arange(columns * merge), indexing="ij"
     )
-    places = torch.stack((row, column), -1).view(rows, merge, columns, merge, 2)
-    return places.transpose(1, 2).reshape(rows * columns, merge * merge, 2)
+    position = torch.stack((row, column), -1).view(rows, merge, columns, merge, 2)
+    return position.transpose(1, 2).reshape(rows * columns, merge * merge, 2)

@@ -20,10 +20,10 @@ from paceline.runner.proposer import DraftingFor
 
 def cells_in(store: KVStore, other: KVStore, cells: Tensor) -> Tensor:
     """Cells of one store, as indices into its first layer, in one with the same blocks."""
-    given, own = other.content, store.content
+    given, wanted = other.content, store.content
     block = cells // given.stride(0)
     offset = (cells - block * given.stride(0)) // given.stride(2)
-    return block * own.stride(0) + offset * own.stride(2)
+    return block * wanted.stride(0) + offset * wanted.stride(2)
 
 
 class PairedPrepared(GraphAttention):
@@ -65,8 +65,8 @@ class PairedAttention(Attention):
     ) -> PairedPrepared:
         prepare, config = self._attention.prepare_mixed_graph, self._second.config
         is_capped, has_sinks = config.score_cap is not None, config.has_sinks
-        own = Queries(config.heads, self._second.dtype, is_capped, has_sinks)
-        second = prepare(batch, self._kv, bounds, longer, own)
+        second_queries = Queries(config.heads, self._second.dtype, is_capped, has_sinks)
+        second = prepare(batch, self._kv, bounds, longer, second_queries)
         return PairedPrepared(prepare(batch, kv, bounds, longer, queries), second)
 
 
@@ -93,11 +93,11 @@ class PairedModel(CudaModel):
     ) -> Tensor:
         assert isinstance(attention, PairedPrepared)
         hidden = self._main.forward(batch, cells, kv, attention.main, wanted, inputs)
-        own = cells_in(self._kv, kv, cells)
+        second_cells = cells_in(self._kv, kv, cells)
         tokens = self._main.plain_tokens(batch.tokens)
         # Images, adapters and coordinates are for the first model.
-        plain = replace(batch, tokens=tokens, items=None, adapters=None, coordinates=None)
-        self._second.forward(plain, own, self._kv, attention.second, self._none)
+        plain = replace(batch, tokens=tokens, images=None, adapters=None, coordinates=None)
+        self._second.forward(plain, second_cells, self._kv, attention.second, self._none)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class DraftedSteps:
         return self._choice.fetched(plan, wanted, self._ends.verify(len(wanted)))
 
     def _size(self, plan: Plan, width: int) -> int | None:
-        """Of the graph that the step fits into, with so many lines for each row that samples."""
+        """Size of the graph that fits the step, with so many lines for each row that samples."""
         if self._graphs is None or self._prompts.wants(plan):
             return None
         return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
@@ -99,17 +99,17 @@ class DraftedSteps:
         rows, state = plan.rows, self._state
         width = (rows.count - rows.drafts)[wanted]
         sent = rows.slot[wanted].astype(np.int32), width, rows.drafts[wanted]
-        own, behind, number = state.send(*sent)
-        known = state.position.index_select(0, own) + behind
+        slot, behind, number = state.send(*sent)
+        known = state.position.index_select(0, slot) + behind
         longest = int((plan.start[wanted] + width).max())  # at least: rows may stand before it
         read = longest if self.drafter.reads_tokens else 0
-        tokens = state.tokens[:, :read].index_select(0, own)
+        tokens = state.tokens[:, :read].index_select(0, slot)
         most = int(rows.drafts.max())
-        found = self.drafter.draft(DraftInput(own, tokens, known, number, most))
+        found = self.drafter.draft(DraftInput(slot, tokens, known, number, most))
         check_shape(self.drafter, found, len(wanted), most)
         drafts = state.shared(found.ids.long().contiguous())
-        put_drafts(state.tokens, own, known, drafts, number)
-        return DraftedRows(own, known, drafts, found.probabilities)
+        put_drafts(state.tokens, slot, known, drafts, number)
+        return DraftedRows(slot, known, drafts, found.probabilities)
 
     def _hidden(
         self, plan: Plan, size: int | None, order: Index, lines: I32, is_moving: bool
@@ -156,7 +156,7 @@ class Verification:
         return self._residents.are_plain(plan.rows.slot[wanted])
 
     def fetched(self, plan: Plan, wanted: Index, ids: Tensor) -> LaunchedStep:
-        """The step whose accepted ids [samples, places] are these."""
+        """The step whose accepted ids [samples, 1 + most drafts] are these."""
         ticket = self._returns.fetch(ids.reshape(-1))
         return LaunchedStep(plan, wanted, ticket, is_drafted=True)
 
@@ -186,7 +186,7 @@ class Verification:
         prompt: ScoredPrompts | None,
         masks: LogitMasks | None = None,
     ) -> LaunchedStep:
-        """From logits [samples * (1 + most drafts), vocab]."""
+        """Sample from logits [samples * (1 + most drafts), vocab]."""
         if masks is not None:
             masks.apply(logits)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
@@ -218,10 +218,10 @@ class Verification:
             for row, request in enumerate(map(self._residents.requests.__getitem__, slots))
             if request.silent
         )
-        places = rows.known.long()
-        given = drafts, controls, places, None, rows.probabilities
+        positions = rows.known.long()
+        given = drafts, controls, positions, None, rows.probabilities
         found = self._sampler.verify(scores, *given)
-        controls.observe(found.ids, places)
+        controls.observe(found.ids, positions)
         ids = found.ids.masked_fill(found.bad[:, None], -1).int()
         return replace(step, controls=controls, scores=found.scores, silent=silent), ids
 
@@ -232,7 +232,7 @@ class Verification:
 
 
 def lines_of(plan: Plan, order: Index, width: int) -> I32:
-    """Where logits are wanted, among the positions of the rows in this order: for each row that
+    """Indices of positions whose logits are wanted, with the rows in this order: for each row that
     samples its last known token and its drafts, [samples * width].
 
     A row with fewer drafts repeats its last line.

@@ -17,7 +17,7 @@ from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import GraphAttention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.graphs.drafts import ROWS
-from paceline.runner.cuda.kernels.columns import place
+from paceline.runner.cuda.kernels.columns import locate
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.residents import BlockCopies
 from paceline.runner.kv_store import KVStore
@@ -38,7 +38,8 @@ class DraftBuffers:
     @staticmethod
     def of(runner: DraftingFor) -> "DraftBuffers":
         table = runner.columns.table
-        slots, column = table.shape[1], {"dtype": torch.int32, "device": table.device}
+        slots = table.shape[1]
+        column: dict[str, Any] = {"dtype": torch.int32, "device": table.device}
         return DraftBuffers(
             context=torch.ones(slots, **column),
             table=torch.zeros_like(table),
@@ -49,10 +50,10 @@ class DraftBuffers:
 
 
 class CudaModelDrafter(Drafter):
-    """Drafts the likeliest tokens, in one pass for each place.
+    """Drafts the likeliest tokens, in one pass for each draft.
 
     Every step of the runner also writes the KV of the drafter, so its store has right KV wherever
-    the runner's store has. Rows that have no draft in a place, and rows that fill up a batch,
+    the runner's store has. Rows that have no draft in a pass, and rows that fill up a batch,
     belong to the padding slot.
     """
 
@@ -78,7 +79,7 @@ class CudaModelDrafter(Drafter):
 
     @classmethod
     def bytes_of(cls, shape: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
-        """What a position takes in its memory by blocks, with weights and KV of these types."""
+        """Bytes of a position in its memory by blocks, with weights and KV of these types."""
         return shape.layers * shape.kept.cell.values * kv_dtype.itemsize
 
     @abstractmethod
@@ -124,16 +125,16 @@ class CudaModelDrafter(Drafter):
     def draft(self, rows: DraftInput) -> Drafts:
         columns, count = self.runner.columns, len(rows.slot)
         size, padding = self._sizes[bisect_left(self._sizes, count)], len(columns.tokens) - 1
-        own, known, number = (
+        slot, known, number = (
             F.pad(column, (0, size - count), value=value)
             for column, value in ((rows.slot, padding), (rows.known, 1), (rows.number, 0))
         )
-        found = torch.empty((size, rows.most), dtype=torch.int64, device=own.device)
+        found = torch.empty((size, rows.most), dtype=torch.int64, device=slot.device)
         latest, hidden = self._buffers.latest[:size], None
-        latest.copy_(columns.tokens[own.long(), (known - 1).clamp(min=0).long()])
+        latest.copy_(columns.tokens[slot.long(), (known - 1).clamp(min=0).long()])
         for ahead in range(rows.most):
             is_drafted = number > ahead
-            owner = torch.where(is_drafted, own, padding)
+            owner = torch.where(is_drafted, slot, padding)
             at = torch.where(is_drafted, known + (ahead - self.behind), 0)
             batch, held = self._batch(owner, at)
             logits, hidden = self.advance(latest.clone(), batch, held, hidden)
@@ -145,7 +146,7 @@ class CudaModelDrafter(Drafter):
     def _batch(self, owner: Tensor, at: Tensor) -> tuple[Batch, GraphAttention]:
         """Rows of one position each, and attention over them."""
         columns, buffers, rows = self.runner.columns, self._buffers, len(owner)
-        tokens, cells = place(columns.tokens, columns.table, owner, at, self.kv)
+        tokens, cells = locate(columns.tokens, columns.table, owner, at, self.kv)
         context, table = buffers.context[:rows], buffers.table[:, :rows]
         torch.add(at, 1, out=context)
         torch.index_select(columns.table[0], 0, owner, out=table[0])

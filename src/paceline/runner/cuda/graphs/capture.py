@@ -1,7 +1,7 @@
 """CUDA graphs of some work in several sizes, each captured before its first use."""
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ class GraphMemory:
 
 
 @contextmanager
-def recording(memory: GraphMemory) -> Iterator[torch.cuda.CUDAGraph]:
+def recording(memory: GraphMemory) -> Generator[torch.cuda.CUDAGraph]:
     """Kernels launched inside become a graph and do not run."""
     graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
     torch.cuda.synchronize()

@@ -111,7 +111,7 @@ class DecodeGraphs:
             block_table=table,
             write_cell=cells,
             sample_at=self._row_start[:rows],
-            adapters=state.places(slot) if is_adapted else None,
+            adapters=state.adapters_of(slot) if is_adapted else None,
             coordinates=state.coordinates(slot, position),
         )
         if rows not in self._held:

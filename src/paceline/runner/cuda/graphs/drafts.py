@@ -1,4 +1,4 @@
-"""What comes before and after the positions of a step with drafts, as CUDA graphs."""
+"""CUDA graphs that propose the drafts of a step and accept those that the model samples."""
 
 from bisect import bisect_left
 from functools import partial
@@ -32,16 +32,18 @@ def spans(most: int) -> list[int]:
     return [*found, most]
 
 
-def choose_lines(state: CudaState, logits: Tensor, own: Tensor, known: Tensor, ids: Tensor) -> None:
+def choose_lines(
+    state: CudaState, logits: Tensor, owner: Tensor, known: Tensor, ids: Tensor
+) -> None:
     """Sample by temperature after each line of rows with these slots and known tokens: from logits
     [rows * lines, vocab] to `ids` [rows, lines]. Ranks other than 0 have no logits, and get these
     ids later."""
     if not state.samples:
         return
     lines = ids.shape[1]
-    places = torch.arange(lines, dtype=torch.int32, device=known.device)
-    slot = own[:, None].expand(-1, lines).reshape(-1)
-    context = (known[:, None] + places).reshape(-1)
+    offsets = torch.arange(lines, dtype=torch.int32, device=known.device)
+    slot = owner[:, None].expand(-1, lines).reshape(-1)
+    context = (known[:, None] + offsets).reshape(-1)
     choose(logits, state.temperature, state.key, slot, context, ids.view(-1))
 
 
@@ -121,20 +123,20 @@ class DraftGraphs:
 
     def _before(self, size: tuple[int, int]) -> None:
         rows, span = size
-        state, (own, new, number) = self._state, self._columns[:, :rows]
+        state, (owner, new, number) = self._state, self._columns[:, :rows]
         known, drafts = self._known[:rows], self._drafts[:rows]
-        torch.add(state.position.index_select(0, own), new, out=known)
-        tokens = state.tokens[:, :span].index_select(0, own)
-        found = self._drafter.draft(DraftInput(own, tokens, known, number, self.width - 1))
+        torch.add(state.position.index_select(0, owner), new, out=known)
+        tokens = state.tokens[:, :span].index_select(0, owner)
+        found = self._drafter.draft(DraftInput(owner, tokens, known, number, self.width - 1))
         if found.probabilities is not None:
             who = f"proposer {self._drafter.config.proposer!r}"
             raise PluginError(f"{who} returns probabilities, so it must have draws = True")
         drafts.copy_(found.ids)
-        put_drafts(state.tokens, own, known, state.shared(drafts), number)
+        put_drafts(state.tokens, owner, known, state.shared(drafts), number)
 
     def _after(self, rows: int) -> None:
-        state, own, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
+        state, owner, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
         drafts, ids = self._drafts[:rows], self._ids[:rows]
         logits = self._model.logits(self._hidden[: rows * self.width])
-        choose_lines(state, logits, own, known, ids)
-        state.accept(own, known, ids, drafts)
+        choose_lines(state, logits, owner, known, ids)
+        state.accept(owner, known, ids, drafts)

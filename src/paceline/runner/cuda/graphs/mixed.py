@@ -30,7 +30,8 @@ BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = rang
 def lengths(most: int) -> list[int]:
     """Numbers of positions to capture, each at most an eighth above the next smaller one."""
     steps = ((64, 512), (128, 1024), (256, 2048), (512, 4096), (1024, most))
-    found, size = [], 0
+    found: list[int] = []
+    size = 0
     for step, end in steps:
         while size < min(end, most):
             size += step
@@ -40,7 +41,7 @@ def lengths(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which graphs there are, and what they have room for."""
+    """Sizes of the graphs."""
 
     lengths: tuple[int, ...]  # positions of each graph
     share: int  # positions for each row of more than one
@@ -112,7 +113,7 @@ class MixedGraphs:
         return [*self.captures_of_lengths(), *samples]
 
     def captures_of_lengths(self) -> list[Capture]:
-        """The same without sampling."""
+        """Captures of the forward pass alone."""
         sizes = product(self._state.kinds, reversed(self._extent.lengths))
         return [partial(self._forward.prepare, (size, kind)) for kind, size in sizes]
 
@@ -137,8 +138,8 @@ class MixedGraphs:
         self._samples(self._rows)
 
     def size(self, plan: Plan, lines: int = 0) -> int | None:
-        """Of the graph that a step with so many lines fits into, if there is one. Rows that sample
-        once need no more lines than positions."""
+        """Size of the graph that a step with so many lines fits into, if there is one. Rows that
+        sample once need no more lines than positions."""
         return self._extent.fitting(plan.total, int((plan.rows.count > 1).sum()), lines)
 
     def forward(self, plan: Plan, size: int, order: Index, wanted: Index, is_moving: bool) -> None:
@@ -175,7 +176,7 @@ class MixedGraphs:
         return self.ids[:rows]
 
     def sample_masked(self, rows: int, masks: LogitMasks) -> Tensor:
-        """The same under masks, without a graph."""
+        """Return ids that are sampled under masks, without a graph."""
         self._samples(self._sizes[bisect_left(self._sizes, rows)], masks)
         return self.ids[:rows]
 
@@ -214,14 +215,14 @@ class MixedGraphs:
         )
         lines = min(self._extent.lines, positions)
         sample_at = columns[SAMPLE_AT, :lines]
-        places = coordinates = None
+        adapters = coordinates = None
         if is_adapted or state.has_coordinates:
             owner = self._owners(positions, rows)
-            places = state.places(owner) if is_adapted else None
+            adapters = state.adapters_of(owner) if is_adapted else None
             coordinates = state.coordinates(owner, position)
         batch = Batch(
             *(tokens, position, starts, context[:rows], table, cells, sample_at),
-            adapters=places,
+            adapters=adapters,
             coordinates=coordinates,
         )
         if positions not in self._held:

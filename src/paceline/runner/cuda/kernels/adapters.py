@@ -1,7 +1,9 @@
-"""What adapters add to a linear, from the linears with their first factors."""
+"""LoRA kernels: add B·A·x of each row's adapter to a linear that has computed A·x too."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ STREAM_CHUNK = 256  # inputs read at a time to find the lengths of rows
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """How adapters lie beside a linear:
+    """Layout of adapters beside a linear:
 
         columns   | outputs | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
 
@@ -53,7 +55,7 @@ def add_adapted(
     without an adapter.
     """
     rows, outputs = len(place), layout.outputs
-    assert len(layout.starts) <= MOST_PARTS, f"a product has {len(layout.starts)} parts"
+    assert len(layout.starts) <= MOST_PARTS, f"a linear has {len(layout.starts)} parts"
     starts = (*layout.starts, outputs, outputs)[:MOST_PARTS]
     sizes = [end - start for start, end in zip(starts, (*starts[1:], outputs), strict=True)]
     tiles = sum(triton.cdiv(size, LINES) for size in sizes)
@@ -105,7 +107,7 @@ def gate_adapted(
         LINES=LINES,
         SILU=is_silu,
         STREAM=late.width,
-        STREAM_CHUNK=min(late.places, STREAM_CHUNK),
+        STREAM_CHUNK=min(late.padded_width, STREAM_CHUNK),
         num_warps=4,
         launch_pdl=True,
         **_sizes(layout),
@@ -286,9 +288,9 @@ def _gate_adapted(
     if STREAM > 0:
         squares = tl.zeros([ROWS], tl.float32)
         for at in range(0, STREAM, STREAM_CHUNK):
-            place_of = at + tl.arange(0, STREAM_CHUNK)
-            spot = stream + row.to(tl.int64)[:, None] * STREAM + place_of[None, :]
-            inside = there[:, None] & (place_of < STREAM)[None, :]
+            column = at + tl.arange(0, STREAM_CHUNK)
+            spot = stream + row.to(tl.int64)[:, None] * STREAM + column[None, :]
+            inside = there[:, None] & (column < STREAM)[None, :]
             values = tl.load(spot, mask=inside, other=0.0).to(tl.float32)
             squares += tl.sum(values * values, 1)
         length = tl.sqrt(squares + floor * floor)[:, None]

@@ -2,6 +2,8 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 import torch
 import triton
@@ -11,16 +13,16 @@ from torch import Tensor
 from paceline.runner.kv_store import KVStore
 
 
-def place(
+def locate(
     tokens: Tensor, table: Tensor, owner: Tensor, position: Tensor, kv: KVStore
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens [n] of slots `owner`, and their cells at the first place of a block, [groups,
+    """Return tokens [n] of slots `owner`, and their cells at the first layer of a block, [groups,
     n], from a table [groups, slots, blocks].
     """
     n = len(owner)
     found = torch.empty_like(owner)
     cells = new_cells(len(table), n, owner.device)
-    _place[(triton.cdiv(n, 128), len(table))](
+    _locate[(triton.cdiv(n, 128), len(table))](
         tokens,
         table,
         owner,
@@ -35,7 +37,7 @@ def place(
         kv.content.stride(0),
         kv.content.stride(2),
         BLOCK=kv.block_size,
-        PLACES=128,
+        CHUNK=128,
         launch_pdl=True,
     )
     return found, cells
@@ -59,7 +61,7 @@ def settle(tokens: Tensor, position: Tensor, slot: Tensor, context: Tensor, ids:
         rows,
         len(tokens) - 1,
         tokens.stride(0),
-        PLACES=128,
+        CHUNK=128,
         launch_pdl=True,
     )
 
@@ -75,7 +77,7 @@ def flatten_table(
     used = (context + (kv.block_size - 1)) // kv.block_size
     torch.cumsum(used, 0, dtype=torch.int32, out=ends[1:])
     _flatten_table[(rows,)](
-        table, context, ends, blocks, last, table.stride(0), BLOCK=kv.block_size, PLACES=128
+        table, context, ends, blocks, last, table.stride(0), BLOCK=kv.block_size, CHUNK=128
     )
 
 
@@ -120,7 +122,7 @@ def spread(
         count,
         HALVINGS=(len(tokens) - 1).bit_length(),  # enough for as many rows as there are slots
         BLOCK=kv.block_size,
-        PLACES=128,
+        CHUNK=128,
         launch_pdl=True,
     )
     _lay_out[(count, groups)](
@@ -135,7 +137,7 @@ def spread(
         block_table.stride(0),
         block_table.stride(1),
         BLOCK=kv.block_size,
-        PLACES=128,
+        CHUNK=128,
         launch_pdl=True,
     )
     return token, at, cells
@@ -176,7 +178,7 @@ def begin(
         kv.content.stride(0),
         kv.content.stride(2),
         BLOCK=kv.block_size,
-        PLACES=128,
+        CHUNK=128,
         launch_pdl=True,
     )
     return token, at, cells
@@ -201,24 +203,24 @@ def _begin(
     block_stride,
     cell_stride,
     BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row, group = tl.program_id(0), tl.program_id(1).to(tl.int64)
     table += group * group_stride
     block_table += group * group_rows
-    own = tl.load(slot + row).to(tl.int64)
-    here = tl.load(position + own)
-    block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
-    tl.store(token + row, tl.load(tokens + own * tokens_stride + here))
+    owner = tl.load(slot + row).to(tl.int64)
+    here = tl.load(position + owner)
+    block = tl.load(table + owner * table_stride + here // BLOCK).to(tl.int64)
+    tl.store(token + row, tl.load(tokens + owner * tokens_stride + here))
     tl.store(at + row, here)
     tl.store(context + row, here + 1)
     tl.store(cells + group * group_cells + row, block * block_stride + here % BLOCK * cell_stride)
     used = here // BLOCK + 1
-    for first in range(0, used, PLACES):
-        entry = first + tl.arange(0, PLACES)
-        blocks = tl.load(table + own * table_stride + entry, mask=entry < used, other=0)
+    for first in range(0, used, CHUNK):
+        entry = first + tl.arange(0, CHUNK)
+        blocks = tl.load(table + owner * table_stride + entry, mask=entry < used, other=0)
         tl.store(block_table + row.to(tl.int64) * table_stride + entry, blocks, mask=entry < used)
 
 
@@ -243,15 +245,15 @@ def _spread(
     rows,
     HALVINGS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     group = tl.program_id(1).to(tl.int64)
     table += group * group_stride
     cells += group * group_cells
-    low, high = tl.zeros([PLACES], tl.int32), tl.zeros([PLACES], tl.int32) + rows
+    low, high = tl.zeros([CHUNK], tl.int32), tl.zeros([CHUNK], tl.int32) + rows
     for _ in tl.static_range(HALVINGS):  # its row is the last that starts before it
         middle = (low + high) // 2
         is_before = (middle == low) | (tl.load(row_start + middle) <= index)
@@ -260,10 +262,10 @@ def _spread(
     end = tl.load(row_start + low + 1)
     mask = index < positions
     is_real = mask & (index < end)
-    own = tl.where(is_real, tl.load(slot + low), padding_slot).to(tl.int64)
+    owner = tl.where(is_real, tl.load(slot + low), padding_slot).to(tl.int64)
     here = tl.where(is_real, tl.load(context + low) - (end - index), 0)
-    found = tl.load(tokens + own * tokens_stride + here, mask=is_real, other=0)
-    block = tl.load(table + own * table_stride + here // BLOCK).to(tl.int64)
+    found = tl.load(tokens + owner * tokens_stride + here, mask=is_real, other=0)
+    block = tl.load(table + owner * table_stride + here // BLOCK).to(tl.int64)
     tl.store(token + index, found, mask=mask)
     tl.store(at + index, here, mask=mask)
     tl.store(cells + index, block * block_stride + here % BLOCK * cell_stride, mask=mask)
@@ -282,26 +284,26 @@ def _lay_out(
     group_rows,
     block_stride,
     BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     table += group * group_stride
     block_table += group * group_rows
-    own = tl.load(slot + row).to(tl.int64)
+    owner = tl.load(slot + row).to(tl.int64)
     reads = tl.load(context + row)
-    if own < padding_slot:
-        tl.store(position + own, reads)
+    if owner < padding_slot:
+        tl.store(position + owner, reads)
     used = tl.cdiv(reads, BLOCK)
-    for first in range(0, used, PLACES):
-        entry = first + tl.arange(0, PLACES)
-        blocks = tl.load(table + own * table_stride + entry, mask=entry < used, other=0)
+    for first in range(0, used, CHUNK):
+        entry = first + tl.arange(0, CHUNK)
+        blocks = tl.load(table + owner * table_stride + entry, mask=entry < used, other=0)
         tl.store(block_table + row * block_stride + entry, blocks, mask=entry < used)
 
 
 @triton.jit(do_not_specialize=["n", "group_cells"])
-def _place(
+def _locate(
     tokens,
     table,
     owner,
@@ -316,11 +318,11 @@ def _place(
     block_stride,
     cell_stride,
     BLOCK: tl.constexpr,
-    PLACES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    index = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     mask, group = index < n, tl.program_id(1).to(tl.int64)
     table += group * group_stride
     cells += group * group_cells
@@ -334,27 +336,27 @@ def _place(
 
 @triton.jit
 def _flatten_table(
-    table, context, ends, blocks, last, stride, BLOCK: tl.constexpr, PLACES: tl.constexpr
+    table, context, ends, blocks, last, stride, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
     row = tl.program_id(0)
     reads = tl.load(context + row)
     begin, end = tl.load(ends + row), tl.load(ends + row + 1)
-    for at in range(0, end - begin, PLACES):
-        place = at + tl.arange(0, PLACES)
-        mask = place < end - begin
-        block = tl.load(table + row.to(tl.int64) * stride + place, mask=mask, other=0)
-        tl.store(blocks + begin + place, block, mask=mask)
+    for at in range(0, end - begin, CHUNK):
+        entry = at + tl.arange(0, CHUNK)
+        mask = entry < end - begin
+        block = tl.load(table + row.to(tl.int64) * stride + entry, mask=mask, other=0)
+        tl.store(blocks + begin + entry, block, mask=mask)
     tl.store(last + row, (reads - 1) % BLOCK + 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _settle(tokens, position, slot, context, ids, rows, padding_slot, stride, PLACES: tl.constexpr):
+def _settle(tokens, position, slot, context, ids, rows, padding_slot, stride, CHUNK: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    own = tl.load(slot + row, mask=row < rows, other=0).to(tl.int64)
-    mask = (row < rows) & (own < padding_slot)
+    row = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    owner = tl.load(slot + row, mask=row < rows, other=0).to(tl.int64)
+    mask = (row < rows) & (owner < padding_slot)
     at = tl.load(context + row, mask=mask, other=0)
     token = tl.load(ids + row, mask=mask, other=0)
-    tl.store(tokens + own * stride + at, tl.maximum(token, 0), mask=mask)
-    tl.store(position + own, at, mask=mask)
+    tl.store(tokens + owner * stride + at, tl.maximum(token, 0), mask=mask)
+    tl.store(position + owner, at, mask=mask)

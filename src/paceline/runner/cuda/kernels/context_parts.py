@@ -2,6 +2,8 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 from dataclasses import dataclass
 
@@ -20,7 +22,7 @@ JOINED = 8  # parts at a time, unless there are few contexts
 
 @dataclass(frozen=True, slots=True)
 class ContextCut:
-    """How the contexts of a step are cut into parts."""
+    """Sizes of the parts that the contexts of a step are cut into."""
 
     spare: int  # parts beyond one for each context; half as many as there are contexts, if more
     least: int  # tiles of a part that is not the last one
@@ -73,7 +75,7 @@ class PartList:
         )
 
 
-@triton.jit(do_not_specialize=["rows", "window", "spare", "least", "places"])
+@triton.jit(do_not_specialize=["rows", "window", "spare", "least", "room"])
 def _list(
     context,
     bounds,
@@ -82,14 +84,14 @@ def _list(
     window,
     spare,
     least,
-    places,
+    room,
     CELLS: tl.constexpr,
     BOUNDED: tl.constexpr,
     FIELDS: tl.constexpr,
     CLASSES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the parts of one context, and clear some of the places behind all parts.
+    """Write the parts of one context, and clear some of the list behind all parts.
 
     It does not let the next kernel start early: in the first run of a step, `decode` may follow at
     once, and it may read the list before it waits.
@@ -130,9 +132,9 @@ def _list(
         tl.store(spot + 3, stop, mask=mask)
         tl.store(spot + 4, before, mask=mask)
         tl.store(spot + 5, count, mask=mask)
-    for at in range(everything + row, places, step * CHUNK):
-        place = at + step * tl.arange(0, CHUNK)
-        tl.store(parts + place * FIELDS, -1, mask=place < places)
+    for at in range(everything + row, room, step * CHUNK):
+        part = at + step * tl.arange(0, CHUNK)
+        tl.store(parts + part * FIELDS, -1, mask=part < room)
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ def decode(
     parts,
     peaks,
     ended,
-    turns,
+    cos_sin,
     factor,
     floor,
     sinks,
@@ -81,50 +83,50 @@ def decode(
     if window > 0:
         first = tl.maximum(end - window, 0)
 
-    places, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
+    member, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
     keys = content + layer_at + kv_head * DIM
-    own = table + row.to(tl.int64) * table_stride
+    row_table = table + row.to(tl.int64) * table_stride
     cell = begin + tl.arange(0, CELLS)
     # Blocks in front of the window may be others' by now, and hold NaN.
     seen = (cell < stop) & (cell >= first)
     k_early, v_early = (), ()
     if NEW:
         k_early, v_early = _read(
-            keys, own, cell, seen, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
+            keys, row_table, cell, seen, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
         )
         tl.extra.cuda.gdc_wait()
 
     group: tl.constexpr = HEADS // KV_HEADS
-    head = kv_head * group + places
-    real = (places < group)[:, None] & (dims < DIM)[None, :]
+    head = kv_head * group + member
+    real = (member < group)[:, None] & (dims < DIM)[None, :]
     line = query + row.to(tl.int64) * query_stride
-    turn = scale * 1.4426950408889634  # exp2 is cheaper than exp
+    log2_scale = scale * 1.4426950408889634  # exp2 is cheaper than exp
     peak = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     found = tl.zeros([GROUP, WIDTH], tl.float32)
     if SINKS:  # a score without a value, in the last part of a context
-        sink = tl.load(sinks + head, mask=places < group, other=0.0).to(tl.float32)
+        sink = tl.load(sinks + head, mask=member < group, other=0.0).to(tl.float32)
         peak = tl.where(is_last, sink * 1.4426950408889634, peak)
         total = tl.where(is_last, 1.0, total)
     if NEW:
         if BY_ROW:
-            turned_at = row
+            position = row
         else:
-            turned_at = end - 1
-        angle = turns + turned_at.to(tl.int64) * DIM
-        q = _turned(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
+            position = end - 1
+        angle = cos_sin + position.to(tl.int64) * DIM
+        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
         whole = (one >= 0)[:, None] & (dims < DIM)[None, :]
-        key = _turned(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
+        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
         value = tl.load(line + (one + KV_HEADS)[:, None] * DIM + dims[None, :], mask=whole, other=0)
         key = key.to(content.dtype.element_ty)
         value = value.to(content.dtype.element_ty)
-        newest = tl.load(own + (end - 1) // BLOCK).to(tl.int64) * block_stride
+        newest = tl.load(row_table + (end - 1) // BLOCK).to(tl.int64) * block_stride
         spot = keys + newest + ((end - 1) % BLOCK) * cell_stride + dims[None, :]
         tl.store(spot, key, mask=whole & is_last)
         tl.store(spot + KV_HEADS * DIM, value, mask=whole & is_last)
-        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * turn
+        score = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * log2_scale
         if CAP > 0:
             score = capped(score, CAP)
         weight = 1.0
@@ -146,23 +148,25 @@ def decode(
 
     state = peak, total, found
     if NEW:
-        state = _absorb(q, k_early, v_early, seen, turn, state, CAP)
+        state = _absorb(q, k_early, v_early, seen, log2_scale, state, CAP)
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         there = (cell < stop) & (cell >= first)
-        k, v = _read(keys, own, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK)
-        state = _absorb(q, k, v, there, turn, state, CAP)
+        k, v = _read(
+            keys, row_table, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
+        )
+        state = _absorb(q, k, v, there, log2_scale, state, CAP)
     peak, total, found = state
 
     found = found / total[:, None]
     if busy == 1:
-        place = out + (row.to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
-        tl.store(place, found.to(out.dtype.element_ty), mask=real)
+        to = out + (row.to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
+        tl.store(to, found.to(out.dtype.element_ty), mask=real)
     else:
         part = index * HEADS + head
         tl.store(parts + part[:, None] * DIM + dims[None, :], found, mask=real)
-        tl.store(peaks + part, peak + tl.log2(total), mask=places < group)
+        tl.store(peaks + part, peak + tl.log2(total), mask=member < group)
         tl.debug_barrier()  # all results are written before the counter rises
         before = tl.atomic_add(ended + row * KV_HEADS + kv_head, 1, sem="acq_rel")
         if before == busy - 1:
@@ -177,7 +181,7 @@ def decode(
 @triton.jit
 def _read(
     keys,
-    own,
+    row_table,
     cell,
     there,
     block_stride,
@@ -187,17 +191,17 @@ def _read(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Load keys and values of cells of a row, whose block table is `own`."""
+    """Load keys and values of cells of a row, with the block table `row_table`."""
     dims = tl.arange(0, WIDTH)
-    block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
-    place = block * block_stride + (cell % BLOCK) * cell_stride
-    spot = keys + place[:, None] + dims[None, :]
+    block = tl.load(row_table + cell // BLOCK, mask=there, other=0).to(tl.int64)
+    offset = block * block_stride + (cell % BLOCK) * cell_stride
+    spot = keys + offset[:, None] + dims[None, :]
     mask = there[:, None] & (dims < DIM)[None, :]
     return tl.load(spot, mask=mask, other=0.0), tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
 
 
 @triton.jit
-def _turned(
+def _rotated(
     line,
     head,
     mask,
@@ -225,10 +229,10 @@ def _turned(
 
 
 @triton.jit
-def _absorb(q, k, v, seen, turn, state, CAP: tl.constexpr):
+def _absorb(q, k, v, seen, log2_scale, state, CAP: tl.constexpr):
     """Attend to a tile of cells, some of which are visible."""
     peak, total, found = state
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
     if CAP > 0:
         scores = capped(scores, CAP)
     scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -260,8 +264,8 @@ def _join(
 ):
     """Join the parts of a context for two heads, if there are two: their mean, weighted by their
     sums."""
-    place, dims = tl.arange(0, 2), tl.arange(0, WIDTH)
-    head, is_head = first_head + place, place < heads
+    index, dims = tl.arange(0, 2), tl.arange(0, WIDTH)
+    head, is_head = first_head + index, index < heads
     peak = tl.full([2], -1e30, tl.float32)
     total = tl.zeros([2], tl.float32)
     found = tl.zeros([2, WIDTH], tl.float32)

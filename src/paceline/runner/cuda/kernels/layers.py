@@ -2,7 +2,7 @@
 
 Every kernel may start before the previous one has ended (programmatic dependent launch), and reads
 only weights until `gdc_wait` returns. There are two exceptions. Attention to new positions follows
-an ordered product and may read everything older than that product. Attention of single rows beside
+an ordered linear and may read everything older than that linear. Attention of single rows beside
 longer rows starts after the kernel of the longer rows has waited.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from paceline.runner.kv_store import KVStore
 
-PLACES = 1024  # of a program
+LOGITS = 1024  # of a program
 
 
 def cap_logits(logits: Tensor, cap: float) -> None:
     """Cap logits in place."""
     size = logits.numel()
-    _cap_logits[(triton.cdiv(size, PLACES),)](
-        logits, size, CAP=cap, PLACES=PLACES, num_warps=4, launch_pdl=True
+    _cap_logits[(triton.cdiv(size, LOGITS),)](
+        logits, size, CAP=cap, LOGITS=LOGITS, num_warps=4, launch_pdl=True
     )
 
 
@@ -37,10 +37,10 @@ def capped(scores, CAP: tl.constexpr):
 
 
 @triton.jit
-def _cap_logits(logits, size, CAP: tl.constexpr, PLACES: tl.constexpr):
+def _cap_logits(logits, size, CAP: tl.constexpr, LOGITS: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    at = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+    at = tl.program_id(0).to(tl.int64) * LOGITS + tl.arange(0, LOGITS)
     values = tl.load(logits + at, mask=at < size, other=0.0).to(tl.float32)
     found = capped(values * 1.4426950408889634, CAP) * 0.6931471805599453
     tl.store(logits + at, found.to(logits.dtype.element_ty), mask=at < size)
@@ -48,6 +48,8 @@ def _cap_logits(logits, size, CAP: tl.constexpr, PLACES: tl.constexpr):
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 
 MOST_HEADS = 8  # that one program rotates
@@ -59,7 +61,7 @@ def normalized(x: Tensor, floor: float) -> Tensor:
     out = torch.empty_like(x)
     width = x.shape[1]
     warps = 8 if width > WIDE else 4
-    sizes = {"WIDTH": width, "PLACES": _power(width)}
+    sizes = {"WIDTH": width, "PADDED": _power(width)}
     _normalize[(len(x),)](x, out, floor, **sizes, num_warps=warps, launch_pdl=True)
     return out
 
@@ -67,7 +69,7 @@ def normalized(x: Tensor, floor: float) -> Tensor:
 def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> None:
     """total += x / |x| * factor, each [n, width]."""
     width = x.shape[1]
-    sizes = {"WIDTH": width, "PLACES": _power(width)}
+    sizes = {"WIDTH": width, "PADDED": _power(width)}
     _add_normalized[(len(x),)](total, x, factor, floor, **sizes, num_warps=4, launch_pdl=True)
 
 
@@ -75,7 +77,7 @@ def add_normalized(total: Tensor, x: Tensor, factor: Tensor, floor: float) -> No
 class DeferredNorm:
     """A norm that is applied after the linear that follows it.
 
-    A product is linear, so its outputs can be divided by the lengths of its input rows, which are
+    GEMMs are linear, so their outputs can be divided by the lengths of the input rows, which are
     `stream` [n, width]. A width of 0 means that the norm was applied before the linear.
     """
 
@@ -84,7 +86,7 @@ class DeferredNorm:
     width: int
 
     @property
-    def places(self) -> int:
+    def padded_width(self) -> int:
         return _power(max(self.width, 1))
 
 
@@ -92,17 +94,17 @@ def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
     """Return act(gate) * up of [n, 2 * width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n, width), dtype=gate_up.dtype, device=gate_up.device)
-    places = min(_power(width), WIDE if late.width <= WIDE else 2 * WIDE)
-    _gated[(n, triton.cdiv(width, places))](
+    columns = min(_power(width), WIDE if late.width <= WIDE else 2 * WIDE)
+    _gated[(n, triton.cdiv(width, columns))](
         gate_up,
         out,
         late.stream,
         late.floor,
         WIDTH=width,
-        PLACES=places,
+        PADDED=columns,
         SILU=is_silu,
         STREAM=late.width,
-        STREAM_PLACES=late.places,
+        STREAM_PADDED=late.padded_width,
         num_warps=4,
         launch_pdl=True,
     )
@@ -113,15 +115,15 @@ def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
 class HeadRotation:
     """The norm and rotation of queries and keys in a layer."""
 
-    turns: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
+    cos_sin: Tensor  # [positions, 2, head_dim / 2]; cosines and sines
     factor: Tensor | None  # [heads + kv_heads, head_dim]; of a norm, if there is one
     floor: float  # the smallest length that the norm divides by
-    is_by_row: bool = False  # `turns` has those of the positions of this step, in their order
+    is_by_row: bool = False  # `cos_sin` has the positions of this step, in their order
 
 
 def rotate_and_store(
     qkv: Tensor,
-    turn: HeadRotation,
+    rotation: HeadRotation,
     late: DeferredNorm,
     position: Tensor,
     cells: Tensor,
@@ -137,25 +139,25 @@ def rotate_and_store(
     chunk = gcd(gcd(heads, kv.kv_heads), MOST_HEADS)
     _rotate_and_store[(n, total // chunk)](
         qkv,
-        turn.turns,
+        rotation.cos_sin,
         position,
         cells,
         kv.content,
-        qkv if turn.factor is None else turn.factor,
-        turn.floor,
+        qkv if rotation.factor is None else rotation.factor,
+        rotation.floor,
         late.stream,
         late.floor,
-        kv.content.stride(1) * kv.groups.place[layer],
+        kv.content.stride(1) * kv.groups.index[layer],
         HEADS=heads,
         KV_HEADS=kv.kv_heads,
         CHUNK=chunk,
         DIM=dim,
         HALF=dim // 2,
-        PLACES=_power(dim // 2),
-        NORMED=turn.factor is not None,
-        BY_ROW=turn.is_by_row,
+        PADDED=_power(dim // 2),
+        NORMED=rotation.factor is not None,
+        BY_ROW=rotation.is_by_row,
         STREAM=late.width,
-        STREAM_PLACES=late.places,
+        STREAM_PADDED=late.padded_width,
         num_warps=2 if late.width <= WIDE else 4,
         launch_pdl=True,
     )
@@ -166,34 +168,34 @@ def _power(width: int) -> int:
 
 
 @triton.jit
-def _normalize(x, out, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+def _normalize(x, out, floor, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
-    places = tl.arange(0, PLACES)
-    values = tl.load(x + row + places, mask=places < WIDTH, other=0.0).to(tl.float32)
+    columns = tl.arange(0, PADDED)
+    values = tl.load(x + row + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
-    tl.store(out + row + places, (values / length).to(out.dtype.element_ty), mask=places < WIDTH)
+    tl.store(out + row + columns, (values / length).to(out.dtype.element_ty), mask=columns < WIDTH)
 
 
 @triton.jit
-def _add_normalized(total, x, factor, floor, WIDTH: tl.constexpr, PLACES: tl.constexpr):
+def _add_normalized(total, x, factor, floor, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
-    places = tl.arange(0, PLACES)
-    mask = places < WIDTH
-    values = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
+    columns = tl.arange(0, PADDED)
+    mask = columns < WIDTH
+    values = tl.load(x + row + columns, mask=mask, other=0.0).to(tl.float32)
     length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
-    scaled = values / length * tl.load(factor + places, mask=mask, other=0.0).to(tl.float32)
-    before = tl.load(total + row + places, mask=mask, other=0.0).to(tl.float32)
-    tl.store(total + row + places, (before + scaled).to(total.dtype.element_ty), mask=mask)
+    scaled = values / length * tl.load(factor + columns, mask=mask, other=0.0).to(tl.float32)
+    before = tl.load(total + row + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(total + row + columns, (before + scaled).to(total.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _length(stream, floor, row, WIDTH: tl.constexpr, PLACES: tl.constexpr):
-    places = tl.arange(0, PLACES)
-    values = tl.load(stream + row * WIDTH + places, mask=places < WIDTH, other=0.0)
+def _length(stream, floor, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    columns = tl.arange(0, PADDED)
+    values = tl.load(stream + row * WIDTH + columns, mask=columns < WIDTH, other=0.0)
     values = values.to(tl.float32)
     return tl.sqrt(tl.sum(values * values, 0) + floor * floor)
 
@@ -215,29 +217,29 @@ def _gated(
     stream,
     floor,
     WIDTH: tl.constexpr,
-    PLACES: tl.constexpr,
+    PADDED: tl.constexpr,
     SILU: tl.constexpr,
     STREAM: tl.constexpr,
-    STREAM_PLACES: tl.constexpr,
+    STREAM_PADDED: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * PLACES + tl.arange(0, PLACES)
-    mask = places < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + places, mask=mask, other=0.0).to(tl.float32)
+    columns = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
+    mask = columns < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
     if STREAM > 0:
-        size = _length(stream, floor, row, STREAM, STREAM_PLACES)
+        size = _length(stream, floor, row, STREAM, STREAM_PADDED)
         gate, up = gate / size, up / size
     active = activated(gate, SILU)
-    tl.store(out + row * WIDTH + places, (active * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * WIDTH + columns, (active * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _rotate_and_store(
     qkv,
-    turns,
+    cos_sin,
     position,
     cells,
     content,
@@ -251,25 +253,25 @@ def _rotate_and_store(
     CHUNK: tl.constexpr,
     DIM: tl.constexpr,
     HALF: tl.constexpr,
-    PLACES: tl.constexpr,
+    PADDED: tl.constexpr,
     NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
     STREAM: tl.constexpr,
-    STREAM_PLACES: tl.constexpr,
+    STREAM_PADDED: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     index, chunk = tl.program_id(0), tl.program_id(1)
     first = chunk * CHUNK
-    lines, places = tl.arange(0, CHUNK), tl.arange(0, PLACES)
+    lines, columns = tl.arange(0, CHUNK), tl.arange(0, PADDED)
     head = first + lines
-    mask = (lines < CHUNK)[:, None] & (places < HALF)[None, :]
+    mask = (lines < CHUNK)[:, None] & (columns < HALF)[None, :]
     here = index.to(tl.int64) * (HEADS + 2 * KV_HEADS) * DIM
-    spot = head[:, None] * DIM + places[None, :]
+    spot = head[:, None] * DIM + columns[None, :]
     low = tl.load(qkv + here + spot, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(qkv + here + spot + HALF, mask=mask, other=0.0).to(tl.float32)
     if STREAM > 0:
-        size = _length(stream, stream_floor, index.to(tl.int64), STREAM, STREAM_PLACES)
+        size = _length(stream, stream_floor, index.to(tl.int64), STREAM, STREAM_PADDED)
         low, high = low / size, high / size
     if first < HEADS + KV_HEADS:
         if NORMED:
@@ -280,12 +282,12 @@ def _rotate_and_store(
                 high / length * tl.load(factor + spot + HALF, mask=mask, other=0.0).to(tl.float32)
             )
         if BY_ROW:
-            place = index
+            at = index
         else:
-            place = tl.load(position + index)
-        turn = turns + place.to(tl.int64) * DIM + places
-        cos = tl.load(turn, mask=places < HALF, other=0.0)[None, :]
-        sin = tl.load(turn + HALF, mask=places < HALF, other=0.0)[None, :]
+            at = tl.load(position + index)
+        angle = cos_sin + at.to(tl.int64) * DIM + columns
+        cos = tl.load(angle, mask=columns < HALF, other=0.0)[None, :]
+        sin = tl.load(angle + HALF, mask=columns < HALF, other=0.0)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < HEADS:
         tl.store(qkv + here + spot, low.to(qkv.dtype.element_ty), mask=mask)

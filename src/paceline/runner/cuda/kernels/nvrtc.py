@@ -16,10 +16,10 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import found, stored
 
-PLACE = "// multiply\n"
+MARKER = "// multiply\n"
 
 
-def multiply(name: str, columns: int, is_held: bool = False, is_turned: bool = False) -> str:
+def multiply(name: str, columns: int, is_held: bool = False, is_transposed: bool = False) -> str:
     """sums[64 rows, columns] (+)= rows[64, 16] by lines of shared memory.
 
     Rows are in shared memory too, or in registers. A line is a column of the sums; transposed, it
@@ -29,11 +29,11 @@ def multiply(name: str, columns: int, is_held: bool = False, is_turned: bool = F
     sums = ", ".join(f"%{i}" for i in range(count))
     given = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     if is_held:
-        kind, parts, flags = "const u32 (&rows)[4]", 4, f"1, 1, {int(is_turned)}"
+        kind, parts, flags = "const u32 (&rows)[4]", 4, f"1, 1, {int(is_transposed)}"
         rows = "{" + ", ".join(f"%{count + i}" for i in range(parts)) + "}"
         given += " : " + ", ".join(f'"r"(rows[{i}])' for i in range(parts))
     else:
-        kind, parts, flags = "u64 rows", 1, f"1, 1, 0, {int(is_turned)}"
+        kind, parts, flags = "u64 rows", 1, f"1, 1, 0, {int(is_transposed)}"
         rows = f"%{count}"
         given += ' : "l"(rows)'
     lines, is_sum = count + parts, count + parts + 1
@@ -146,7 +146,7 @@ def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> s
     defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
     folder = Path(__file__).parent
     texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
-    return defined + "".join(texts).replace(PLACE, instructions)
+    return defined + "".join(texts).replace(MARKER, instructions)
 
 
 @cache
@@ -203,8 +203,8 @@ def _compiled(source: str) -> bytes:
         return there.read_bytes()
     compiled = _compile(source)
 
-    def write(place: Path) -> None:
-        place.write_bytes(compiled)
+    def write(path: Path) -> None:
+        path.write_bytes(compiled)
 
     with suppress(OSError):  # a disk that is full: the next start compiles again
         stored(path, write)

@@ -16,7 +16,7 @@
 #define TILE (PAIRS / GROUP)  // positions
 #define KEYS 128
 #define CHUNK 16
-#define HALF_BYTES (KEYS * 128)  // 64 dimensions of a tile: lines of 128 bytes, turned so that eight can be read at once
+#define HALF_BYTES (KEYS * 128)  // 64 dimensions of a tile: lines of 128 bytes, swizzled so that eight can be read at once
 #define SLOT_BYTES (2 * HALF_BYTES)
 #define READERS 2  // warpgroups
 
@@ -61,7 +61,7 @@ template <int LEFT> __device__ __forceinline__ void finish(float (&sums)[64]) {
   for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sums[i])::"memory");  // not read before
 }
 
-// Transposes four words of four adjacent threads, so that each has the words of one place.
+// Transposes four words of four adjacent threads, so that each has the words of one column.
 __device__ __forceinline__ void turn_words(u32 (&word)[4], int lane) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -82,12 +82,13 @@ struct Slots {  // of a circle
   }
 };
 
-// An item is a tile of queries: its first position in the batch, the place of that in its sequence, how many there
+// An item is a tile of queries: its first position in the batch, its position in its sequence, how many there
 // are, and its row. They have waited for the kernel in front before the next one may start, which may run beside this
 // one: it reads what that has written, without a wait.
 extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     tiled(const __grid_constant__ Map store, const __grid_constant__ Map query, const int4* items, const int* count,
-          const int* table, u16* out, int table_stride, int block_size, int places, int own, int window, float scale) {
+          const int* table, u16* out, int table_stride, int block_size, int layers_per_block, int index,
+          int window, float scale) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * SLOTS + 2];
   __shared__ int4 shown;
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
           if (half < 2 && chunk < chunks)
             fetch_cells(slots + slot.at * SLOT_BYTES + half * HALF_BYTES + chunk * (CHUNK * 128), &store,
                         (start + chunk * CHUNK) % block_size, half, head + is_value * KV_HEADS,
-                        (is_value ? before : block) * places + own, full + 8 * slot.at);
+                        (is_value ? before : block) * layers_per_block + index, full + 8 * slot.at);
           slot.next();
         }
         before = block;
@@ -156,7 +157,7 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   const int mine = group * 64 + thread / 32 * 16 + lane / 4;  // the pair of half of the sums; the other is 8 further
-  const float turn = scale * 1.4426950408889634f;             // exp2 is cheaper than exp
+  const float log2_scale = scale * 1.4426950408889634f;       // exp2 is cheaper than exp
   Slots slot = {0, 0};
   int parity = 0;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
@@ -204,14 +205,14 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
         for (int i = 0; i < 64; i += 4) high = fmaxf(high, fmaxf(scores[i + row * 2], scores[i + row * 2 + 1]));
         high = fmaxf(high, across(high, 1));
         high = fmaxf(high, across(high, 2));
-        const float base = high == -INFINITY ? 0.f : high * turn;  // -inf - -inf is NaN
-        less[row] = power(peak[row] * turn - base);
+        const float base = high == -INFINITY ? 0.f : high * log2_scale;  // -inf - -inf is NaN
+        less[row] = power(peak[row] * log2_scale - base);
         peak[row] = high;
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < 64; i += 4) {
-          sum += scores[i + row * 2] = power(scores[i + row * 2] * turn - base);
-          sum += scores[i + row * 2 + 1] = power(scores[i + row * 2 + 1] * turn - base);
+          sum += scores[i + row * 2] = power(scores[i + row * 2] * log2_scale - base);
+          sum += scores[i + row * 2 + 1] = power(scores[i + row * 2 + 1] * log2_scale - base);
         }
         weight[row] = weight[row] * less[row] + sum;
       }

@@ -5,6 +5,8 @@ The kernel is `prefill_attention.cu`. This module cuts rows into tiles and launc
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 from functools import cache
 from typing import Any
@@ -29,7 +31,7 @@ from paceline.runner.kv_store import KVStore
 DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
 SLOTS = 6
 SLOT_BYTES = KEYS * DIM * 2
-MOST_PLACES = 4096  # for tiles, in a step
+MOST_TILES = 4096  # of a step
 
 
 class TileList:
@@ -38,18 +40,18 @@ class TileList:
     def __init__(self, batch: Batch, bounds: Tensor, rows: int, size: int) -> None:
         """Tiles of `size` positions, of at most `rows` rows from `bounds[0]` up to `bounds[1]`."""
         self._rows = batch.row_start, batch.context, bounds
-        self.size, self.places = size, triton.next_power_of_2(batch.positions // size + rows)
+        self.size, self.room = size, triton.next_power_of_2(batch.positions // size + rows)
         on: dict[str, Any] = {"dtype": torch.int32, "device": bounds.device}
-        # First position in the batch, its place in the sequence, number of positions, row.
-        self.items = torch.zeros((self.places, 4), **on)
+        # First position in the batch, its position in the sequence, number of positions, row.
+        self.tiles = torch.zeros((self.room, 4), **on)
         self.count = torch.zeros(1, **on)
 
     def lay_out(self) -> None:
-        sizes = {"TILE": self.size, "PLACES": self.places}
-        sizes |= {"HALVINGS": self.places.bit_length(), "num_warps": 8}
-        work = torch.empty(self.places, dtype=torch.int32, device=self.items.device)
+        sizes = {"TILE": self.size, "ROOM": self.room}
+        sizes |= {"HALVINGS": self.room.bit_length(), "num_warps": 8}
+        work = torch.empty(self.room, dtype=torch.int32, device=self.tiles.device)
         _weigh[(1,)](*self._rows, work, self.count, KEYS=KEYS, **sizes)
-        _list[(1,)](*self._rows, work.argsort(descending=True), self.items, **sizes)
+        _list[(1,)](*self._rows, work.argsort(descending=True), self.tiles, **sizes)
 
 
 class PrefillAttention:
@@ -61,8 +63,9 @@ class PrefillAttention:
         self._group = heads // kv.kv_heads
         self._tiles = TileList(batch, bounds, rows, PAIRS // self._group)
         processors = torch.cuda.get_device_properties(kv.content.device).multi_processor_count
-        self._programs = min(processors, self._tiles.places * kv.kv_heads)
-        shape = (kv.blocks * kv.groups.places, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
+        self._programs = min(processors, self._tiles.room * kv.kv_heads)
+        runs = kv.blocks * kv.groups.layers_per_block
+        shape = (runs, kv.block_size, 2 * kv.kv_heads, DIM // HALF, HALF)
         halves = kv.content.view(shape).permute(0, 2, 3, 1, 4)  # cells of a half are adjacent
         self._map = TensorMap(halves, (1, 1, 1, CHUNK, HALF))
 
@@ -71,7 +74,7 @@ class PrefillAttention:
         """Whether the kernel supports such a store and so many positions of such queries."""
         group = queries.heads // kv.kv_heads
         is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
-        is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_PLACES
+        is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_TILES
         is_typed = kv.dtype == queries.dtype == torch.bfloat16
         is_plain = not (queries.is_capped or queries.has_sinks)
         return is_shaped and is_typed and is_plain and can_compile(kv.content.device)
@@ -93,16 +96,17 @@ class PrefillAttention:
         assert cap is None, "the kernel does not cap scores"
         assert sinks is None, "the kernel has no sinks"
         kv, tiles, groups = self._kv, self._tiles, self._kv.groups
-        table, place = self._tables[groups.group[layer]], groups.place[layer]
+        table, index = self._tables[groups.group[layer]], groups.index[layer]
         halves = query.view(*query.shape[:2], DIM // HALF, HALF)
         arguments = (
             *(
                 self._map,
                 TensorMap(halves, (tiles.size, self._group, 1, HALF)),
-                tiles.items,
+                tiles.tiles,
                 tiles.count,
             ),
-            *(table, out, table.stride(0), kv.block_size, groups.places, place, window or 0, scale),
+            *(table, out, table.stride(0), kv.block_size, groups.layers_per_block, index),
+            *(window or 0, scale),
         )
         _kernel(kv.kv_heads, self._group).launch(self._programs, arguments)
 
@@ -115,7 +119,7 @@ def _kernel(kv_heads: int, group: int) -> Kernel:
 def source_for(kv_heads: int, group: int) -> str:
     sizes = {"KV_HEADS": kv_heads, "GROUP": group, "SLOTS": SLOTS}
     score = multiply("score", KEYS, is_held=True)
-    weigh = multiply("weigh", DIM, is_held=True, is_turned=True)
+    weigh = multiply("weigh", DIM, is_held=True, is_transposed=True)
     return source_of("prefill_attention", sizes, score + weigh)
 
 
@@ -128,13 +132,13 @@ def _weigh(
     count,
     TILE: tl.constexpr,
     KEYS: tl.constexpr,
-    PLACES: tl.constexpr,
+    ROOM: tl.constexpr,
     HALVINGS: tl.constexpr,
 ):
-    """Tiles of keys of the tile at each place, 0 if there is no tile; and the number of tiles."""
-    place = tl.arange(0, PLACES)
-    _, _, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
-    tl.store(work + place, tl.where(some > 0, tl.cdiv(lowest + some, KEYS), 0))
+    """Tiles of keys of the tile at each index, 0 if there is no tile; and the number of tiles."""
+    index = tl.arange(0, ROOM)
+    _, _, some, lowest = _tile_at(index, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(work + index, tl.where(some > 0, tl.cdiv(lowest + some, KEYS), 0))
     tl.store(count, tl.sum((some > 0).to(tl.int32), 0))
 
 
@@ -144,42 +148,42 @@ def _list(
     context,
     bounds,
     order,
-    items,
+    tiles,
     TILE: tl.constexpr,
-    PLACES: tl.constexpr,
+    ROOM: tl.constexpr,
     HALVINGS: tl.constexpr,
 ):
     """Write the tiles in this order."""
-    index = tl.arange(0, PLACES)
-    place = tl.load(order + index).to(tl.int32)
-    row, start, some, lowest = _tile_at(place, row_start, context, bounds, TILE, HALVINGS)
-    tl.store(items + index * 4, start)
-    tl.store(items + index * 4 + 1, lowest)
-    tl.store(items + index * 4 + 2, some)
-    tl.store(items + index * 4 + 3, row)
+    index = tl.arange(0, ROOM)
+    tile = tl.load(order + index).to(tl.int32)
+    row, start, some, lowest = _tile_at(tile, row_start, context, bounds, TILE, HALVINGS)
+    tl.store(tiles + index * 4, start)
+    tl.store(tiles + index * 4 + 1, lowest)
+    tl.store(tiles + index * 4 + 2, some)
+    tl.store(tiles + index * 4 + 3, row)
 
 
 @triton.jit
-def _tile_at(place, row_start, context, bounds, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-    """Row, first position in the batch, number of positions, and place in the sequence.
+def _tile_at(tile, row_start, context, bounds, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    """Row, first position in the batch, number of positions, and position in the sequence.
 
-    The first tile of a row is at place `start // TILE + row`; its last place may be empty.
+    The first tile of a row is at index `start // TILE + row`; its last one may be empty.
     """
     skip = tl.load(bounds)
     rows = tl.load(bounds + 1) - skip
     starts = row_start + skip
     first = tl.load(starts)
-    low, high = tl.zeros_like(place), tl.zeros_like(place) + rows
+    low, high = tl.zeros_like(tile), tl.zeros_like(tile) + rows
     for _ in tl.static_range(HALVINGS):
         middle = (low + high) // 2
         begins = (tl.load(starts + middle) - first) // TILE + middle
-        is_before = (middle == low) | (begins <= place)
+        is_before = (middle == low) | (begins <= tile)
         low = tl.where(is_before, middle, low)
         high = tl.where(is_before, high, middle)
     is_row = low < rows
     start = tl.load(starts + low)
     size = tl.load(starts + low + 1, mask=is_row, other=0) - start
     end = tl.load(context + skip + low, mask=is_row, other=0)
-    before = (place - (start - first) // TILE - low) * TILE
+    before = (tile - (start - first) // TILE - low) * TILE
     some = tl.where(is_row, tl.maximum(tl.minimum(size - before, TILE), 0), 0)
     return skip + low, start + before, some, end - size + before

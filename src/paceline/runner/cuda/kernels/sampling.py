@@ -1,7 +1,7 @@
 """Sampling in three kernels that read the logits in place.
 
-They choose the same tokens as `runner.token_choice`, for rows that take the likeliest token or draw
-from the whole vocabulary. Rows with further settings use the sampler.
+They choose the same tokens as `runner.sampling.token_choice`, for rows that take the likeliest
+token or draw from the whole vocabulary. Rows with further settings use the sampler.
 """
 
 from math import gcd
@@ -50,6 +50,8 @@ def _mask(logits, mask_of, bits, VOCAB: tl.constexpr, MASK_CHUNK: tl.constexpr):
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0124, PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 
 CHUNK = 8192  # logits that one program reads
@@ -101,7 +103,7 @@ def choose(
         ids,
         chunks,
         CELLS=cells,
-        PLACES=triton.next_power_of_2(cells),
+        PADDED=triton.next_power_of_2(cells),
         **sizes,
     )
 
@@ -126,9 +128,9 @@ def _peak_of(peaks, row, chunks, CHUNKS: tl.constexpr):
     chunk = tl.arange(0, CHUNKS)
     given = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     strange = tl.sum((given != given).to(tl.int32), 0) > 0
-    peak, place = tl.max(given, 0, return_indices=True)
+    peak, index = tl.max(given, 0, return_indices=True)
     is_number = (strange == 0) & (peak > float("-inf")) & (peak < float("inf"))
-    return tl.where(is_number, peak, 0.0), place, is_number
+    return tl.where(is_number, peak, 0.0), index, is_number
 
 
 @triton.jit
@@ -147,8 +149,8 @@ def _sums(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
-    own = tl.load(slot + row)
-    heat = tl.load(temperature + own)
+    owner = tl.load(slot + row)
+    heat = tl.load(temperature + owner)
     if heat > 0.0:
         peak, _, _ = _peak_of(peaks, row, chunks, CHUNKS)
         cell = chunk * (CHUNK // CELL) + tl.arange(0, CHUNK // CELL)
@@ -172,7 +174,7 @@ def _word(key, position):
 
 @triton.jit
 def _pick(mass, real, part):
-    """The place at which the cumulative mass passes `part` of the whole, in [0, 1)."""
+    """The index at which the cumulative mass passes `part` of the whole, in [0, 1)."""
     upto = tl.cumsum(mass, 0)
     whole = tl.sum(mass, 0)
     target = (part * whole.to(tl.float64)).to(tl.int64)
@@ -196,18 +198,18 @@ def _draw(
     CHUNKS: tl.constexpr,
     CELL: tl.constexpr,
     CELLS: tl.constexpr,
-    PLACES: tl.constexpr,
+    PADDED: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * VOCAB
     peak, chunk, is_number = _peak_of(peaks, row, chunks, CHUNKS)
-    own = tl.load(slot + row)
-    heat = tl.load(temperature + own)
+    owner = tl.load(slot + row)
+    heat = tl.load(temperature + owner)
     if heat > 0.0:
-        word = _word(tl.load(keys + own), tl.load(position + row))
-        cell = tl.arange(0, PLACES)
+        word = _word(tl.load(keys + owner), tl.load(position + row))
+        cell = tl.arange(0, PADDED)
         total = tl.load(sums + row * CELLS + cell, mask=cell < CELLS, other=0.0)
         part = (word >> 32).to(tl.float64) * FRACTION
         first = _pick((total * UNIT).to(tl.int64), cell < CELLS, part)
@@ -217,7 +219,7 @@ def _draw(
         part = (word & 0xFFFFFFFF).to(tl.float64) * FRACTION
         chosen = first * CELL + _pick((weights * CELL_UNIT).to(tl.int64), at >= 0, part)
     else:
-        place = chunk * CHUNK + tl.arange(0, CHUNK)
-        near = tl.load(line + place, mask=place < VOCAB, other=float("-inf")).to(tl.float32)
-        chosen = tl.min(tl.where(near == peak, place, VOCAB), 0)
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
+        near = tl.load(line + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+        chosen = tl.min(tl.where(near == peak, token, VOCAB), 0)
     tl.store(ids + row, tl.where(is_number, chosen, -1))

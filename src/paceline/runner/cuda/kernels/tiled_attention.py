@@ -2,6 +2,8 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 import triton
 import triton.language as tl
@@ -27,13 +29,13 @@ def _row_of(row_start, rows, tile, TILE: tl.constexpr):
 def _look(
     q,
     keys,
-    own,
+    row_table,
     first,
     begin,
     stop,
     position,
     window,
-    turn,
+    log2_scale,
     state,
     block_stride,
     cell_stride,
@@ -53,10 +55,10 @@ def _look(
         cell = at + tl.arange(0, CELLS)
         if MASKED:  # blocks in front of the window may be others' by now, and hold NaN
             there = (cell < stop) & (cell >= first)
-            block = tl.load(own + cell // BLOCK, mask=there, other=0).to(tl.int64)
+            block = tl.load(row_table + cell // BLOCK, mask=there, other=0).to(tl.int64)
             mask = there[:, None] & (dims < DIM)[None, :]
         else:
-            block = tl.load(own + cell // BLOCK).to(tl.int64)
+            block = tl.load(row_table + cell // BLOCK).to(tl.int64)
             mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
         spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
         if MASKED or DIM < WIDTH:
@@ -65,7 +67,7 @@ def _look(
         else:
             k = tl.load(spot)
             v = tl.load(spot + KV_HEADS * DIM)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * turn
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
         if CAP > 0:
             scores = capped(scores, CAP)
         if MASKED:
@@ -152,17 +154,17 @@ def tiles(
     if SINKS:  # a score without a value
         peak = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         total = tl.full([PAIRS], 1.0, tl.float32)
-    turn = scale * 1.4426950408889634
+    log2_scale = scale * 1.4426950408889634
     keys = content + layer_at + kv_head * DIM
-    own = table + row.to(tl.int64) * table_stride
+    row_table = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        q, keys, own, seen, begin, clear, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
+        q, keys, row_table, seen, begin, clear, position, window, log2_scale, state, block_stride,
+        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        q, keys, own, seen, clear, stop, position, window, turn, state, block_stride, cell_stride,
-        KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
+        q, keys, row_table, seen, clear, stop, position, window, log2_scale, state, block_stride,
+        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -10,7 +10,7 @@ from paceline import Request, Scheduler
 from paceline.images.processor import image_item
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
-from paceline.runner.encoder_store import EncoderStore, ResidentItems
+from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
@@ -59,7 +59,7 @@ def asked(name: str) -> list[Request]:
     return found
 
 
-def runner_with_items(model: Model, scheduler: Scheduler) -> TorchRunner:
+def runner_with_images(model: Model, scheduler: Scheduler) -> TorchRunner:
     config = scheduler.config
     kv = KVStore(model.config, config.cache.num_blocks, config.cache.block_size)
     slots = config.step.max_num_seqs
@@ -70,14 +70,14 @@ def runner_with_items(model: Model, scheduler: Scheduler) -> TorchRunner:
     assert model.images is not None
     square = model.images.square
     store = EncoderStore(model.images, torch.zeros(config.encoder_capacity, model.images.width))
-    runner.use_items(ResidentItems(store, Coordinates(slots, square) if square else None))
+    runner.use_images(ResidentImages(store, Coordinates(slots, square) if square else None))
     assert runner.capabilities.items
     return runner
 
 
 def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: Any) -> Any:
     scheduler = Scheduler.create(**{**SETTINGS, **changes})
-    return drive(scheduler, runner_with_items(model, scheduler), requests, depth), scheduler
+    return drive(scheduler, runner_with_images(model, scheduler), requests, depth), scheduler
 
 
 @pytest.mark.parametrize("way", ITEM_WAYS)
@@ -126,6 +126,6 @@ def test_rank_0_encodes_images_for_all() -> None:
         model = Model.load(checkpoint, group=group)
         assert model.images is not None
         assert model.images.encodes == group.is_first
-        return runner_with_items(model, scheduler)
+        return runner_with_images(model, scheduler)
 
     assert tokens_of_two_ranks(rank, asked("Qwen2_5_VL")[:2], SETTINGS, 2)[0] == due

@@ -52,7 +52,7 @@ typedef int8x16_t bytes;
 #define LOW(x) vandq_s8(x, vdupq_n_s8(15))
 #define HIGH(x) vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4))
 #define HALVES(at) (lanes) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
-#define ADD_AT(sum, w, x, place) (bytes) vdotq_laneq_s32((int32x4_t)(sum), w, x, place)
+#define ADD_AT(sum, w, x, lane) (bytes) vdotq_laneq_s32((int32x4_t)(sum), w, x, lane)
 #define WHOLE(sum) (sum)
 #else
 #error "no instructions for products of whole numbers are known for this processor"
@@ -72,8 +72,8 @@ static inline int32_t four_bytes(const void *at) {
     return value;
 }
 
-int nibbles_lanes(void) { return LANES; }
-int nibbles_group(void) { return GROUP; }
+int int4_lanes(void) { return LANES; }
+int int4_group(void) { return GROUP; }
 
 static int64_t bytes_of(const struct matrix *m, int64_t rows) {
     return rows * (m->width / GROUP * (int64_t)sizeof(struct scaled) + m->width);
@@ -218,4 +218,4 @@ static void panel(
     }
 }
 
-const struct way nibbles_way = {bytes_of, round_row, panel, PANEL};
+const struct way int4_way = {bytes_of, round_row, panel, PANEL};
