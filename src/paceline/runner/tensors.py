@@ -1,6 +1,6 @@
 """Functions of torch that it does not annotate, with their types."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable
 
@@ -10,4 +10,11 @@ from torch import Tensor
 
 from_numpy: Callable[[np.ndarray], Tensor] = torch.from_numpy
 to_ints: Callable[[Tensor], list[int]] = Tensor.tolist  # of a tensor [n]
+to_floats: Callable[[Tensor], list[float]] = Tensor.tolist  # likewise
+split: Callable[[Tensor, list[int]], tuple[Tensor, ...]] = torch.split
 vector_norm: Callable[..., Tensor] = torch.linalg.vector_norm
+
+
+def processors_of(device: torch.device) -> int:
+    """The streaming multiprocessors of a GPU."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32, Index
 from paceline.core.plan import Plan, Rows
 from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.adapters.weights import AdapterWeights, read_adapter
+from paceline.runner.tensors import from_numpy
 
 
 class HostAdapters:
@@ -123,7 +123,7 @@ class ResidentAdapters:
     def of_step(self, rows: Rows) -> Tensor | None:
         """The places of the adapters, [positions]; None if no row has one."""
         place = self._places.of_rows(rows.slot)
-        return None if place is None else torch.from_numpy(np.repeat(place, rows.count))
+        return None if place is None else from_numpy(np.repeat(place, rows.count))
 
     def _fill(self, place: int, identity: str) -> None:
         self._weights[place] = self.host.weights(identity)

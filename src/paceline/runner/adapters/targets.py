@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -198,14 +198,14 @@ def number(path: Path, raw: Mapping[str, Any], name: str, kind: Any) -> Any:
     return value
 
 
-def patterns(path: Path, raw: Mapping[str, Any], name: str) -> Any:
+def patterns(path: Path, raw: Mapping[str, Any], name: str) -> str | list[str]:
     value = raw.get(name)
     if not value or not isinstance(value, str | list):
         raise RequestError(
             f"{path}: {name} is {value!r}; it must be a list of modules, a regular expression or "
             f"{ALL_LINEAR!r}"
         )
-    return value
+    return cast("str | list[str]", value)
 
 
 def matches(wanted: str | list[str], module: str) -> bool:

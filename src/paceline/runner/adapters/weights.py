@@ -54,7 +54,8 @@ def read_adapter(folder: Path, targets: AdapterTargets, most_rank: int) -> Adapt
         also = f"; convert {OTHER_FILE} to safetensors" if (folder / OTHER_FILE).exists() else ""
         raise RequestError(f"{folder} has no {FILE}{also}")
     try:
-        with safe_open(path, framework="pt") as file:
+        opened: Any = safe_open(path, framework="pt")
+        with opened as file:
             return AdapterReader(config, targets, most_rank, file).read(version(folder))
     except (OSError, SafetensorError) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None

@@ -20,6 +20,7 @@ from paceline.runner.cuda.kernels.library import Library
 from paceline.runner.cuda.kernels.split_k import SplitK
 from paceline.runner.cuda.linear_kernel import LinearWeights, Use
 from paceline.runner.cuda.staging import Staging
+from paceline.runner.tensors import split
 from paceline.runner.weight_format import PlainMatrix
 
 RANK_STEP = 16  # the least that tensor cores sum over
@@ -158,7 +159,7 @@ def pinned(adapter: AdapterWeights) -> AdapterWeights:
         return adapter
     sizes = [one.numel() for one in tensors]
     memory = torch.empty(sum(sizes), dtype=tensors[0].dtype, pin_memory=True)
-    copies = iter(zip(memory.split(sizes), tensors, strict=True))
+    copies = iter(zip(split(memory, sizes), tensors, strict=True))
 
     def copied() -> Tensor:
         there, one = next(copies)

@@ -18,6 +18,7 @@ from paceline.runner.models.architecture import (
     MoESpec,
     NormSpec,
 )
+from paceline.runner.tensors import split, to_ints
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -98,8 +99,8 @@ class MoE:
         chosen, share = self._choose(x)
         total = torch.zeros_like(hidden)
         order = chosen.flatten().argsort(stable=True)  # [positions * chosen]
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        for expert, pairs in zip(self.experts, order.split(counts), strict=True):
+        counts = to_ints(chosen.flatten().bincount(minlength=len(self.experts)))
+        for expert, pairs in zip(self.experts, split(order, counts), strict=True):
             if len(pairs):
                 position = pairs // self._spec.chosen
                 found = expert.down(expert.gated(x[position]))

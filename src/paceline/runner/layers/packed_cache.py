@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from os import utime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from paceline.core.system.files import cache_folder, packed_folder, places, stored
@@ -121,7 +122,8 @@ def read(place: Path) -> dict[str, PackedWeights]:
     """Map the weights of a file; none if it is damaged."""
     found: dict[str, PackedWeights] = {}
     try:
-        with safe_open(place, framework="pt") as file:
+        opened: Any = safe_open(place, framework="pt")
+        with opened as file:
             for name, values in json.loads(file.metadata()[PRODUCTS]).items():
                 bits, outputs, inputs, width, expected = values
                 content, scale = (

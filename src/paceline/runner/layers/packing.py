@@ -48,7 +48,7 @@ class FourBitWeights:
     @staticmethod
     def of(weight: Tensor, group: int) -> "FourBitWeights":
         inputs = weight.shape[1]
-        groups = F.pad(weight, (0, -inputs % group)).unflatten(1, (-1, group))
+        groups = F.pad(weight, (0, -inputs % group)).view(len(weight), -1, group)
         if inputs % group:  # padding must not widen the range of the last group
             groups[:, -1, inputs % group :] = groups[:, -1, :1]
         low, high = groups.aminmax(dim=-1)  # [outputs, groups] each

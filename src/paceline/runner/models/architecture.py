@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
@@ -252,7 +252,7 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
         for field in fields(spec):
             yield from parts_of(getattr(spec, field.name), kind)
     elif isinstance(spec, tuple):
-        for part in spec:
+        for part in cast("tuple[Any, ...]", spec):
             yield from parts_of(part, kind)
 
 

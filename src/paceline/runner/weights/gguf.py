@@ -10,6 +10,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.tensors import from_numpy, to_floats
 from paceline.runner.weights import expert_stacks as mxfp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 
@@ -21,7 +22,7 @@ UNEVEN = torch.tensor(
 
 def dequantised(tensor: GGUFTensor) -> Tensor:
     """Return a tensor in the floating-point type of the file, or in float32."""
-    return DECODERS[tensor.encoding.name](torch.from_numpy(tensor.blocks)).view(tensor.shape)
+    return DECODERS[tensor.encoding.name](from_numpy(tensor.blocks)).view(tensor.shape)
 
 
 def _half(blocks: Tensor, place: int) -> Tensor:
@@ -212,7 +213,7 @@ class GGUF:
         file = read_gguf(path)
         tensors = dict(file.tensors)
         factors = {name: tensors.pop(name) for name in ALL_FACTORS if name in tensors}
-        numbers = {name: dequantised(tensor).tolist() for name, tensor in factors.items()}
+        numbers = {name: to_floats(dequantised(tensor)) for name, tensor in factors.items()}
         config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -112,7 +112,9 @@ def files_in(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         return [folder / SINGLE]
-    names = json_object(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(one, str) for one in names.values()):
+    names: Any = json_object(index).get("weight_map")
+    is_map = isinstance(names, dict)
+    files = set(cast("dict[str, Any]", names).values()) if is_map else set[Any]()
+    if not files or not all(isinstance(one, str) for one in files):
         raise ConfigError(f"{index} has no weight_map of file names")
-    return [folder / name for name in sorted(set(names.values()))]
+    return [folder / name for name in sorted(files)]

@@ -10,6 +10,8 @@ GPU, so that a graph fits every choice:
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
 
 import torch
 import triton

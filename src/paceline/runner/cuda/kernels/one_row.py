@@ -2,7 +2,8 @@
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: C901, PLR0913, PLR0917, RUF005
-# pyright: reportAttributeAccessIssue=false
+# Parameters of kernels have no types.
+# pyright: standard, reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 

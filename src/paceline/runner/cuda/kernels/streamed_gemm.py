@@ -22,6 +22,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     source_of,
 )
 from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.tensors import processors_of
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
 
@@ -102,7 +103,7 @@ class Streamed(LinearKernel):
             return None
         if not can_compile(weight.device):
             return None
-        processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+        processors = processors_of(weight.device)
         outputs, inputs = weight.shape
         is_small = size < LEAST_BYTES
         few = (GATED_LINES, 1) if is_small else ()
