@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from paceline.runner.cuda.linear_kernel import ExpertGate, ExpertWeights, LinearWeights
-from paceline.runner.weight_format import PlainMatrix
+from paceline.runner.matrix import PlainMatrix
 
 
 def weights_of(weight: Tensor, bias: Tensor | None = None) -> LinearWeights:

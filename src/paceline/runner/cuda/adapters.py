@@ -20,8 +20,8 @@ from paceline.runner.cuda.kernels.library import Library
 from paceline.runner.cuda.kernels.split_k import SplitK
 from paceline.runner.cuda.linear_kernel import LinearWeights, Use
 from paceline.runner.cuda.staging import Staging
+from paceline.runner.matrix import PlainMatrix
 from paceline.runner.tensors import split
-from paceline.runner.weight_format import PlainMatrix
 
 RANK_STEP = 16  # the least that tensor cores sum over
 

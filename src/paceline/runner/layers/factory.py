@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import Norm, UnscaledNorm
+from paceline.runner.matrix import Matrix, PlainMatrix, joined
 from paceline.runner.models.architecture import AttentionSpec, HeadNorms, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
-from paceline.runner.weight_format import Matrix, joined
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
 
 L_co = TypeVar("L_co", bound=Linear, covariant=True)
@@ -90,7 +90,9 @@ class LayerFactory(Generic[L_co]):
         """The weights of a linear, [outputs, inputs]."""
         return joined(
             [
-                format.read(weight, self.read_stored)
+                PlainMatrix(self.read(weight))
+                if format is None
+                else format.read(weight, self.read_stored)
                 for weight, format in zip(linear.weights, linear.formats, strict=True)
             ]
         )

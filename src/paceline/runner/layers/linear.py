@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.runner.weight_format import Matrix
+from paceline.runner.matrix import Matrix
 
 
 class Linear(Protocol):

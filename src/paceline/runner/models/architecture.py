@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
-from paceline.runner.weight_format import PLAIN, WeightFormat
+from paceline.runner.weight_format import WeightFormat
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 Part = TypeVar("Part")
@@ -38,8 +39,9 @@ class LinearSpec:
 
     weights: tuple[TensorSpec, ...]  # [outputs, inputs] each
     biases: tuple[TensorSpec, ...] = ()  # [outputs] each: one for every weight, or none
-    # The format of every weight; none: all are plain. Backends decode what they have no kernel for.
-    quantized: tuple[WeightFormat, ...] = field(default=(), metadata={EVERY_BACKEND: True})
+    # The format of every weight, None for plain ones; none: all are plain. Backends decode what
+    # they have no kernel for.
+    quantized: tuple[WeightFormat | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
 
     def __post_init__(self) -> None:
         for what, given in (("biases", self.biases), ("formats", self.quantized)):
@@ -55,16 +57,18 @@ class LinearSpec:
         return self.weights[0].name
 
     @property
-    def formats(self) -> tuple[WeightFormat, ...]:
-        """The format of every weight."""
-        return self.quantized or (PLAIN,) * len(self.weights)
+    def formats(self) -> tuple[WeightFormat | None, ...]:
+        """The format of every weight; None: it is plain."""
+        return self.quantized or (None,) * len(self.weights)
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors that a checkpoint has for it."""
         pairs = zip(self.weights, self.formats, strict=True)
-        stored = (tensor for weight, format in pairs for tensor in format.stored(weight))
-        return (*stored, *self.biases)
+        stored = (
+            (weight,) if format is None else format.stored(weight) for weight, format in pairs
+        )
+        return (*chain.from_iterable(stored), *self.biases)
 
     @property
     def outputs(self) -> int:

@@ -24,7 +24,6 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.gguf_config import HEAD
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
 from paceline.runner.models.traits import ExpertNames
-from paceline.runner.weight_format import PLAIN
 
 
 def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
@@ -222,7 +221,7 @@ class LayerTensors:
         bias = (one("bias", shape[:1]),) if has_bias else ()
         weight = one("weight", shape)
         format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
-        return LinearSpec((weight,), bias, () if format == PLAIN else (format,))
+        return LinearSpec((weight,), bias, () if format is None else (format,))
 
     def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
         """A tensor that HF's files name without an ending."""

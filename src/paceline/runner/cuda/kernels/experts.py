@@ -24,7 +24,7 @@ from paceline.runner.cuda.linear_kernel import (
     ExpertKernel,
     ExpertWeights,
 )
-from paceline.runner.weight_format import PlainMatrix
+from paceline.runner.matrix import PlainMatrix
 
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
 LEAST, MOST = 16, 128  # pairs of a program

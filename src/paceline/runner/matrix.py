@@ -1,0 +1,99 @@
+"""The weights of a linear in memory, in the form of one format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+M = TypeVar("M", bound="Matrix")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix(ABC):
+    """The weights of a linear, [outputs, inputs], in the form of one format.
+
+    A subclass is a frozen dataclass. Its tensors have the outputs, or blocks of them, along the
+    first dimension; in weights of several experts, the experts come before that.
+    """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+
+    @property
+    def form(self) -> str:
+        """What the numbers are, for messages."""
+        return type(self).__name__
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The numbers that these weights stand for, [outputs, inputs] in float32."""
+
+    def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple["Matrix", Tensor | None]:
+        """The weights as they are kept, with the factor of the inputs [inputs] in them, and the
+        factor that a kernel must apply instead, if the format cannot hold it."""
+        return self, factor
+
+    def select(self: M, outputs: Tensor) -> "M | PlainMatrix":
+        """Some outputs, in this order."""
+        return PlainMatrix(self.dense()[outputs])
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        found = (getattr(self, one.name) for one in fields(self))
+        return tuple(one for one in found if isinstance(one, Tensor))
+
+    def with_tensors(self: M, tensors: Iterable[Tensor]) -> M:
+        """The same form with other tensors."""
+        names = (one.name for one in fields(self) if isinstance(getattr(self, one.name), Tensor))
+        return replace(self, **dict(zip(names, tensors, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMatrix(Matrix):
+    """Floating-point numbers."""
+
+    weight: Tensor  # [outputs, inputs]
+
+    @property
+    def form(self) -> str:
+        return str(self.weight.dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], self.weight.shape[-1]
+
+    def dense(self) -> Tensor:
+        return self.weight.float()
+
+    def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple[Matrix, None]:
+        whole = self.weight if factor is None else self.weight * factor
+        return PlainMatrix(whole.to(dtype)), None
+
+    def select(self, outputs: Tensor) -> "PlainMatrix":
+        return PlainMatrix(self.weight[outputs])
+
+
+def joined(matrices: Sequence[Matrix]) -> Matrix:
+    """Linears of the same input as one; of several forms, all are decoded."""
+    first = matrices[0]
+    if len(matrices) == 1:
+        return first
+    if any(type(one) is not type(first) for one in matrices):
+        return PlainMatrix(torch.cat([one.dense() for one in matrices]))
+    return first.with_tensors(map(torch.cat, zip(*(one.tensors for one in matrices), strict=True)))
+
+
+def stacked(count: int, matrices: Iterator[Matrix]) -> Matrix:
+    """The weights of several experts, one of which is read at a time."""
+    first = next(matrices)
+    whole = [tensor.new_empty((count, *tensor.shape)) for tensor in first.tensors]
+    for expert, matrix in enumerate(chain((first,), matrices)):
+        for there, tensor in zip(whole, matrix.tensors, strict=True):
+            there[expert] = tensor
+    return first.with_tensors(whole)
