@@ -37,6 +37,7 @@ ROW_TOKENS = 1152  # with KV, on average
 STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
+WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5}  # of linears in layers, by format
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ class Floor:
     head_flops: int
 
     @staticmethod
-    def of(config: ModelConfig) -> "Floor":
+    def of(config: ModelConfig, quantization: str = "") -> "Floor":
         shapes = manifest(config)
         layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
+        layer_bytes = WEIGHT_BYTES[quantization] * layers
         head = config.vocab * config.width
         token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BF16_BYTES
-        return Floor(BF16_BYTES * (layers + head), token_bytes, 2 * layers, 2 * head)
+        return Floor(layer_bytes + BF16_BYTES * head, token_bytes, 2 * layers, 2 * head)
 
     def seconds(self, plan: Plan) -> float:
         contexts = int(plan.start.sum()) + plan.total
@@ -124,13 +126,14 @@ class Bench:
         """With a proposer, the graphs for drafts are captured too, and by these weights samples are
         known: the drafts of a benchmark are right where it says so, whatever a step rounds. Without
         `warms`, a graph is captured when it is first used."""
-        raw = self.shape(name)
+        shape, _, quantization = name.partition(":")
+        raw = self.shape(shape)
         begin = perf_counter()
         self.name, self.attention = name, attention
-        self.config = ModelConfig.of_hf(raw)
+        self.config = ModelConfig.of_hf(raw).loaded_as(quantization or "auto")
         if proposer:
             self.config = replace(self.config, tied_embedding=False)
-        self.floor = Floor.of(self.config)
+        self.floor = Floor.of(self.config, quantization)
         kind = weights if proposer else Dummy
         source = kind(self.config, device="cuda")
         self.model = CudaModel.load(source, MAX_MODEL_LEN, adapters=room)

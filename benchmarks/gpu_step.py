@@ -1,6 +1,7 @@
 """The time of a decode step on a GPU, and of what it is made; prints JSON lines.
 
     python -m benchmarks.gpu_step qwen3-0.6b triton 1 64 256
+    python -m benchmarks.gpu_step qwen3-14b:fp8 triton 1 64 256     quantized on load
     python -m benchmarks.gpu_step --profile qwen3-0.6b triton 0 256        0: a step of prompts
 
 Weights are random, in the shapes of the named models: the speed is the same.

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from paceline.runner.cuda.linear_kernel import ExpertGate, ExpertWeights, LinearWeights
-from paceline.runner.matrix import PlainMatrix
+from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertWeights, LinearWeights
+from paceline.runner.weights.matrix import PlainMatrix
 
 
 def weights_of(weight: Tensor, bias: Tensor | None = None) -> LinearWeights:

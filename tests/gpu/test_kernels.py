@@ -13,9 +13,9 @@ from tests.runner.support import cells_of, filled_store, tiny
 try:
     from paceline.runner.attention.triton import Triton
     from paceline.runner.cuda.coordinates import rotary_table
+    from paceline.runner.cuda.gemm.linear_kernel import Use
+    from paceline.runner.cuda.gemm.split_k import SplitK
     from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
-    from paceline.runner.cuda.kernels.split_k import SplitK
-    from paceline.runner.cuda.linear_kernel import Use
     from tests.gpu.linears import weights_of
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)

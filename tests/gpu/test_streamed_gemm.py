@@ -14,9 +14,9 @@ from tests.runner.support import cells_of, filled_store, tiny
 
 try:
     from paceline.runner.attention.triton import Triton
+    from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
+    from paceline.runner.cuda.gemm.streamed_gemm import Streamed
     from paceline.runner.cuda.graphs.capture import GraphMemory, recording
-    from paceline.runner.cuda.kernels.streamed_gemm import Streamed
-    from paceline.runner.cuda.linear_kernel import LinearWeights, Use
     from paceline.runner.cuda.model import CudaModel
     from tests.gpu.linears import weights_of
 except ImportError:
@@ -168,7 +168,7 @@ def test_a_whole_model_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPa
     streaming = CudaModel.load(source, 64)
     ran = counted(monkeypatch)
     for least in ("LEAST_BYTES", "GATED_BYTES"):
-        monkeypatch.setattr(f"paceline.runner.cuda.kernels.streamed_gemm.{least}", 1 << 60)
+        monkeypatch.setattr(f"paceline.runner.cuda.gemm.streamed_gemm.{least}", 1 << 60)
     library = CudaModel.load(source, 64)
     expected_runs = {5: 8, 64: 8, 65: 6, 128: 6, 129: 2, 192: 2, 193: 0}
     for rows, count in expected_runs.items():
@@ -194,7 +194,7 @@ def test_layers_with_a_norm_inside_in_a_graph(rows: int, monkeypatch: pytest.Mon
     config = tiny(architectures=["Qwen3ForCausalLM"], **shape)
     source = Dummy(config, device="cuda")
     model = CudaModel.load(source, 64)
-    monkeypatch.setattr("paceline.runner.cuda.kernels.streamed_gemm.GATED_BYTES", 1 << 60)
+    monkeypatch.setattr("paceline.runner.cuda.gemm.streamed_gemm.GATED_BYTES", 1 << 60)
     library = CudaModel.load(source, 64)
     ran = counted(monkeypatch)
     batch, blocks = rows_of([(1, 1 + row % 40) for row in range(rows)], 16)

@@ -5,14 +5,14 @@ import torch
 
 from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.gemm.linear_kernel import Use
+from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.kernels.layers import (
     DeferredNorm,
     HeadRotation,
     cap_logits,
     rotate_and_store,
 )
-from paceline.runner.cuda.kernels.split_k import SplitK
-from paceline.runner.cuda.linear_kernel import Use
 from paceline.runner.models.rope import Rope, frequencies
 from tests.gpu.linears import weights_of
 from tests.interpreted.test_attention import store_for

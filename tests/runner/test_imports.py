@@ -26,8 +26,10 @@ KERNELS = {
     "cuda/kernels/experts.py": {"triton"},
     "cuda/kernels/layers.py": {"triton"},
     "cuda/kernels/sampling.py": {"triton"},
-    "cuda/kernels/split_k.py": {"triton"},
-    "cuda/kernels/one_row.py": {"triton"},
+    "cuda/gemm/split_k.py": {"triton"},
+    "cuda/gemm/one_row.py": {"triton"},
+    "cuda/gemm/fp8.py": {"triton"},
+    "cuda/gemm/fp8_codes.py": {"triton"},
     "cuda/kernels/prefill_attention.py": {"triton"},
     "cuda/kernels/adapters.py": {"triton"},
 }

@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.runner.cuda.kernels.nvrtc import SHARED_BYTES
-from paceline.runner.cuda.kernels.streamed_gemm import (
+from paceline.runner.cuda.gemm.streamed_gemm import (
     GATED_LINES,
     GROUPS,
     MOST_STAGES,
@@ -11,6 +10,7 @@ from paceline.runner.cuda.kernels.streamed_gemm import (
     Wave,
     source_for,
 )
+from paceline.runner.cuda.kernels.nvrtc import SHARED_BYTES
 
 PROCESSORS = 132
 PRODUCTS = {

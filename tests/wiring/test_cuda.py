@@ -33,7 +33,7 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import AttentionSupport
 from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
-from paceline.runner.cuda.kernels.library import Library
+from paceline.runner.cuda.gemm.library import Library
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig

@@ -14,14 +14,14 @@ from paceline.core.plan import Plan
 from paceline.runner.adapters.host import NO_PLACE, AdapterPlaces, HostAdapters
 from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
+from paceline.runner.cuda.gemm.library import Library
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
+from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
 from paceline.runner.cuda.kernels.layers import DeferredNorm
-from paceline.runner.cuda.kernels.library import Library
-from paceline.runner.cuda.kernels.split_k import SplitK
-from paceline.runner.cuda.linear_kernel import LinearWeights, Use
 from paceline.runner.cuda.staging import Staging
-from paceline.runner.matrix import PlainMatrix
 from paceline.runner.tensors import split
+from paceline.runner.weights.matrix import PlainMatrix
 
 RANK_STEP = 16  # the least that tensor cores sum over
 

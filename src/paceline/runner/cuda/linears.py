@@ -6,18 +6,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
+from paceline.runner.cuda.gemm.fp8 import Fp8Decoded, Fp8Few, Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.library import Library, deferred
+from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.gemm.one_row import OneRow
+from paceline.runner.cuda.gemm.split_k import SplitK
+from paceline.runner.cuda.gemm.streamed_gemm import Streamed
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized
-from paceline.runner.cuda.kernels.library import Library, deferred
-from paceline.runner.cuda.kernels.one_row import OneRow
-from paceline.runner.cuda.kernels.split_k import SplitK
-from paceline.runner.cuda.kernels.streamed_gemm import Streamed
-from paceline.runner.cuda.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.architecture import LinearSpec, NormSpec
 
 # In order: the first that accepts a linear and a number of rows computes it.
-KERNELS: tuple[type[LinearKernel], ...] = (OneRow, SplitK, Streamed, Library)
+KERNELS: tuple[type[LinearKernel], ...] = (
+    OneRow,
+    SplitK,
+    Streamed,
+    Library,
+    Fp8Streamed,
+    Fp8Few,
+    Fp8Library,
+    Fp8Decoded,
+)
 
 
 class CudaLinear:

@@ -12,13 +12,13 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.gemm.one_row import takes
 from paceline.runner.cuda.kernels.layers import (
     HeadRotation,
     cap_logits,
     normalized,
     rotate_and_store,
 )
-from paceline.runner.cuda.kernels.one_row import takes
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
 from paceline.runner.cuda.moe import CudaMoE
 from paceline.runner.kv_store import KVStore

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
 from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
 from paceline.runner.cuda.kernels.layers import normalized
-from paceline.runner.cuda.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
 from paceline.runner.cuda.linears import CudaLinear
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.matrix import Matrix, stacked
 from paceline.runner.models.architecture import LinearSpec, MoESpec
+from paceline.runner.weights.matrix import Matrix, stacked
 
 KERNELS: tuple[type[ExpertKernel], ...] = (Grouped,)  # the first that accepts the experts
 

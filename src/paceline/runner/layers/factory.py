@@ -11,11 +11,11 @@ from torch import Tensor
 
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.matrix import Matrix, PlainMatrix, joined
 from paceline.runner.models.architecture import AttentionSpec, HeadNorms, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
+from paceline.runner.weights.matrix import Matrix, PlainMatrix, joined
 
 L_co = TypeVar("L_co", bound=Linear, covariant=True)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.runner.matrix import Matrix
+from paceline.runner.weights.matrix import Matrix
 
 
 class Linear(Protocol):

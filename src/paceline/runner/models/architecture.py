@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
-from paceline.runner.weight_format import WeightFormat
+from paceline.runner.weights.weight_format import WeightFormat
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
 Part = TypeVar("Part")

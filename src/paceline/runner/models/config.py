@@ -6,14 +6,14 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner import weight_format
 from paceline.runner.models import gguf_config, hf_config
 from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, VisionConfig, find
-from paceline.runner.weight_format import UNQUANTIZED, Quantization, QuantizedOnLoad
+from paceline.runner.weights import weight_format
+from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization, QuantizedOnLoad
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
@@ -140,7 +140,7 @@ class ModelConfig:
         this name; "auto": with weights as they are."""
         if quantization == "auto" or self.quantization != UNQUANTIZED:
             return self
-        format = weight_format.load(quantization)()
+        format = weight_format.load_for_plain(quantization)
         return replace(self, quantization=Quantization(QuantizedOnLoad(format)))
 
     @property

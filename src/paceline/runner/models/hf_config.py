@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
-from paceline.runner import weight_format
 from paceline.runner.models.architecture import ClampedGate, ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
 from paceline.runner.models.traits import Traits, architectures, unsupported
-from paceline.runner.weight_format import UNQUANTIZED, Quantization
+from paceline.runner.weights import weight_format
+from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA = 10_000.0

@@ -14,9 +14,9 @@ from paceline.core.system.files import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Cut, Shape
-from paceline.runner.weight_format import UNQUANTIZED
 from paceline.runner.weights.checkpoint import part_of
 from paceline.runner.weights.expert_stacks import ExpertStacks
+from paceline.runner.weights.weight_format import UNQUANTIZED
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -40,6 +40,8 @@ class SafetensorsFolder:
             tensor.older: tensor.name for tensor in described if tensor.older
         }
         self._types = {tensor.name: tensor.types for tensor in described if tensor.types}
+        # A single number may be stored as a vector of one.
+        self._scalars: dict[str, Shape] = {one.name: () for one in described if one.shape == ()}
         self._stacks = ExpertStacks(described)
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
@@ -86,7 +88,8 @@ class SafetensorsFolder:
         if is_stack:
             self._stacks.add(name, file)
         else:
-            self.shapes[name] = tuple(part.get_shape())
+            shape = tuple(part.get_shape())
+            self.shapes[name] = self._scalars.get(name, shape) if shape == (1,) else shape
 
     def _is_copy(self, name: str) -> bool:
         """Whether a tensor follows from others: some files repeat a tied embedding as the head."""

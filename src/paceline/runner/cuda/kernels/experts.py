@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.linear_kernel import (
+from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
     ExpertGate,
     ExpertKernel,
     ExpertWeights,
 )
-from paceline.runner.matrix import PlainMatrix
+from paceline.runner.weights.matrix import PlainMatrix
 
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
 LEAST, MOST = 16, 128  # pairs of a program

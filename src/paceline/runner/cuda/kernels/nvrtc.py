@@ -19,11 +19,17 @@ from paceline.core.system.files import found, stored
 MARKER = "// multiply\n"
 
 
-def multiply(name: str, columns: int, is_held: bool = False, is_transposed: bool = False) -> str:
-    """sums[64 rows, columns] (+)= rows[64, 16] by lines of shared memory.
+def multiply(
+    name: str,
+    columns: int,
+    is_held: bool = False,
+    is_transposed: bool = False,
+    is_fp8: bool = False,
+) -> str:
+    """sums[64 rows, columns] (+)= rows[64, 16] by lines of shared memory; rows[64, 32] of fp8.
 
     Rows are in shared memory too, or in registers. A line is a column of the sums; transposed, it
-    is one of the 16 that are summed over.
+    is one of the 16 that are summed over. Lines of fp8 cannot be transposed.
     """
     count = columns // 2  # of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
@@ -37,11 +43,13 @@ def multiply(name: str, columns: int, is_held: bool = False, is_transposed: bool
         rows = f"%{count}"
         given += ' : "l"(rows)'
     lines, is_sum = count + parts, count + parts + 1
+    depth, types = ("k32", "e4m3.e4m3") if is_fp8 else ("k16", "bf16.bf16")
+    flags = "1, 1" if is_fp8 else flags
     return f"""
 __device__ __forceinline__ void {name}(float (&sums)[{count}], {kind}, u64 lines, int is_sum) {{
   asm volatile(
       "{{.reg .pred p; setp.ne.b32 p, %{is_sum}, 0;"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16"
+      "wgmma.mma_async.sync.aligned.m64n{columns}{depth}.f32.{types}"
       " {{{sums}}}, {rows}, %{lines}, p, {flags};}}"
       : {given}, "l"(lines), "r"(is_sum));
 }}
@@ -54,7 +62,8 @@ ALIGNED = 1024  # buffers in shared memory start at multiples of it
 CAPABILITY = (9, 0)
 FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
 # Constants of the driver API.
-BFLOAT16, SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 9, 3, 3, 8, 4, 6
+KINDS = {torch.bfloat16: 9, torch.float8_e4m3fn: 0}  # fp8 is copied as bytes
+SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 3, 3, 8, 4, 6
 MAP_BYTES, MAP_ALIGNED = 128, 64
 
 
@@ -73,13 +82,13 @@ class LaunchConfig(Structure):
 
 
 class TensorMap:
-    """A tensor map for the TMA: a bfloat16 tensor, and the box that one copy fetches.
+    """A tensor map for the TMA: a tensor in bfloat16 or fp8, and the box that one copy fetches.
 
     Rows of a box are swizzled, so that eight of them can be read at once.
     """
 
     def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
-        assert tensor.dtype == torch.bfloat16
+        kind = KINDS[tensor.dtype]
         assert tensor.stride(-1) == 1
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
         start = ctypes.addressof(self._memory)
@@ -95,7 +104,7 @@ class TensorMap:
             (c_uint32 * rank)(*[1] * rank),
         )
         how = (0, SWIZZLE_128, PROMOTE_256, 0)
-        _expect(encode(self.address, BFLOAT16, rank, *where, *how), "a tensor map")
+        _expect(encode(self.address, kind, rank, *where, *how), "a tensor map")
 
 
 Argument = Tensor | TensorMap | int | float

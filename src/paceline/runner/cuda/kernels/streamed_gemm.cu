@@ -7,25 +7,28 @@
 //   memory    | weights, rows | weights, rows | ...    filled in a circle: `full` when they are there,
 //                                                      `empty` when every warp is done with them
 //
+// Weights and rows are bf16, or fp8 with a scale for each row of either (SCALED).
+//
 // Rows may be divided by their lengths (NORMED): the warpgroups add up squares of what passes through their memory.
 //
-// Set at compilation: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, and what becomes of the product:
+// Set at compilation: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, SCALED, and what becomes of the product:
 //   PUT   out = product              ADD   out += product
 //   SILU  out = silu(gate) * up      GELU  out = gelu(gate) * up     gate: the first half of the outputs, up: the second
 
 #define GROUPS 2
-#define DEPTH 64
+#define SWIZZLE_BYTES 128              // of a row in a stage; eight of them make a pattern
+#define DEPTH (SWIZZLE_BYTES / (SCALED ? 1 : 2))
 #define ROWS (TILES * 64)
 #define OUTPUTS (GROUPS * LINES)
-#define WEIGHT_BYTES (OUTPUTS * DEPTH * 2)
-#define STAGE_BYTES (WEIGHT_BYTES + ROWS * DEPTH * 2)
-#define TILE_BYTES (64 * DEPTH * 2)
-#define SWIZZLE_BYTES 128              // of a row in a stage; eight of them make a pattern
+#define WEIGHT_BYTES (OUTPUTS * SWIZZLE_BYTES)
+#define STAGE_BYTES (WEIGHT_BYTES + ROWS * SWIZZLE_BYTES)
+#define TILE_BYTES (64 * SWIZZLE_BYTES)
+#define PIECE_BYTES 32                 // of a row, that one instruction multiplies
 #define SUMS_BYTES (OUTPUTS * 4 + 32)  // of a row of sums, so that neighbours lie in different banks
 #define IS_GATED (OUTCOME == SILU || OUTCOME == GELU)
 #define WIDTH (IS_GATED ? LINES : OUTPUTS)  // what a processor writes of a row
 #define SHARES (ROWS <= 64 ? 4 : ROWS <= 128 ? 2 : 1)  // threads that add up squares of a row
-#if NORMED && (SPLIT > 1 || !IS_GATED)
+#if NORMED && (SPLIT > 1 || !IS_GATED || SCALED)
 #error "only who sees all inputs of a row knows its length, and only gates are divided by it"
 #endif
 
@@ -36,7 +39,7 @@ __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int lin
       : "memory");
 }
 
-// sums[64 rows, LINES] (+)= 16 inputs of both; see instructions.py.
+// sums[64 rows, LINES] (+)= 32 bytes of inputs of both; see nvrtc.py.
 // void multiply(float (&sums)[LINES / 2], u64 rows, u64 lines, int is_sum)
 // multiply
 
@@ -80,7 +83,7 @@ __device__ __forceinline__ float act(float x) {
 
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     streamed(const __grid_constant__ Map weight, const __grid_constant__ Map x, u16* out, int rows, int inputs,
-             int outputs, float floor) {
+             int outputs, float floor, const float* row_scale, const float* line_scale) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * STAGES];
   __shared__ float factors[NORMED ? ROWS : 1];  // by which rows are multiplied
@@ -109,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
       for (int depth = begin, waited = 0; depth < end; depth++) {
         const u32 to = base + stage * STAGE_BYTES, here = full + 8 * stage;
         barrier_wait(empty + 8 * stage, parity);
-        barrier_expect(here, WEIGHT_BYTES + rows * DEPTH * 2);
+        barrier_expect(here, WEIGHT_BYTES + rows * SWIZZLE_BYTES);
         for (int g = 0; g < GROUPS; g++)
           fetch(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
         // Weights may be read before previous kernels have ended. When all stages have theirs, rows follow; until they
@@ -141,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     barrier_wait(full + 8 * stage, parity);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int k = 0; k < DEPTH / 16; k++)
+    for (int k = 0; k < SWIZZLE_BYTES / PIECE_BYTES; k++)
 #pragma unroll
       for (int t = 0; t < TILES; t++)  // descriptors count in 16 bytes
         multiply(found[t], here + t * (TILE_BYTES / 16) + 2 * k, lines + 2 * k, depth > begin || k > 0);
@@ -199,9 +202,19 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     const uint4 old = *to;
 #endif
     gather(sums, at);
+#if SCALED
+    const float by = row_scale[row];
+    const float* scale = line_scale + tile * WIDTH + line;
+#pragma unroll
+    for (int n = 0; n < 8; n++) sums[n] *= by * scale[n];
+#endif
 #if IS_GATED
     float up[8];
     gather(up, at + LINES * 4);
+#if SCALED
+#pragma unroll
+    for (int n = 0; n < 8; n++) up[n] *= by * scale[outputs + n];
+#endif
 #pragma unroll
     for (int n = 0; n < 8; n++) {
       if (NORMED) sums[n] *= factors[row], up[n] *= factors[row];

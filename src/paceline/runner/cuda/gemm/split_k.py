@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 
 LINES, CHUNK = 32, 128  # outputs of a program, and inputs that it reads at a time
 SPLITS = 4

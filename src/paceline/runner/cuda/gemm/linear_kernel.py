@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.matrix import Matrix, PlainMatrix
 from paceline.runner.models.architecture import ClampedGate
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 ANY = 1 << 30  # rows
 

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,
@@ -21,7 +22,6 @@ from paceline.runner.cuda.kernels.nvrtc import (
     multiply,
     source_of,
 )
-from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.tensors import processors_of
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
@@ -65,6 +65,11 @@ class Wave:
             if least <= lines <= MOST_LINES and programs >= BUSY * processors:
                 return Wave(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
         return None
+
+    def most_rows(self, limit: int) -> int:
+        """Rows that fit into a program, `limit` at most."""
+        tiles = next(n for n in count() if not self.fits(n + 1))
+        return min(limit, tiles * TILE)
 
     def stages(self, tiles: int) -> int:
         """Stages for so many tiles of rows, as far as shared memory allows."""
@@ -110,9 +115,7 @@ class Streamed(LinearKernel):
         wave = Wave.of(inputs, outputs, processors, *few)
         if wave is None:
             return None
-        tiles = next(n for n in count() if not wave.fits(n + 1))
-        most_rows = min(TILE if is_small else MOST_ROWS[use], tiles * TILE)
-        return cls(weight, wave, most_rows)
+        return cls(weight, wave, wave.most_rows(TILE if is_small else MOST_ROWS[use]))
 
     def plain(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), len(self._lines)))
@@ -144,20 +147,29 @@ class Streamed(LinearKernel):
         assert x.dtype == out.dtype == torch.bfloat16
         assert inputs == self._lines.shape[1]
         assert out.is_contiguous()
-        kernel = _kernel(self._wave, -(-rows // TILE), outcome, floor is not None)
+        kernel = kernel_for(self._wave, -(-rows // TILE), outcome, floor is not None)
         shape = rows, inputs, out.shape[1]
-        arguments = (self._map, TensorMap(x, (rows, DEPTH)), out, *shape, floor or 0.0)
+        arguments = (self._map, TensorMap(x, (rows, DEPTH)), out, *shape, floor or 0.0, out, out)
         kernel.launch(self._wave.programs, arguments)
 
 
 @cache
-def _kernel(wave: Wave, tiles: int, outcome: Outcome, is_normed: bool) -> Kernel:
-    source = source_for(wave, tiles, outcome, is_normed)
+def kernel_for(
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+) -> Kernel:
+    source = source_for(wave, tiles, outcome, is_normed, is_fp8)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, wave.shared(tiles), wave.split)
 
 
-def source_for(wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False) -> str:
+def source_for(
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": wave.stages(tiles)}
-    sizes |= {"LINES": wave.lines, "SPLIT": wave.split, "NORMED": int(is_normed)}
-    return source_of("streamed_gemm", sizes, multiply("multiply", wave.lines))
+    sizes |= {
+        "LINES": wave.lines,
+        "SPLIT": wave.split,
+        "NORMED": int(is_normed),
+        "SCALED": int(is_fp8),
+    }
+    return source_of("streamed_gemm", sizes, multiply("multiply", wave.lines, is_fp8=is_fp8))

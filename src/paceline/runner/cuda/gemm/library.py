@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
-from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 
 # Up to so many rows, a norm after the linear is cheaper than a kernel before it. With more inputs
 # the limit is lower: every program that needs the length of a row reads the whole row.

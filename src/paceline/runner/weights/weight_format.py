@@ -1,26 +1,22 @@
 """How checkpoints store the weights of linears: what a format reads, and how one is found by name.
 
-Nothing here imports torch: descriptions of models name formats, and front ends read descriptions.
+Nothing here imports torch, because descriptions of models name formats, and front ends read
+descriptions. So tensors and matrices have no types here.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from paceline.core import plugins
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.runner.matrix import Matrix
-
-Read = Callable[[TensorSpec], "Tensor"]  # a tensor as it is stored, of this rank, on the device
+Read = Callable[[TensorSpec], Any]  # gives a tensor as it is stored, of this rank, on the device
 PACKAGE = "paceline.runner.formats"  # one file per format, found by its name
 
 
@@ -34,8 +30,9 @@ class WeightFormat(ABC):
         return (weight,)
 
     @abstractmethod
-    def read(self, weight: TensorSpec, read: Read) -> "Matrix":
-        """Read and check them. ConfigError names a tensor with values that are not possible."""
+    def read(self, weight: TensorSpec, read: Read) -> Any:
+        """Read and check them; return a `Matrix`. ConfigError names a tensor with values that are
+        not possible."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> "Quantization":
@@ -43,8 +40,8 @@ class WeightFormat(ABC):
         ConfigError names what is not known."""
         raise ConfigError(f"checkpoints in {cls.name!r} cannot be read")
 
-    def quantize(self, weight: "Tensor") -> "Matrix":
-        """Weights of a plain checkpoint, [outputs, inputs], in this format."""
+    def quantize(self, weight: Any) -> Any:
+        """The `Matrix` of weights of a plain checkpoint, [outputs, inputs]."""
         raise ConfigError(f"a plain checkpoint cannot be loaded as {self.name!r}")
 
 
@@ -55,7 +52,7 @@ class QuantizedOnLoad(WeightFormat):
     name: ClassVar[str] = "on load"
     format: WeightFormat
 
-    def read(self, weight: TensorSpec, read: Read) -> "Matrix":
+    def read(self, weight: TensorSpec, read: Read) -> Any:
         return self.format.quantize(read(weight).float())
 
 
@@ -75,6 +72,11 @@ class Quantization:
         return next(found, self.format)
 
 
+def plain_rules(modules: Sequence[str] | None) -> tuple[tuple[str, None], ...]:
+    """Rules for modules that stay plain: by whole names, by their ends, or by what they are in."""
+    return tuple((rf"(.*\.)?{re.escape(name)}(\..*)?", None) for name in modules or ())
+
+
 UNQUANTIZED = Quantization()
 
 
@@ -87,3 +89,11 @@ def load(name: str) -> type[WeightFormat]:
     """Load a format by its module name in `formats`, or by the dotted path of a class."""
     found: Any = plugins.load("weight format", name, PACKAGE, WeightFormat)
     return found
+
+
+def load_for_plain(name: str) -> WeightFormat:
+    """A format that the weights of plain checkpoints can be quantized to."""
+    kind = load(name)
+    if kind.quantize is WeightFormat.quantize:
+        raise ConfigError(f"the weights of a plain checkpoint cannot be quantized to {name!r}")
+    return kind()

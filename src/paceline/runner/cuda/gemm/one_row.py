@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm
-from paceline.runner.cuda.linear_kernel import LinearKernel, LinearWeights, Use
 
 SHORT = 1024  # inputs of an output
 MOST_EARLY = 3

@@ -44,6 +44,11 @@ class Matrix(ABC):
         return PlainMatrix(self.dense()[outputs])
 
     @property
+    def joins(self) -> bool:
+        """Whether outputs of others may follow."""
+        return True
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         found = (getattr(self, one.name) for one in fields(self))
         return tuple(one for one in found if isinstance(one, Tensor))
@@ -84,7 +89,8 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
     first = matrices[0]
     if len(matrices) == 1:
         return first
-    if any(type(one) is not type(first) for one in matrices):
+    is_one_form = all(one.form == first.form for one in matrices)
+    if not is_one_form or not all(one.joins for one in matrices[:-1]):
         return PlainMatrix(torch.cat([one.dense() for one in matrices]))
     return first.with_tensors(map(torch.cat, zip(*(one.tensors for one in matrices), strict=True)))
 

@@ -1,0 +1,1 @@
+"""GEMMs of linears, one kind in each file."""

@@ -1,0 +1,157 @@
+"""Reads weights of 4 or 8 bits that checkpoints pack into words of 32 bits."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
+from paceline.runner.weights.quantized_matrix import GroupedMatrix, checked
+from paceline.runner.weights.scaled_format import FLOATS, beside
+from paceline.runner.weights.weight_format import Read, WeightFormat
+
+WORD_BITS, FOUR = 32, 4
+WORD = ("I32",)
+
+
+def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) -> Tensor:
+    """Codes of words, the lowest bits first, along a dimension. With `order`, the code of the i-th
+    number is at the place order[i] in its word."""
+    places = range(0, WORD_BITS, bits)
+    shifts = torch.tensor([places[at] for at in order] or list(places), device=words.device)
+    codes = words.to(torch.int64).unsqueeze(dim + 1)
+    shape = [1] * codes.dim()
+    shape[dim + 1] = len(shifts)
+    found = codes >> shifts.view(shape) & (1 << bits) - 1
+    return found.flatten(dim, dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Bits of a code, and inputs that share a scale.
+
+    bits      of a code: 4 or 8
+    size      inputs of a group; -1: all
+    has_zero  groups have a zero; otherwise it is in the middle of all codes
+    """
+
+    bits: int
+    size: int
+    has_zero: bool
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ConfigError(f"weights of {self.bits} bits are not supported; 4 and 8 are")
+
+    @property
+    def per_word(self) -> int:
+        return WORD_BITS // self.bits
+
+    @property
+    def middle(self) -> int:
+        return 1 << self.bits - 1
+
+    def groups(self, inputs: int) -> int:
+        return 1 if self.size < 0 else -(-inputs // self.size)
+
+    def matrix(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Matrix:
+        """Of codes [outputs, inputs], scales and zeros [outputs, groups]."""
+        zero = torch.full_like(scale, self.middle) if zero is None else zero
+        inputs = codes.shape[1]
+        is_even = inputs % 2 == 0 and inputs % scale.shape[1] == 0
+        if self.bits == FOUR and is_even:
+            return GroupedMatrix.of_codes(codes, scale, zero)
+        size = -(-inputs // scale.shape[1])
+        spread = [one.float().repeat_interleave(size, 1)[:, :inputs] for one in (scale, zero)]
+        return PlainMatrix((codes.float() - spread[1]) * spread[0])
+
+
+@dataclass(frozen=True, slots=True)
+class WordsOfInputs(WeightFormat):
+    """GPTQ and AWQ: words [inputs, outputs], of which eight inputs or eight outputs share one.
+
+    order      of the codes in a word
+    is_along   what shares a word: inputs, or else outputs
+    past       a stored zero is less by this
+    has_order  `g_idx` says the group of each input
+    """
+
+    name: ClassVar[str] = "words of inputs"
+    method: str
+    grouping: Grouping
+    order: tuple[int, ...] = ()
+    is_along: bool = True
+    past: int = 0
+    has_order: bool = False
+
+    def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        (outputs, inputs), per = weight.whole_shape, self.grouping.per_word
+        if weight.cut is not None:
+            raise ConfigError(f"{self.method} checkpoints are not divided among ranks yet")
+        groups = self.grouping.groups(inputs)
+        words = (inputs // per, outputs) if self.is_along else (inputs, outputs // per)
+        found = [
+            beside(weight, "qweight", words, WORD),
+            beside(weight, "qzeros", (groups, outputs // per), WORD),
+            beside(weight, "scales", (groups, outputs), FLOATS),
+        ]
+        if self.has_order:
+            found.append(beside(weight, "g_idx", (inputs,), WORD))
+        return tuple(found)
+
+    def read(self, weight: TensorSpec, read: Read) -> Matrix:
+        words, zeros, scales, *order = self.stored(weight)
+        bits = self.grouping.bits
+        codes = unpacked(read(words), bits, 0 if self.is_along else 1, self.order).t()
+        zero = unpacked(read(zeros), bits, 1, self.order).t() + self.past
+        scale = checked(read(scales), scales.name).t()
+        if order:
+            group = read(order[0]).long()
+            in_order = torch.arange(len(group), device=group.device) // max(self.grouping.size, 1)
+            if self.grouping.size > 0 and not torch.equal(group, in_order):
+                return PlainMatrix((codes.float() - zero[:, group].float()) * scale[:, group])
+        return self.grouping.matrix(codes, scale, zero)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows(WeightFormat):
+    """`pack-quantized` of compressed-tensors: words [outputs, inputs / 8], zeros packed along
+    outputs."""
+
+    name: ClassVar[str] = "packed rows"
+    grouping: Grouping
+    has_order: bool = False
+
+    def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        (outputs, inputs), per = weight.whole_shape, self.grouping.per_word
+        if weight.cut is not None:
+            raise ConfigError("pack-quantized checkpoints are not divided among ranks yet")
+        groups = self.grouping.groups(inputs)
+        found = [
+            beside(weight, "weight_packed", (outputs, -(-inputs // per)), WORD),
+            beside(weight, "weight_scale", (outputs, groups), FLOATS),
+            beside(weight, "weight_shape", (2,), ("I64", "I32")),
+        ]
+        if self.grouping.has_zero:
+            found.append(beside(weight, "weight_zero_point", (-(-outputs // per), groups), WORD))
+        if self.has_order:
+            found.append(beside(weight, "weight_g_idx", (inputs,), WORD))
+        return tuple(found)
+
+    def read(self, weight: TensorSpec, read: Read) -> Matrix:
+        by_name = {one.name.rpartition(".")[2]: one for one in self.stored(weight)}
+        outputs, inputs = weight.shape
+        bits = self.grouping.bits
+        codes = unpacked(read(by_name["weight_packed"]), bits, 1)[:, :inputs]
+        spec = by_name["weight_scale"]
+        scale, zero = checked(read(spec), spec.name), None
+        if self.grouping.has_zero:
+            zero = unpacked(read(by_name["weight_zero_point"]), bits, 0)[:outputs]
+        if self.has_order:
+            group = read(by_name["weight_g_idx"]).long()
+            middle = torch.full_like(scale, self.grouping.middle) if zero is None else zero
+            return PlainMatrix((codes.float() - middle[:, group].float()) * scale[:, group])
+        return self.grouping.matrix(codes, scale, zero)

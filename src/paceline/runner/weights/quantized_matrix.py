@@ -1,0 +1,128 @@
+"""Quantized weights in memory: codes of 8 or 4 bits, and scales of rows, blocks or groups."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import ConfigError
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+INT8_MAX = 127
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledMatrix(Matrix):
+    """Codes of 8 bits. A scale is that of a block of outputs and inputs.
+
+    weight   [outputs, inputs]; fp8 or int8
+    scale    [outputs / block outputs, inputs / block inputs] in float32; a block that is cut by
+             the end of the weights counts as one
+    block    outputs and inputs of a block; 1 and all inputs: each output has one scale
+    """
+
+    weight: Tensor
+    scale: Tensor
+    block: tuple[int, int]
+
+    @property
+    def form(self) -> str:
+        kind = "fp8" if self.weight.dtype == FP8 else "int8"
+        return f"{kind} by {'rows' if self.is_by_row else 'blocks'}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], self.weight.shape[-1]
+
+    @property
+    def is_by_row(self) -> bool:
+        return self.block[0] == 1 and self.scale.shape[-1] == 1
+
+    def dense(self) -> Tensor:
+        (outputs, inputs), (rows, columns) = self.shape, self.block
+        scale = self.scale.repeat_interleave(rows, -2)[..., :outputs, :]
+        return self.weight.float() * scale.repeat_interleave(columns, -1)[..., :inputs]
+
+    def select(self, outputs: Tensor) -> "ScaledMatrix | PlainMatrix":
+        if not self.is_by_row:
+            return PlainMatrix(self.dense()[outputs])
+        # torch selects no rows of fp8
+        weight = self.weight.view(torch.uint8)[outputs].view(self.weight.dtype)
+        return ScaledMatrix(weight, self.scale[outputs], self.block)
+
+    @property
+    def joins(self) -> bool:
+        return self.shape[0] % self.block[0] == 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedMatrix(Matrix):
+    """Codes of 4 bits, two in a byte: the lower half is that of the earlier input. Inputs of a
+    group share a scale and a zero: (code - zero) * scale.
+
+    weight   [outputs, inputs / 2]; uint8
+    scale    [outputs, groups] in float32
+    zero     [outputs, groups]; uint8
+    """
+
+    weight: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    @property
+    def form(self) -> str:
+        return f"int4 by groups of {self.shape[1] // self.scale.shape[-1]}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], 2 * self.weight.shape[-1]
+
+    @staticmethod
+    def of_codes(codes: Tensor, scale: Tensor, zero: Tensor) -> "GroupedMatrix":
+        """`codes` are [outputs, inputs] from 0 to 15."""
+        codes = codes.to(torch.uint8)
+        packed = codes[..., ::2] | codes[..., 1::2] << 4
+        return GroupedMatrix(packed, scale.float(), zero.to(torch.uint8))
+
+    def dense(self) -> Tensor:
+        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).flatten(-2)
+        groups = codes.view(*codes.shape[:-1], self.scale.shape[-1], -1)
+        found = (groups.float() - self.zero.float().unsqueeze(-1)) * self.scale.unsqueeze(-1)
+        return found.flatten(-2)
+
+    def select(self, outputs: Tensor) -> "GroupedMatrix":
+        return GroupedMatrix(self.weight[outputs], self.scale[outputs], self.zero[outputs])
+
+
+def rows_of_fp8(weight: Tensor) -> ScaledMatrix:
+    """Weights [outputs, inputs] as fp8, with a scale for each output."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12).div_(FP8_MAX)
+    codes = (weight / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+    return ScaledMatrix(codes, scale.float(), (1, weight.shape[1]))
+
+
+def rows_of_int8(weight: Tensor) -> ScaledMatrix:
+    """Weights [outputs, inputs] as int8, with a scale for each output."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12).div_(INT8_MAX)
+    codes = (weight / scale).round_().to(torch.int8)
+    return ScaledMatrix(codes, scale.float(), (1, weight.shape[1]))
+
+
+def groups_of_int4(weight: Tensor, group: int) -> GroupedMatrix:
+    """Weights [outputs, inputs] as 4 bits, with a scale and a zero for each group of inputs."""
+    groups = weight.view(len(weight), -1, group)
+    low, high = groups.amin(dim=-1).clamp_(max=0.0), groups.amax(dim=-1).clamp_(min=0.0)
+    scale = (high - low).clamp_(min=1e-12).div_(15)
+    zero = (-low / scale).round_()
+    codes = (groups / scale.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, 15)
+    return GroupedMatrix.of_codes(codes.flatten(1), scale, zero)
+
+
+def checked(scale: Tensor, name: str) -> Tensor:
+    """Scales in float32. ConfigError if one is not finite."""
+    scale = scale.float()
+    if not bool(torch.isfinite(scale).all()):
+        raise ConfigError(f"tensor {name!r} has scales that are not finite")
+    return scale
