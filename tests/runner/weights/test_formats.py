@@ -1,0 +1,141 @@
+"""Quantized checkpoints compute what the numbers that they stand for do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.model import Model
+from paceline.runner.parallel.group import RankGroup
+from paceline.runner.weights.checkpoint import verify
+from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.quantized_matrix import (
+    groups_of_int4,
+    rows_of_fp8,
+    rows_of_int8,
+)
+from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
+from tests.runner.parallel.ranks import on_ranks
+from tests.runner.sequences import OnCPU, logits_of
+from tests.runner.support import TINY
+from tests.runner.weights.quantized_checkpoints import KINDS, SHAPE, compressed, write_both
+
+TOKENS = [5, 9, 2, 7, 1, 1, 3, 60, 50, 51, 52]
+
+
+def logits(folder: Path, group: RankGroup | None = None, **options: Any) -> torch.Tensor:
+    return logits_of(
+        OnCPU(Model.load(SafetensorsFolder(folder), group=group, **options), "paged"), TOKENS
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_plain_checkpoint(kind: str, tmp_path: Path) -> None:
+    quantized, plain = write_both(KINDS[kind], tmp_path)
+    found = SafetensorsFolder(quantized)
+    verify(found)
+    assert found.is_quantized
+    torch.testing.assert_close(logits(quantized), logits(plain), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["compressed int4", "fp8 by tensors", "gptq"])
+def test_the_kernels_for_integers_compute_them_too(kind: str, tmp_path: Path) -> None:
+    quantized, plain = write_both(KINDS[kind], tmp_path)
+    due, got = logits(plain).log_softmax(1), logits(quantized, weights="int8").log_softmax(1)
+    assert (got - due).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    "kind", ["fp8 by tensors", "compressed fp8 by channels", "compressed fp8 by blocks"]
+)
+def test_scales_are_divided_among_ranks(kind: str, tmp_path: Path) -> None:
+    """Blocks of 32 divide the 96 columns of the MLP by no rank, so there is one of 64."""
+    quantized, plain = write_both(KINDS[kind], tmp_path)
+    if "blocks" in kind:
+        with pytest.raises(ConfigError, match="scales are those of 32 rows or columns"):
+            on_ranks(2, lambda group: logits(quantized, group))
+        return
+    found, _ = on_ranks(2, lambda group: logits(quantized, group))
+    torch.testing.assert_close(found, logits(plain), rtol=1e-4, atol=2e-5)
+
+
+def damaged(tmp_path: Path, kind: str, name: str, content: torch.Tensor) -> SafetensorsFolder:
+    quantized, _ = write_both(KINDS[kind], tmp_path)
+    tensors = load_file(quantized / SINGLE)
+    tensors[f"model.layers.0.self_attn.{name}"] = content
+    save_file(tensors, quantized / SINGLE)
+    return SafetensorsFolder(quantized)
+
+
+def test_a_scale_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    bad = torch.full((64, 1), float("nan"))
+    found = damaged(tmp_path, "compressed fp8 by channels", "q_proj.weight_scale", bad)
+    with pytest.raises(ConfigError, match=r"layers.0.self_attn.q_proj.weight_scale' has scales"):
+        Model.load(found)
+
+
+def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: Path) -> None:
+    wrong = torch.zeros(3, 5, dtype=torch.int32)
+    with pytest.raises(ConfigError, match=r"q_proj.qweight \[3, 5\] instead of \[8, 64\]"):
+        verify(damaged(tmp_path, "gptq", "q_proj.qweight", wrong))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"q_proj.weight' has type F32, which is not supported"):
+        damaged(tmp_path / "other", "compressed int8", "q_proj.weight", torch.zeros(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "hqq"}, "'hqq', which is not supported; supported are awq, compressed_"),
+        ({"quant_method": "int8"}, "checkpoints in 'int8' cannot be read"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 4]}, r"blocks of \[0, 4\]"),
+        ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits are not supported"),
+        ({"quant_method": "gptq", "lm_head": True}, "quantized lm_head"),
+        ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
+        (compressed("nvfp4-pack-quantized", num_bits=4), "4 bits in format 'nvfp4-pack-quantized'"),
+        (compressed("float-quantized", num_bits=8, strategy="attn_head"), "scales by 'attn_head'"),
+        ({"quant_method": "compressed-tensors"}, "has no config_groups"),
+        ("fp8", "quantization_config is 'fp8', not an object"),
+    ],
+)
+def test_schemes_that_are_not_known_are_refused(config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.of_hf({**SHAPE, "quantization_config": config})
+
+
+@pytest.mark.parametrize(("name", "bound"), [("fp8", 0.12), ("int8", 0.04), ("int4", 0.4)], ids=str)
+def test_plain_checkpoints_are_quantized_while_they_load(name: str, bound: float) -> None:
+    """The bound is that of the error of logits, relative to their size: random weights average
+    nothing."""
+    config = ModelConfig.of_hf(SHAPE)
+    plain = logits_of(OnCPU(Model.load(Dummy(config, seed=3)), "paged"), TOKENS)
+    source = Dummy(config.loaded_as(name), seed=3)
+    found = logits_of(OnCPU(Model.load(source), "paged"), TOKENS)
+    assert 0 < (found - plain).norm() / plain.norm() < bound
+
+
+def test_a_name_that_no_plain_checkpoint_can_have() -> None:
+    config = ModelConfig.of_hf(TINY)
+    with pytest.raises(ConfigError, match="cannot be quantized to 'gptq'"):
+        config.loaded_as("gptq")
+    with pytest.raises(ConfigError, match=r"no weight format 'fp9': there are awq, .*fp8"):
+        config.loaded_as("fp9")
+    quantized = {**SHAPE, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(ConfigError, match=r"quantization is 'awq', but the checkpoint has .*'fp8'"):
+        ModelConfig.of_hf(quantized, quantization="awq")
+
+
+def test_errors_of_formats_are_bounded() -> None:
+    weight = torch.randn(64, 256) * 0.05
+    for matrix, bound in (
+        (rows_of_fp8(weight), 0.03),
+        (rows_of_int8(weight), 0.008),
+        (groups_of_int4(weight, 32), 0.09),
+    ):
+        assert matrix.shape == (64, 256)
+        assert (matrix.dense() - weight).norm() / weight.norm() < bound
