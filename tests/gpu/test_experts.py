@@ -1,15 +1,17 @@
-"""Kernels of a mixture of experts on a GPU, against products one by one."""
+"""Kernels of a mixture of experts on a GPU, against linears one by one."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tests.gpu.support import ON_GPU, replayed
+from tests.gpu.fp8_linears import close
+from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
-    from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
-    from tests.gpu.linears import experts_of
+    from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
+    from paceline.runner.cuda.kernels.expert_choice import Router, choose_experts
+    from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
+    from tests.gpu.linears import expected_experts, experts_of, fp8_experts
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -17,47 +19,61 @@ pytestmark = ON_GPU
 SHAPES = [(8, 2, 1024, 1408), (128, 8, 2048, 768), (5, 3, 200, 72)]
 
 
-def expected(
-    x: Tensor, scores: Tensor, weights: tuple[Tensor, Tensor], chosen: int, is_whole: bool
-) -> Tensor:
-    """Position by position, in float32."""
-    share, experts = scores.softmax(dim=-1).topk(chosen)
-    if is_whole:
-        share = share / share.sum(dim=-1, keepdim=True)
-    out = torch.zeros_like(x, dtype=torch.float32)
-    gate_up, down = (weight.float() for weight in weights)
-    for place in range(chosen):
-        for expert in experts[:, place].unique().tolist():
-            at = experts[:, place] == expert
-            gate, up = (x[at].float() @ gate_up[expert].t()).chunk(2, dim=-1)
-            out[at] += share[at, place, None] * ((F.silu(gate) * up) @ down[expert].t())
-    return out
+def added(kernel: ExpertKernel | None, x: Tensor, scores: Tensor, chosen: int) -> Tensor:
+    """What a kernel adds to ones, the same in a graph every time."""
+    assert kernel is not None
+
+    def run() -> Tensor:
+        total = torch.ones_like(x)
+        kernel.add_to(total, x, choose_experts(scores, chosen, True))
+        return total
+
+    return replayed(run, times=20).float() - 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 64, 700])
 @pytest.mark.parametrize(("experts", "chosen", "width", "inner"), SHAPES)
-def test_grouped_products(
+def test_grouped_gemms(
     experts: int, chosen: int, width: int, inner: int, rows: int, dtype: torch.dtype
 ) -> None:
     on = {"device": "cuda", "dtype": dtype}
     x = torch.randn(rows, width, **on)
     scores = torch.randn(rows, experts, device="cuda")
-    weights = (
+    weights = experts_of(
         torch.randn(experts, 2 * inner, width, **on).mul_(width**-0.5),
         torch.randn(experts, width, inner, **on).mul_(inner**-0.5),
     )
-    every = torch.arange(experts + 1, dtype=torch.int32, device="cuda")
-    kernel = Grouped.of(experts_of(*weights))
-    assert kernel is not None
-
-    def run() -> Tensor:
-        total = torch.ones_like(x)
-        choice = choose_experts(scores, chosen, True, every)
-        kernel.add_to(total, kernel.gated(x, choice), choice)
-        return total
-
-    got = replayed(run, times=20).float() - 1
+    got = added(Grouped.of(weights), x, scores, chosen)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    due = expected(x, scores, weights, chosen, True)
+    due = expected_experts(x, scores, weights, chosen, True)
     torch.testing.assert_close(got, due, rtol=tolerance, atol=tolerance)
+
+
+@on_hopper
+@pytest.mark.parametrize("is_by_row", [True, False], ids=["rows", "blocks"])
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize("rows", [1, 5, 64, 700, 3000])
+@pytest.mark.parametrize(("experts", "chosen", "width", "inner"), SHAPES[:2])
+def test_grouped_gemms_of_fp8(
+    experts: int, chosen: int, width: int, inner: int, rows: int, is_full: bool, is_by_row: bool
+) -> None:
+    shape = experts, width, inner
+    weights = fp8_experts(shape, "cuda", is_by_row, is_full, torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, experts, device="cuda")
+    got = added(GroupedFp8.of(weights), x, scores, chosen)
+    close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 17, 300])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_a_router_chooses_the_same_every_time(rows: int, is_biased: bool) -> None:
+    hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(128, 2048, device="cuda")
+    bias = torch.randn(128, device="cuda") if is_biased else None
+    router = Router.of(weight, bias, 8, shares_sum_to_one=True)
+    x, _ = router.choose(hidden, 0.5)
+    due, _ = torch.nn.functional.linear(x.float(), weight, bias).topk(8)
+    got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
+    torch.testing.assert_close(got, due.softmax(dim=-1), rtol=1e-3, atol=1e-3)

@@ -8,8 +8,9 @@ from tests.gpu.fp8_linears import close, expected, fp8_weights
 from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
-    from paceline.runner.cuda.gemm.fp8 import Fp8Decoded, Fp8Few, Fp8Library, Fp8Streamed
+    from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
     from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
+    from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -17,8 +18,8 @@ pytestmark = ON_GPU
 
 # A decoded weight is rounded to 16 bits once more; the library rounds the inputs to 8 bits.
 BOUNDS: dict[type[LinearKernel], float] = {
-    Fp8Few: 6e-3,
-    Fp8Decoded: 6e-3,
+    ScaledFew: 6e-3,
+    ScaledDecoded: 6e-3,
     Fp8Library: 5e-2,
     Fp8Streamed: 5e-2,
 }

@@ -1,41 +1,97 @@
-"""Kernels of a mixture of experts, against products one by one."""
+"""Kernels of a mixture of experts, against linears one by one."""
 
 import pytest
 import torch
 
-from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
-from tests.gpu.linears import experts_of
-from tests.gpu.test_experts import expected
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
+from paceline.runner.cuda.kernels.expert_choice import ALONE, Router, choose_experts
+from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
+from tests.gpu.fp8_linears import close
+from tests.gpu.linears import expected_experts, experts_of, fp8_experts
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_the_largest_shares_are_chosen(is_whole: bool) -> None:
-    scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 2.5], [0.1, 0.2, 0.3]])
-    choice = choose_experts(scores, 2, is_whole, torch.arange(4, dtype=torch.int32))
+    scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 2.5], [0.1, 0.2, 0.3]]).repeat(2, 1)
+    choice = choose_experts(scores, 2, is_whole)
     share, _ = scores.softmax(dim=-1).topk(2)
     if is_whole:
         share = share / share.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(choice.share, share)
     # Pairs 0 and 1 are of the first position, which chooses expert 1, then 2.
-    assert choice.pairs.tolist() == [2, 0, 5, 1, 3, 4]
-    assert choice.starts.tolist() == [0, 1, 3, 6]
+    assert choice.pairs.tolist() == [2, 8, 0, 5, 6, 11, 1, 3, 4, 7, 9, 10]
+    assert choice.tiles.tolist() == [[0, 0, 2], [1, 2, 6], [2, 6, 12]]
 
 
+def experts_by_pair(choice: ExpertChoice, pairs: int) -> list[int]:
+    """What tiles say, each of whose pairs must be there once."""
+    found: dict[int, int] = {}
+    for expert, first, end in choice.tiles.tolist():
+        if expert < choice.experts:
+            for at in range(first, min(first + choice.tile_pairs, end)):
+                pair = int(choice.pairs[at])
+                assert pair not in found
+                found[pair] = expert
+    return [found[pair] for pair in range(pairs)]
+
+
+@pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 700])
+@pytest.mark.parametrize("experts", [3, 12])
 @pytest.mark.parametrize("favourite", [None, 2], ids=["spread", "one expert has all"])
-def test_grouped_products(favourite: int | None) -> None:
-    """More pairs than a program has, and sizes that fill no tile."""
-    rows, experts, chosen, width, inner = 19, 5, 2, 40, 36
+def test_each_pair_is_in_one_tile_of_its_expert(
+    rows: int, experts: int, favourite: int | None
+) -> None:
+    scores = torch.randn(rows, experts)
+    if favourite is not None:
+        scores[:, favourite] += 10
+    choice = choose_experts(scores, 2, True)
+    due = scores.topk(2).indices.flatten().tolist()
+    assert experts_by_pair(choice, 2 * rows) == due
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> None:
+    hidden, weight = torch.randn(rows, 40), torch.randn(12, 40)
+    bias = torch.randn(12) if is_biased else None
+    router = Router.of(weight, bias, 3, shares_sum_to_one=True)
+    for _ in range(2):  # the second finds its counters as the first did
+        x, choice = router.choose(hidden, 0.5)
+        length = (hidden.square().sum(dim=1, keepdim=True) + 0.25).sqrt()
+        torch.testing.assert_close(x, hidden / length)
+        share, due = torch.nn.functional.linear(x, weight, bias).topk(3)
+        assert experts_by_pair(choice, 3 * rows) == due.flatten().tolist()
+        torch.testing.assert_close(choice.share, share.softmax(dim=-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 19])
+@pytest.mark.parametrize("favourite", [None, 2], ids=["spread", "one expert has all"])
+def test_grouped_gemms(rows: int, favourite: int | None) -> None:
+    """More pairs than a tile has, and sizes that fill no tile."""
+    experts, chosen, width, inner = 5, 2, 40, 36
     x, scores = torch.randn(rows, width), torch.randn(rows, experts)
     if favourite is not None:
         scores[:, favourite] += 10
-    weights = (
+    weights = experts_of(
         torch.randn(experts, 2 * inner, width) * width**-0.5,
         torch.randn(experts, width, inner) * inner**-0.5,
     )
-    kernel = Grouped.of(experts_of(*weights))
+    kernel = Grouped.of(weights)
     assert kernel is not None
-    choice = choose_experts(scores, chosen, False, torch.arange(experts + 1, dtype=torch.int32))
     total = torch.ones(rows, width)
-    kernel.add_to(total, kernel.gated(x, choice), choice)
-    due = 1 + expected(x, scores, weights, chosen, False)
+    kernel.add_to(total, x, choose_experts(scores, chosen, False))
+    due = 1 + expected_experts(x, scores, weights, chosen, False)
     torch.testing.assert_close(total, due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_by_row", [True, False], ids=["rows", "blocks"])
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool) -> None:
+    experts, chosen, rows = 4, 2, 5
+    weights = fp8_experts((experts, 256, 128), "cpu", is_by_row, is_full, torch.float16)
+    kernel = GroupedFp8.of(weights)
+    assert kernel is not None
+    x, scores = torch.randn(rows, 256).half(), torch.randn(rows, experts)
+    total = torch.zeros(rows, 256).half()
+    kernel.add_to(total, x, choose_experts(scores, chosen, True))
+    close(total, expected_experts(x, scores, weights, chosen, True), 6e-2)

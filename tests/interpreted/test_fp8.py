@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from paceline.runner.cuda.gemm.fp8 import Fp8Decoded, Fp8Few
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
+from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
 from tests.gpu.fp8_linears import close, expected, fp8_weights
 
 
-@pytest.mark.parametrize("kind", [Fp8Few, Fp8Decoded])
+@pytest.mark.parametrize("kind", [ScaledFew, ScaledDecoded])
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 @pytest.mark.parametrize("is_by_row", [True, False], ids=["rows", "blocks"])
 def test_few_rows(kind: type[LinearKernel], is_full: bool, is_by_row: bool) -> None:
@@ -33,7 +33,5 @@ def test_quantized_rows() -> None:
     due = x.half().float() / length * factor
     found = codes.float() * scale
     assert not found[1].any()
-    # The interpreter does not round up to a power of two, so a few numbers are half as large.
-    far = (found - due).abs() > due.abs() / 14
-    assert far.float().mean() < 0.1
+    assert ((found - due).abs() <= due.abs() / 14 + scale / 512).all()
     torch.testing.assert_close(codes.float().abs().amax(dim=1)[[0, 2]], torch.full((2,), 448.0))

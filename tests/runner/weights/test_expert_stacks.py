@@ -60,7 +60,7 @@ def test_experts_in_mxfp4_are_decoded(tmp_path: Path) -> None:
 
 
 def test_other_quantizations_and_numbers_of_experts_are_refused(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, packed_tensors(), quantization_config={"quant_method": "fp8"})
+    folder = folder_of(tmp_path, packed_tensors(), quantization_config={"quant_method": "nvfp4"})
     with pytest.raises(ConfigError, match="quantization_config"):
         SafetensorsFolder(folder)
     folder = folder_of(tmp_path, packed_tensors(), num_local_experts=5, **MXFP4)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
-from paceline.runner.cuda.gemm.fp8 import Fp8Decoded, Fp8Few, Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
+from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized
@@ -24,9 +26,11 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Streamed,
     Library,
     Fp8Streamed,
-    Fp8Few,
+    ScaledFew,
     Fp8Library,
-    Fp8Decoded,
+    ScaledDecoded,
+    Int4Few,
+    Int4Decoded,
 )
 
 

@@ -6,42 +6,37 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
-from paceline.runner.cuda.kernels.experts import Grouped, choose_experts
-from paceline.runner.cuda.kernels.layers import normalized
+from paceline.runner.cuda.kernels.expert_choice import Router
+from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
+from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
 from paceline.runner.cuda.linears import CudaLinear
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import LinearSpec, MoESpec
 from paceline.runner.weights.matrix import Matrix, stacked
 
-KERNELS: tuple[type[ExpertKernel], ...] = (Grouped,)  # the first that accepts the experts
+# The first that accepts the experts computes them.
+KERNELS: tuple[type[ExpertKernel], ...] = (Grouped, GroupedFp8, GroupedMxfp4)
 
 
 class CudaMoE:
     """The host waits for nothing: which expert computes what is known on the GPU alone."""
 
     def __init__(self, factory: LayerFactory[CudaLinear], spec: MoESpec) -> None:
-        self._spec, self._floor = spec, spec.norm.floor
-        self._router = factory.router(spec.router, spec.norm).t().contiguous()  # [width, experts]
         biases = spec.router.biases
-        self._router_bias = factory.joined(biases) if biases else None  # [experts]
-        self._experts = expert_kernel(expert_weights(factory, spec))
+        bias = factory.joined(biases) if biases else None
+        weight = factory.router(spec.router, spec.norm)
+        self._router = Router.of(weight, bias, spec.chosen, spec.shares_sum_to_one)
+        self._experts, self._floor = expert_kernel(expert_weights(factory, spec)), spec.norm.floor
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
-        self._every = torch.arange(
-            len(spec.experts) + 1, dtype=torch.int32, device=self._router.device
-        )
 
     def __str__(self) -> str:
         return str(self._experts)
 
     def add_to(self, hidden: Tensor, _places: Tensor | None = None) -> None:
         """Add the experts of the residual stream to it. Experts are not adapted."""
-        x, spec = normalized(hidden, self._floor), self._spec
-        scores = x.float() @ self._router
-        if self._router_bias is not None:
-            scores += self._router_bias
-        choice = choose_experts(scores, spec.chosen, spec.shares_sum_to_one, self._every)
+        x, choice = self._router.choose(hidden, self._floor)
         total = torch.zeros_like(hidden) if self._has_parts else hidden
-        self._experts.add_to(total, self._experts.gated(x, choice), choice)
+        self._experts.add_to(total, x, choice)
         if self._has_parts:
             hidden.add_(self._summed(total))
 

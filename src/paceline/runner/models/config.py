@@ -141,7 +141,8 @@ class ModelConfig:
         if quantization == "auto" or self.quantization != UNQUANTIZED:
             return self
         format = weight_format.load_for_plain(quantization)
-        return replace(self, quantization=Quantization(QuantizedOnLoad(format)))
+        rules = ((format.on_load, QuantizedOnLoad(format)),)
+        return replace(self, quantization=Quantization(None, rules))
 
     @property
     def kept(self) -> Kept:

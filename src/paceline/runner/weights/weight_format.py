@@ -24,6 +24,7 @@ class WeightFormat(ABC):
     """How a checkpoint stores the weights of a linear."""
 
     name: ClassVar[str]
+    on_load: ClassVar[str] = ".*"  # modules that are quantized on load, a pattern of whole names
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors that a checkpoint has for the weights of a linear, or for a part of them."""

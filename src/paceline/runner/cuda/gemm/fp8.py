@@ -1,18 +1,10 @@
-"""Linears of fp8 weights: few rows at the speed of memory, many rows on tensor cores for fp8."""
-
-# Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: C901, PLR0912, PLR0913, PLR0917
-# Parameters of kernels have no types.
-# pyright: standard
+"""Linears of fp8 weights on the tensor cores for fp8: rows are quantized too."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from paceline.runner.cuda.gemm.fp8_codes import decoded, quantized_rows
-from paceline.runner.cuda.gemm.library import deferred
+from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Wave, kernel_for
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
@@ -20,12 +12,7 @@ from paceline.runner.cuda.kernels.nvrtc import TensorMap, can_compile
 from paceline.runner.tensors import processors_of
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
-LINES = 32  # outputs of a program
 BLOCK = 128  # inputs and outputs of a block that has one scale
-MOST_SPLITS = 8
-PROGRAMS = 264  # two for each multiprocessor
-FEW_ROWS = 16  # beyond, quantizing the inputs costs less than decoding weights
-HALVES = (torch.bfloat16, torch.float16)
 STREAMED_BYTES = 16 << 20  # of weights
 STREAMED_ROWS = {Use.NORMED: 256, Use.ADDED: 256, Use.GATED: 192}
 ALIGNED = 16  # what the library multiplies must be a multiple
@@ -41,84 +28,6 @@ def fp8_of(weights: LinearWeights) -> ScaledMatrix | None:
     if not isinstance(matrix, ScaledMatrix) or matrix.weight.dtype != FP8:
         return None
     return matrix if matrix.is_by_row or matrix.block == (BLOCK, BLOCK) else None
-
-
-def splits_of(inputs: int, outputs: int, chunk: int) -> int:
-    """Programs that share an output, so that there are enough of them."""
-    tiles, found = outputs // LINES, 1
-    while tiles * found < PROGRAMS and found < MOST_SPLITS and inputs % (2 * found * chunk) == 0:
-        found *= 2
-    return found
-
-
-class Fp8Few(LinearKernel):
-    """Few rows, in 16 bits: weights are decoded in registers. Of several programs that share
-    outputs, the last one to end adds up, in a fixed order."""
-
-    name = "fp8_few"
-    most_rows = FEW_ROWS
-
-    def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
-        outputs, inputs = matrix.shape
-        self._chunk = 2 * BLOCK if matrix.is_by_row and inputs % (2 * BLOCK) == 0 else BLOCK
-        self._splits = splits_of(inputs, outputs, self._chunk)
-        device = matrix.weight.device
-        self._ended = torch.zeros(outputs // LINES, dtype=torch.int32, device=device)
-
-    @classmethod
-    def of(cls, weights: LinearWeights, use: Use) -> "Fp8Few | None":
-        matrix = fp8_of(weights)
-        if matrix is None or weights.dtype not in HALVES:
-            return None
-        outputs, inputs = matrix.shape
-        is_whole = outputs % LINES == 0 and inputs % BLOCK == 0
-        return cls(weights, matrix) if is_whole else None
-
-    def plain(self, x: Tensor) -> Tensor:
-        out = x.new_empty((len(x), self._matrix.shape[0]))
-        self._run(x, out, is_added=False)
-        return out
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        self._run(x, total, is_added=True)
-
-    def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
-        (rows, inputs), outputs, splits = x.shape, out.shape[1], self._splits
-        bias, factor = self._weights.bias, self._weights.factor
-        parts = x.new_empty((splits if splits > 1 else 0, rows, outputs), dtype=torch.float32)
-        _few[(outputs // LINES, splits)](
-            x,
-            self._matrix.weight,
-            self._matrix.scale,
-            x if factor is None else factor,
-            x if bias is None else bias,
-            out,
-            parts,
-            self._ended,
-            rows,
-            outputs,
-            INPUTS=inputs,
-            ROWS=max(triton.next_power_of_2(rows), 16),
-            LINES=LINES,
-            CHUNK=self._chunk,
-            SPLITS=splits,
-            BY_ROW=self._matrix.is_by_row,
-            FACTORED=factor is not None,
-            BIASED=bias is not None,
-            ADDED=is_added,
-            num_warps=4,
-            num_stages=4,
-            launch_pdl=True,
-        )
 
 
 class Fp8Streamed(LinearKernel):
@@ -221,112 +130,11 @@ class Fp8Library(LinearKernel):
             matrix.scale.t(),
             ways[1],
             output_dtype=x.dtype,
-        )
+        )[: len(x)]
         return found if bias is None else found.add_(bias)
-
-
-class Fp8Decoded(LinearKernel):
-    """Many rows of weights that the library does not multiply: decoded for each step."""
-
-    name = "fp8_decoded"
-
-    def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
-
-    @classmethod
-    def of(cls, weights: LinearWeights, use: Use) -> "Fp8Decoded | None":
-        """All fp8 weights."""
-        matrix = fp8_of(weights)
-        return None if matrix is None else cls(weights, matrix)
-
-    def plain(self, x: Tensor) -> Tensor:
-        weight = decoded(self._matrix, self._weights.factor, x.dtype)
-        bias = self._weights.bias
-        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
 
 
 def can_multiply(weight: Tensor) -> bool:
     """Whether the library multiplies fp8 with scales of rows on this device: Hopper and later."""
     device = weight.device
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _few(
-    x,
-    weight,
-    scale,
-    factor,
-    bias,
-    out,
-    parts,
-    ended,
-    rows,
-    outputs,
-    INPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    LINES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BY_ROW: tl.constexpr,
-    FACTORED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ADDED: tl.constexpr,
-):
-    tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
-    tile, split = tl.program_id(0), tl.program_id(1)
-    row, line = tl.arange(0, ROWS), tile * LINES + tl.arange(0, LINES)
-    share: tl.constexpr = INPUTS // SPLITS
-    index = split * share + tl.arange(0, CHUNK)
-    there = (row < rows)[:, None]
-    values = x + row[:, None] * INPUTS + index[None, :]
-    codes = weight + line.to(tl.int64)[None, :] * INPUTS + index[:, None]
-    block = scale + tile * LINES // 128 * (INPUTS // 128) + split * share // 128
-    found = tl.zeros([ROWS, LINES], tl.float32)
-    for at in range(0, share, CHUNK):
-        given = tl.load(values + at, mask=there, other=0.0)
-        if FACTORED:
-            by = tl.load(factor + index + at)
-            given = (given.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
-        part = tl.load(codes + at).to(tl.float32).to(x.dtype.element_ty)
-        if BY_ROW:
-            found = tl.dot(given, part, found)
-        else:
-            found += tl.dot(given, part) * tl.load(block + at // 128)
-    if BY_ROW:
-        found = found * tl.load(scale + line)[None, :]
-    spot = row[:, None] * outputs + line[None, :]
-    if SPLITS == 1:
-        if ADDED:
-            found += tl.load(out + spot, mask=there, other=0.0).to(tl.float32)
-        if BIASED:
-            found += tl.load(bias + line).to(tl.float32)[None, :]
-        tl.store(out + spot, found.to(out.dtype.element_ty), mask=there)
-    else:
-        size = rows * outputs
-        tl.store(parts + split * size + spot, found, mask=there)
-        tl.debug_barrier()  # all results are written before the counter rises
-        before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
-        if before == SPLITS - 1:
-            tl.store(ended + tile, 0)
-            total = tl.zeros([ROWS, LINES], tl.float32)
-            if ADDED:
-                total += tl.load(out + spot, mask=there, other=0.0).to(tl.float32)
-            if BIASED:
-                total += tl.load(bias + line).to(tl.float32)[None, :]
-            for part in tl.static_range(SPLITS):
-                one = parts + part * size + spot
-                total += tl.load(one, mask=there, other=0.0, cache_modifier=".cg")
-            tl.store(out + spot, total.to(out.dtype.element_ty), mask=there)

@@ -154,26 +154,26 @@ class ExpertWeights:
 class ExpertChoice:
     """The experts of some positions.
 
-    share    [positions, chosen]; of each expert in its position
-    pairs    [positions * chosen]; in the order of experts
-    starts   [experts + 1]; where the pairs of each expert begin
+    share       [positions, chosen]; of each expert in its position
+    pairs       [positions * chosen]; those of a tile are adjacent
+    tiles       [tiles, 3]: an expert, its first pair, and the end of its pairs. A tile that is not
+                used has no expert, but the number of experts instead
+    tile_pairs  at most in a tile
     """
 
     share: Tensor
     pairs: Tensor
-    starts: Tensor
+    tiles: Tensor
+    tile_pairs: int
+    experts: int
 
     @property
     def chosen(self) -> int:
         return self.share.shape[1]
 
-    @property
-    def experts(self) -> int:
-        return len(self.starts) - 1
-
 
 class ExpertKernel(ABC):
-    """One way to compute the experts of a layer, for pairs of a position and an expert."""
+    """One way to compute the experts of a layer."""
 
     name: ClassVar[str]
 
@@ -183,10 +183,6 @@ class ExpertKernel(ABC):
         """The kernel for these weights; None: it does not accept them."""
 
     @abstractmethod
-    def gated(self, x: Tensor, choice: ExpertChoice) -> Tensor:
-        """What gate and up of every pair make of x [positions, inputs]: [pairs, width]."""
-
-    @abstractmethod
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        """total [positions, width] += what `down` makes of all pairs x [pairs, inputs], times
-        their shares."""
+        """total [positions, outputs] += the experts of x [positions, inputs], times their
+        shares."""

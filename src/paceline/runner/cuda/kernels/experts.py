@@ -1,57 +1,57 @@
-"""Kernels of a mixture of experts: the choice of experts, grouped linears, and the sum.
+"""Grouped GEMMs of a mixture of experts (MoE), and the sum over the experts of a position.
 
-A pair is a position and one of its experts, `position * chosen + place`. Pairs are sorted by
-expert. A program of a grouped product has some pairs of one expert; which ones, it finds on the
-GPU, so that a graph fits every choice:
-
-    pairs      | expert 0      | expert 2 | expert 3                |      expert 1 has none
-    programs   | 0    | 1      | 2        | 3    | 4    | 5         | 6 … have nothing to do
+The lines of a tile are outputs of an expert, its columns are pairs: tensor cores take 64 outputs
+at a time, but as few as 8 pairs.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
     ExpertGate,
     ExpertKernel,
     ExpertWeights,
 )
+from paceline.runner.cuda.kernels.expert_choice import LEAST_PAIRS
 from paceline.runner.weights.matrix import PlainMatrix
+from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, ScaledMatrix
 
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
-LEAST, MOST = 16, 128  # pairs of a program
 WIDE = 1024  # outputs of a program that adds up
+FEW_ROWS = 64  # below, it has fewer, so that there are enough programs
+BLOCK = 128  # inputs and outputs of a block that has one scale
 
 
-def choose_experts(
-    scores: Tensor, chosen: int, shares_sum_to_one: bool, every: Tensor
-) -> ExpertChoice:
-    """Choose by scores [positions, experts]. `every` is all experts and one more, in order."""
-    rows, experts = scores.shape
-    share = torch.empty((rows, chosen), dtype=torch.float32, device=scores.device)
-    found = torch.empty((rows, chosen), dtype=torch.int32, device=scores.device)
-    _choose[(rows,)](
-        scores,
-        found,
-        share,
-        COUNT=experts,
-        EXPERTS=triton.next_power_of_2(experts),
-        CHOSEN=chosen,
-        PLACES=triton.next_power_of_2(chosen),
-        SUM_TO_ONE=shares_sum_to_one,
-        num_warps=1,
-        launch_pdl=True,
-    )
-    ordered, pairs = found.view(-1).sort(stable=True)
-    return ExpertChoice(share, pairs, torch.searchsorted(ordered, every))
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a grouped GEMM is divided: outputs of a program, inputs that it reads at a time."""
+
+    lines: int
+    chunk: int
+    warps: int
+    stages: int
+
+
+def tiling_of(bytes_: int, pairs: int, is_gated: bool) -> Tiling:
+    """For numbers of so many bytes, and so many pairs in a tile."""
+    if bytes_ == FLOAT_BYTES:
+        return Tiling(32, 32, 4, 2)
+    if bytes_ == 1:
+        return Tiling(128 if pairs == BLOCK else 64, BLOCK, 8 if pairs == BLOCK else 4, 3)
+    if pairs == BLOCK:
+        return Tiling(64 if is_gated else 128, 64, 8, 3)
+    return Tiling(64, 128 if pairs == LEAST_PAIRS else 64, 4, 4)
 
 
 class Grouped(ExpertKernel):
@@ -72,204 +72,278 @@ class Grouped(ExpertKernel):
     def __str__(self) -> str:
         return f"{len(self._down)} in {self._weights.down.form}: {self.name}"
 
-    def gated(self, x: Tensor, choice: ExpertChoice) -> Tensor:
-        out = x.new_empty((len(choice.pairs), self._gate_up.shape[1] // 2))
-        weights = self._weights
-        _run(x, self._gate_up, choice, out, weights.gate_up_bias, weights.gate)
-        return out
+    def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+        weights, pairs = self._weights, len(choice.pairs)
+        inner = x.new_empty((pairs, self._gate_up.shape[1] // 2))
+        parts = x.new_empty((pairs, self._down.shape[1]))
+        first = _Operands(x, self._gate_up, weights.gate_up_bias)
+        _run(first, choice, inner, weights.gate)
+        _run(_Operands(inner, self._down, weights.down_bias), choice, parts)
+        add_pairs(total, parts, choice)
+
+
+class GroupedFp8(ExpertKernel):
+    """Weights of fp8 with scales of rows or of blocks. Inputs are quantized in groups."""
+
+    name = "grouped_fp8"
+
+    def __init__(self, weights: ExpertWeights, gate_up: ScaledMatrix, down: ScaledMatrix) -> None:
+        self._weights, self._gate_up, self._down = weights, gate_up, down
+
+    @classmethod
+    def of(cls, weights: ExpertWeights) -> "GroupedFp8 | None":
+        gate_up, down = fp8_of(weights.gate_up), fp8_of(weights.down)
+        if gate_up is None or down is None or weights.dtype.itemsize == FLOAT_BYTES:
+            return None
+        return cls(weights, gate_up, down)
+
+    def __str__(self) -> str:
+        return f"{len(self._down.weight)} in {self._down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        parts = x.new_empty((len(choice.pairs), self._down.shape[1]))
-        _run(x, self._down, choice, parts, self._weights.down_bias)
+        weights, pairs = self._weights, len(choice.pairs)
+        width = self._gate_up.shape[0] // 2
+        codes, scale = quantized_rows(x, weights.factor, None, BLOCK)
+        lines = tiling_of(1, choice.tile_pairs, True).lines
+        inner = torch.empty((pairs, width), dtype=FP8, device=x.device)
+        inner_scale = torch.empty((width // lines, pairs), device=x.device)
+        parts = x.new_empty((pairs, self._down.shape[0]))
+        first = _Operands.scaled(codes, scale.t(), BLOCK, self._gate_up, weights.gate_up_bias)
+        _run(first, choice, inner, weights.gate, inner_scale)
+        second = _Operands.scaled(inner, inner_scale, lines, self._down, weights.down_bias)
+        _run(second, choice, parts)
         add_pairs(total, parts, choice)
+
+
+def fp8_of(matrix: object) -> ScaledMatrix | None:
+    """Weights that the kernel takes: fp8 with scales of rows or of blocks of 128 x 128."""
+    if not isinstance(matrix, ScaledMatrix) or matrix.weight.dtype != FP8:
+        return None
+    is_known = matrix.is_by_row or matrix.block == (BLOCK, BLOCK)
+    return matrix if is_known and not any(size % BLOCK for size in matrix.shape) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operands:
+    """What a grouped GEMM multiplies.
+
+    x        [positions or pairs, inputs]
+    weight   [experts, outputs, inputs]
+    x_scale  [groups of inputs, rows]; of codes
+    group    inputs that share a scale
+    scale    of codes of weights
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    x_scale: Tensor | None = None
+    group: int = 0
+    scale: Tensor | None = None
+    is_blocked: bool = False
+
+    @staticmethod
+    def scaled(
+        x: Tensor, x_scale: Tensor, group: int, matrix: ScaledMatrix, bias: Tensor | None
+    ) -> "_Operands":
+        is_blocked = not matrix.is_by_row
+        return _Operands(x, matrix.weight, bias, x_scale, group, matrix.scale, is_blocked)
+
+
+def _run(
+    operands: _Operands,
+    choice: ExpertChoice,
+    out: Tensor,
+    gate: ExpertGate | None = None,
+    out_scale: Tensor | None = None,
+) -> None:
+    x, weight, bias = operands.x, operands.weight, operands.bias
+    outputs, inputs = out.shape[1], x.shape[1]
+    tiling = tiling_of(weight.element_size(), choice.tile_pairs, gate is not None)
+    chunk = min(tiling.chunk, operands.group) if operands.group else tiling.chunk
+    clamp = None if gate is None else gate.clamp
+    x_scale = x if operands.x_scale is None else operands.x_scale
+    _grouped[(triton.cdiv(outputs, tiling.lines), len(choice.tiles))](
+        x,
+        x_scale,
+        weight,
+        weight if operands.scale is None else operands.scale,
+        choice.pairs,
+        choice.tiles,
+        choice.share,
+        out if bias is None else bias,
+        out,
+        out if out_scale is None else out_scale,
+        x_scale.shape[1],
+        len(out),
+        COUNT=choice.experts,
+        CHOSEN=choice.chosen,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        TILE=choice.tile_pairs,
+        LINES=tiling.lines,
+        CHUNK=chunk,
+        GROUP=max(operands.group, 1),
+        SCALED=operands.scale is not None,
+        BLOCKED=operands.is_blocked,
+        WHOLE=outputs % tiling.lines == 0 and inputs % chunk == 0,
+        GATED=gate is not None,
+        SILU=gate is not None and gate.is_silu,
+        BIASED=bias is not None,
+        MOST=FP8_MAX,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=True,
+    )
 
 
 def add_pairs(total: Tensor, parts: Tensor, choice: ExpertChoice) -> None:
     """total [positions, width] += the sum of the pairs [pairs, width] of each position."""
     rows, width = total.shape
     columns = min(triton.next_power_of_2(width), WIDE)
+    if rows < FEW_ROWS:
+        columns = min(columns, WIDE // 4)
     _sum[(rows, triton.cdiv(width, columns))](
         total,
         parts,
         WIDTH=width,
         CHOSEN=choice.chosen,
-        PLACES=columns,
+        COLUMNS=columns,
         num_warps=4,
         launch_pdl=True,
     )
 
 
-def _run(
-    x: Tensor,
-    weight: Tensor,
-    choice: ExpertChoice,
-    out: Tensor,
-    bias: Tensor | None,
-    gate: ExpertGate | None = None,
-) -> None:
-    pairs, outputs, experts = len(choice.pairs), out.shape[1], choice.experts
-    rows = min(max(triton.next_power_of_2(pairs // experts), LEAST), MOST)
-    is_small, is_thin = x.element_size() < FLOAT_BYTES, rows == LEAST
-    lines = 64 if is_small and not is_thin else 32
-    tiles = pairs // rows + min(experts, pairs)  # at most, however pairs are spread
-    clamp = None if gate is None else gate.clamp
-    _grouped[(tiles, triton.cdiv(outputs, lines))](
-        x,
-        weight,
-        choice.pairs,
-        choice.starts,
-        choice.share,
-        out if bias is None else bias,
-        out,
-        COUNT=experts,
-        EXPERTS=triton.next_power_of_2(experts),
-        CHOSEN=choice.chosen,
-        OUTPUTS=outputs,
-        INPUTS=x.shape[1],
-        ROWS=rows,
-        LINES=lines,
-        CHUNK=32 if not is_small else 128 if is_thin else 64,
-        GATED=gate is not None,
-        SILU=gate is not None and gate.is_silu,
-        BIASED=bias is not None,
-        ALPHA=0.0 if clamp is None else clamp.alpha,
-        LIMIT=0.0 if clamp is None else clamp.limit,
-        num_warps=8 if rows == MOST else 4,
-        num_stages=2 if not is_small else 4 if is_thin else 3,
-        launch_pdl=True,
-    )
+@triton.jit
+def pairs_of(tiles, pairs, TILE: tl.constexpr):
+    """The expert of a program's tile, its pairs, and which of these are there."""
+    tile = tiles + tl.program_id(1) * 3
+    at = tl.load(tile + 1) + tl.arange(0, TILE)
+    there = at < tl.load(tile + 2)
+    return tl.load(tile), tl.load(pairs + at, mask=there, other=0).to(tl.int64), there
 
 
 @triton.jit
-def _choose(
-    scores,
-    found,
-    share,
-    COUNT: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    PLACES: tl.constexpr,
-    SUM_TO_ONE: tl.constexpr,
-):
-    tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    expert, place = tl.arange(0, EXPERTS), tl.arange(0, PLACES)
-    real = expert < COUNT
-    given = tl.load(scores + row * COUNT + expert, mask=real, other=float("-inf")).to(tl.float32)
-    powers = tl.exp(given - tl.max(given, 0))
-    total = tl.sum(powers, 0)
-    left = tl.where(real, powers, -1.0)
-    best = tl.zeros([PLACES], tl.int32)
-    each = tl.zeros([PLACES], tl.float32)
-    for at in tl.static_range(CHOSEN):
-        one = tl.argmax(left, 0)
-        best = tl.where(place == at, one, best)
-        each = tl.where(place == at, tl.max(left, 0), each)
-        left = tl.where(expert == one, -1.0, left)
-    if SUM_TO_ONE:
-        total = tl.sum(each, 0)
-    tl.store(found + row * CHOSEN + place, best, mask=place < CHOSEN)
-    tl.store(share + row * CHOSEN + place, each / total, mask=place < CHOSEN)
+def gate_of(gate, up, SILU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """act(gate) * up; with a limit, that of `ClampedGate`."""
+    if LIMIT > 0:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    if SILU:
+        return gate / (1.0 + tl.exp(-gate)) * up
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-2.0 * inner)) * up
 
 
-@triton.jit
-def _pairs_of(pairs, starts, tile, COUNT: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """The expert of a program, its pairs, and which of these are there. There is no expert, and
-    the number of experts instead, if the program has nothing to do."""
-    every = tl.arange(0, EXPERTS)
-    first = tl.load(starts + every, mask=every < COUNT, other=0).to(tl.int32)
-    end = tl.load(starts + every + 1, mask=every < COUNT, other=0).to(tl.int32)
-    tiles = (end - first + ROWS - 1) // ROWS
-    ends = tl.cumsum(tiles, 0)
-    expert = tl.sum((ends <= tile).to(tl.int32), 0)
-    begin = tl.sum(tl.where(every == expert, first - (ends - tiles) * ROWS, 0), 0)
-    stop = tl.sum(tl.where(every == expert, end, 0), 0)
-    at = begin + tile * ROWS + tl.arange(0, ROWS)
-    there = at < stop
-    return expert, tl.load(pairs + at, mask=there, other=0).to(tl.int64), there
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["x_rows", "out_rows"])
 def _grouped(
     x,
+    x_scale,
     weight,
+    scale,
     pairs,
-    starts,
+    tiles,
     share,
     bias,
     out,
+    out_scale,
+    x_rows,
+    out_rows,
     COUNT: tl.constexpr,
-    EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
     LINES: tl.constexpr,
     CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    WHOLE: tl.constexpr,
     GATED: tl.constexpr,
     SILU: tl.constexpr,
     BIASED: tl.constexpr,
+    MOST: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     """If gated, x has a row for each position and a second weight is OUTPUTS lines further on;
-    otherwise x has a row for each pair, and the linear is multiplied by its share. With a limit,
-    gate and up are those of `ClampedGate`."""
+    otherwise x has a row for each pair, and the linear is multiplied by its share. Codes have
+    scales, and results that are gated become codes, with a scale for the lines of a program."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    expert, pair, there = _pairs_of(pairs, starts, tl.program_id(0), COUNT, EXPERTS, ROWS)
+    expert, pair, there = pairs_of(tiles, pairs, TILE)
     if expert >= COUNT:
         return
-    line = tl.program_id(1) * LINES + tl.arange(0, LINES)
-    index = tl.arange(0, CHUNK)
     source = pair // CHOSEN if GATED else pair
+    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    index = tl.arange(0, CHUNK)
     values = x + source[:, None] * INPUTS + index[None, :]
     lines: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
-    first = weight + expert.to(tl.int64) * lines * INPUTS
-    factors = first + line.to(tl.int64)[None, :] * INPUTS + index[:, None]
-    inside = (line < OUTPUTS)[None, :]
-    found = tl.zeros([ROWS, LINES], tl.float32)
-    other = tl.zeros([ROWS, LINES], tl.float32)
+    first = expert.to(tl.int64) * lines
+    factors = weight + (first + line)[:, None] * INPUTS + index[None, :]
+    if BLOCKED:
+        blocks: tl.constexpr = INPUTS // 128
+        block = scale + (first + tl.program_id(0) * LINES) // 128 * blocks
+    found = tl.zeros([LINES, TILE], tl.float32)
+    other = tl.zeros([LINES, TILE], tl.float32)
     for at in range(0, INPUTS, CHUNK):
-        left = index < INPUTS - at
-        given = tl.load(values + at, mask=there[:, None] & left[None, :], other=0.0)
-        part = tl.load(factors + at, mask=inside & left[:, None], other=0.0)
-        found = tl.dot(given, part, found, input_precision="ieee")
-        if GATED:
-            part = tl.load(factors + OUTPUTS * INPUTS + at, mask=inside & left[:, None], other=0.0)
-            other = tl.dot(given, part, other, input_precision="ieee")
-    if BIASED:
-        spot = bias + expert * lines + line
-        found += tl.load(spot, mask=line < OUTPUTS, other=0.0)[None, :]
-        if GATED:
-            other += tl.load(spot + OUTPUTS, mask=line < OUTPUTS, other=0.0)[None, :]
-    if GATED:
-        if LIMIT > 0:
-            found = tl.minimum(found, LIMIT)
-            other = tl.minimum(tl.maximum(other, -LIMIT), LIMIT)
-            found = found / (1.0 + tl.exp(-ALPHA * found)) * (other + 1.0)
-        elif SILU:
-            found = found / (1.0 + tl.exp(-found)) * other
+        row_mask, line_mask = there[:, None], (line < OUTPUTS)[:, None]
+        if not WHOLE:
+            left = (index < INPUTS - at)[None, :]
+            row_mask, line_mask = row_mask & left, line_mask & left
+        given = tl.trans(tl.load(values + at, mask=row_mask, other=0.0))
+        gate = tl.load(factors + at) if WHOLE else tl.load(factors + at, mask=line_mask, other=0.0)
+        if not SCALED:
+            found = tl.dot(gate, given, found, input_precision="ieee")
         else:
-            inner = 0.7978845608028654 * (found + 0.044715 * found * found * found)
-            found = found / (1.0 + tl.exp(-2.0 * inner)) * other
+            by = tl.load(x_scale + at // GROUP * x_rows + source)
+            by_gate = by * tl.load(block + at // 128) if BLOCKED else by
+            found += tl.dot(gate, given) * by_gate[None, :]
+        if GATED:
+            spot = factors + OUTPUTS * INPUTS + at
+            up = tl.load(spot) if WHOLE else tl.load(spot, mask=line_mask, other=0.0)
+            if not SCALED:
+                other = tl.dot(up, given, other, input_precision="ieee")
+            else:
+                if BLOCKED:
+                    by = by * tl.load(block + OUTPUTS // 128 * blocks + at // 128)
+                other += tl.dot(up, given) * by[None, :]
+    if SCALED and not BLOCKED:
+        found *= tl.load(scale + first + line)[:, None]
+        if GATED:
+            other *= tl.load(scale + first + OUTPUTS + line)[:, None]
+    if BIASED:
+        spot = bias + first + line
+        found += tl.load(spot, mask=line < OUTPUTS, other=0.0)[:, None]
+        if GATED:
+            other += tl.load(spot + OUTPUTS, mask=line < OUTPUTS, other=0.0)[:, None]
+    if GATED:
+        found = gate_of(found, other, SILU, ALPHA, LIMIT)
+        if SCALED:
+            each = tl.maximum(tl.max(tl.abs(found), 0), 1e-12) / MOST
+            tl.store(out_scale + tl.program_id(0).to(tl.int64) * out_rows + pair, each, mask=there)
+            found = found / each[None, :]
     else:
-        found = found * tl.load(share + pair, mask=there, other=0.0)[:, None]
+        found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
+    rows = tl.trans(found).to(out.dtype.element_ty)
     spot = out + pair[:, None] * OUTPUTS + line[None, :]
-    tl.store(spot, found.to(out.dtype.element_ty), mask=there[:, None] & inside)
+    tl.store(spot, rows, mask=there[:, None] & (line < OUTPUTS)[None, :])
 
 
 @triton.jit
-def _sum(total, parts, WIDTH: tl.constexpr, CHOSEN: tl.constexpr, PLACES: tl.constexpr):
+def _sum(total, parts, WIDTH: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
     """Add the pairs of a position to it, in their order."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * PLACES + tl.arange(0, PLACES)
-    mask = places < WIDTH
-    found = tl.load(total + row * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < WIDTH
+    found = tl.load(total + row * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     for at in tl.static_range(CHOSEN):
-        spot = parts + (row * CHOSEN + at) * WIDTH + places
+        spot = parts + (row * CHOSEN + at) * WIDTH + column
         found += tl.load(spot, mask=mask, other=0.0).to(tl.float32)
-    tl.store(total + row * WIDTH + places, found.to(total.dtype.element_ty), mask=mask)
+    tl.store(total + row * WIDTH + column, found.to(total.dtype.element_ty), mask=mask)

@@ -56,13 +56,15 @@ MOST_HEADS = 8  # that one program rotates
 WIDE = 2048  # from so many inputs on, a row has more threads
 
 
-def normalized(x: Tensor, floor: float) -> Tensor:
-    """x [n, width] divided by its length, or by `floor` if that is larger."""
+def normalized(x: Tensor, floor: float, factor: Tensor | None = None) -> Tensor:
+    """x [n, width] divided by its length, or by `floor` if that is larger, times a factor
+    [width]."""
     out = torch.empty_like(x)
     width = x.shape[1]
     warps = 8 if width > WIDE else 4
-    sizes = {"WIDTH": width, "PADDED": _power(width)}
-    _normalize[(len(x),)](x, out, floor, **sizes, num_warps=warps, launch_pdl=True)
+    sizes = {"WIDTH": width, "PADDED": _power(width), "FACTORED": factor is not None}
+    given = x if factor is None else factor
+    _normalize[(len(x),)](x, given, out, floor, **sizes, num_warps=warps, launch_pdl=True)
     return out
 
 
@@ -168,14 +170,18 @@ def _power(width: int) -> int:
 
 
 @triton.jit
-def _normalize(x, out, floor, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def _normalize(
+    x, factor, out, floor, WIDTH: tl.constexpr, PADDED: tl.constexpr, FACTORED: tl.constexpr
+):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64) * WIDTH
     columns = tl.arange(0, PADDED)
     values = tl.load(x + row + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
-    tl.store(out + row + columns, (values / length).to(out.dtype.element_ty), mask=columns < WIDTH)
+    values = values / tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+    if FACTORED:
+        values *= tl.load(factor + columns, mask=columns < WIDTH, other=0.0)
+    tl.store(out + row + columns, values.to(out.dtype.element_ty), mask=columns < WIDTH)
 
 
 @triton.jit

@@ -1,0 +1,306 @@
+"""Which experts compute which positions: scores, the best experts of each position, and tiles.
+
+A pair is a position and one of its experts, `position * chosen + rank of the expert`. A tile is
+some pairs of one expert, for one program of a grouped GEMM. Pairs are sorted by expert on the GPU,
+so that a graph fits every choice:
+
+    pairs    | expert 0      | expert 2 | expert 3                |      expert 1 has no pairs
+    tiles    | 0    | 1      | 2        | 4    | 5    | 6         |      3 and 7 have none
+"""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
+from paceline.runner.cuda.kernels.layers import normalized
+
+LEAST_PAIRS, MOST_PAIRS = 16, 128  # of a tile
+ALONE = 4  # rows up to which each pair is a tile
+FEW = 16  # rows up to which one kernel computes norm, scores and choice
+EACH = 4  # experts that a program of that kernel has
+SORTED = 4096  # pairs that a program reads at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Scores positions for experts, and chooses.
+
+    weight    [experts, width] in float32, the factor of the norm included
+    bias      [experts] in float32
+    ended     [FEW]; how many programs of a row have ended; zeros between kernels
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    chosen: int
+    shares_sum_to_one: bool
+    ended: Tensor
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None, chosen: int, shares_sum_to_one: bool) -> "Router":
+        ended = torch.zeros(FEW, dtype=torch.int32, device=weight.device)
+        return Router(weight.contiguous(), bias, chosen, shares_sum_to_one, ended)
+
+    def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
+        """The normalised rows of `hidden` [positions, width], and their experts."""
+        rows, experts = len(hidden), len(self.weight)
+        if rows <= FEW and experts % EACH == 0:
+            return self._choose_at_once(hidden, floor)
+        x = normalized(hidden, floor)
+        scores = F.linear(x.float(), self.weight, self.bias)
+        return x, choose_experts(scores, self.chosen, self.shares_sum_to_one)
+
+    def _choose_at_once(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
+        (rows, width), experts = hidden.shape, len(self.weight)
+        found = _Found.of(rows, self.chosen, experts, hidden.device)
+        x, scores = torch.empty_like(hidden), hidden.new_empty((rows, experts), dtype=torch.float32)
+        _route[(experts // EACH, rows)](
+            hidden,
+            self.weight,
+            self.weight if self.bias is None else self.bias,
+            x,
+            scores,
+            self.ended,
+            *found.outputs,
+            floor,
+            WIDTH=width,
+            PADDED=triton.next_power_of_2(width),
+            EACH=EACH,
+            BIASED=self.bias is not None,
+            **found.sizes(self.shares_sum_to_one),
+            num_warps=8,
+            launch_pdl=True,
+        )
+        return x, found.choice()
+
+
+def choose_experts(scores: Tensor, chosen: int, shares_sum_to_one: bool) -> ExpertChoice:
+    """Choose by scores [positions, experts]."""
+    rows, experts = scores.shape
+    found = _Found.of(rows, chosen, experts, scores.device)
+    _choose[(rows,)](
+        scores, *found.outputs, **found.sizes(shares_sum_to_one), num_warps=1, launch_pdl=True
+    )
+    return found.choice()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """What a choice gives: the experts of each position and their shares. If positions are few, the
+    tiles too."""
+
+    experts: int
+    expert: Tensor  # [positions, chosen]
+    share: Tensor  # [positions, chosen]
+    pairs: Tensor  # [positions * chosen]
+    tiles: Tensor  # [tiles, 3]
+    tile_pairs: int
+
+    @staticmethod
+    def of(rows: int, chosen: int, experts: int, device: torch.device) -> "_Found":
+        pairs = rows * chosen
+        each = min(max(triton.next_power_of_2(pairs // experts), LEAST_PAIRS), MOST_PAIRS)
+        tiles = pairs if rows <= ALONE else pairs // each + experts
+        ints = {"dtype": torch.int32, "device": device}
+        return _Found(
+            experts,
+            torch.empty((rows, chosen), **ints),
+            torch.empty((rows, chosen), dtype=torch.float32, device=device),
+            torch.empty(pairs, **ints),
+            torch.empty((tiles, 3), **ints),
+            each,
+        )
+
+    @property
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.expert, self.share, self.pairs, self.tiles
+
+    def sizes(self, shares_sum_to_one: bool) -> dict[str, int | bool]:
+        rows, chosen = self.expert.shape
+        return {
+            "COUNT": self.experts,
+            "EXPERTS": triton.next_power_of_2(self.experts),
+            "CHOSEN": chosen,
+            "RANKS": triton.next_power_of_2(chosen),
+            "SUM_TO_ONE": shares_sum_to_one,
+            "TILED": rows <= ALONE,
+        }
+
+    def choice(self) -> ExpertChoice:
+        rows, chosen = self.expert.shape
+        if rows > ALONE:
+            size = rows * chosen
+            _sort[(self.experts,)](
+                self.expert,
+                self.pairs,
+                self.tiles,
+                size,
+                COUNT=self.experts,
+                TILE=self.tile_pairs,
+                SIZE=min(triton.next_power_of_2(size), SORTED),
+                num_warps=8 if size > SORTED // 4 else 4,
+                launch_pdl=True,
+            )
+        return ExpertChoice(self.share, self.pairs, self.tiles, self.tile_pairs, self.experts)
+
+
+@triton.jit
+def _best(
+    given,
+    row,
+    found,
+    share,
+    pairs,
+    tiles,
+    COUNT: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    RANKS: tl.constexpr,
+    SUM_TO_ONE: tl.constexpr,
+    TILED: tl.constexpr,
+):
+    """Write the best experts of a row by scores [EXPERTS]. `TILED`: each is a tile."""
+    expert, rank = tl.arange(0, EXPERTS), tl.arange(0, RANKS)
+    powers = tl.exp(given - tl.max(given, 0))
+    total = tl.sum(powers, 0)
+    left = tl.where(expert < COUNT, powers, -1.0)
+    best = tl.zeros([RANKS], tl.int32)
+    each = tl.zeros([RANKS], tl.float32)
+    for at in tl.static_range(CHOSEN):
+        one = tl.argmax(left, 0)
+        best = tl.where(rank == at, one, best)
+        each = tl.where(rank == at, tl.max(left, 0), each)
+        left = tl.where(expert == one, -1.0, left)
+    if SUM_TO_ONE:
+        total = tl.sum(each, 0)
+    pair, there = row * CHOSEN + rank, rank < CHOSEN
+    tl.store(found + pair, best, mask=there)
+    tl.store(share + pair, each / total, mask=there)
+    if TILED:
+        tl.store(pairs + pair, pair, mask=there)
+        tl.store(tiles + pair * 3, best, mask=there)
+        tl.store(tiles + pair * 3 + 1, pair, mask=there)
+        tl.store(tiles + pair * 3 + 2, pair + 1, mask=there)
+
+
+@triton.jit
+def _choose(
+    scores,
+    found,
+    share,
+    pairs,
+    tiles,
+    COUNT: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    RANKS: tl.constexpr,
+    SUM_TO_ONE: tl.constexpr,
+    TILED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row, expert = tl.program_id(0), tl.arange(0, EXPERTS)
+    spot = scores + row.to(tl.int64) * COUNT + expert
+    given = tl.load(spot, mask=expert < COUNT, other=float("-inf"))
+    out = found, share, pairs, tiles
+    _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, SUM_TO_ONE, TILED)
+
+
+@triton.jit
+def _route(
+    hidden,
+    weight,
+    bias,
+    x,
+    scores,
+    ended,
+    found,
+    share,
+    pairs,
+    tiles,
+    floor,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    EACH: tl.constexpr,
+    BIASED: tl.constexpr,
+    COUNT: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    RANKS: tl.constexpr,
+    SUM_TO_ONE: tl.constexpr,
+    TILED: tl.constexpr,
+):
+    """Normalise a row, and score it for some experts. Of the programs of a row, the last one to
+    end chooses."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    own, expert = part * EACH + tl.arange(0, EACH), tl.arange(0, EXPERTS)
+    index = tl.arange(0, PADDED)
+    inside = index < WIDTH
+    spot = weight + own[:, None] * WIDTH + index[None, :]
+    factors = tl.load(spot, mask=inside[None, :], other=0.0)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    values = tl.load(hidden + row * WIDTH + index, mask=inside, other=0.0).to(tl.float32)
+    values = values / tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+    rounded = values.to(x.dtype.element_ty)
+    if part == 0:
+        tl.store(x + row * WIDTH + index, rounded, mask=inside)
+    each = tl.sum(factors * rounded.to(tl.float32)[None, :], 1)
+    if BIASED:
+        each += tl.load(bias + own)
+    tl.store(scores + row * COUNT + own, each)
+    tl.debug_barrier()  # all scores are written before the counter rises
+    before = tl.atomic_add(ended + row, 1, sem="acq_rel")
+    if before == COUNT // EACH - 1:
+        tl.store(ended + row, 0)
+        every = scores + row * COUNT + expert
+        given = tl.load(every, mask=expert < COUNT, other=float("-inf"), cache_modifier=".cg")
+        out = found, share, pairs, tiles
+        _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, SUM_TO_ONE, TILED)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _sort(
+    found,
+    pairs,
+    tiles,
+    size,
+    COUNT: tl.constexpr,
+    TILE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Write the pairs of an expert in their order, and the tiles that they make. Its first tile
+    depends on its first pair alone, so that no program has to know how many tiles others need."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    own, index = tl.program_id(0), tl.arange(0, SIZE)
+    lower, equal = tl.zeros([SIZE], tl.int32), tl.zeros([SIZE], tl.int32)
+    for at in range(0, size, SIZE):
+        one = tl.load(found + at + index, mask=index < size - at, other=COUNT)
+        lower += (one < own).to(tl.int32)
+        equal += (one == own).to(tl.int32)
+    first, count = tl.sum(lower, 0), tl.sum(equal, 0)
+    tile, end = first // TILE + own, (first + count) // TILE + own + 1
+    for begin in range(first, first + count, TILE):
+        tl.store(tiles + tile * 3, own)
+        tl.store(tiles + tile * 3 + 1, begin)
+        tl.store(tiles + tile * 3 + 2, first + count)
+        tile += 1
+    for rest in range(tile, end):
+        tl.store(tiles + rest * 3, COUNT)
+    spot = first
+    for at in range(0, size, SIZE):
+        one = tl.load(found + at + index, mask=index < size - at, other=COUNT)
+        is_own = (one == own).to(tl.int32)
+        tl.store(pairs + spot + tl.cumsum(is_own, 0) - is_own, at + index, mask=is_own == 1)
+        spot += tl.sum(is_own, 0)

@@ -1,0 +1,56 @@
+"""Weights in MXFP4: numbers of 4 bits with an exponent for each 32 inputs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.runner.weights.matrix import Matrix
+
+GROUP = 32  # numbers with one exponent
+SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
+BIAS = 127  # of the exponent that is stored
+MOST_EXPONENT = 2  # of a number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mxfp4Matrix(Matrix):
+    """Codes of two numbers in a byte: the lower half is that of the earlier input.
+
+    weight     [outputs, inputs / 2]; uint8
+    exponent   [outputs, inputs / 32]; uint8
+    """
+
+    weight: Tensor
+    exponent: Tensor
+
+    @property
+    def form(self) -> str:
+        return "mxfp4"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], 2 * self.weight.shape[-1]
+
+    @staticmethod
+    def of(weight: Tensor) -> "Mxfp4Matrix":
+        """The nearest numbers to weights [outputs, inputs]. The largest of a group may be cut to
+        the largest code."""
+        groups = weight.float().unflatten(1, (-1, GROUP))
+        largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
+        exponent = largest.log2().floor_().sub_(MOST_EXPONENT)
+        scaled = torch.ldexp(groups, -exponent.int().unsqueeze(-1))
+        sizes = torch.tensor(SIZES, device=weight.device)
+        code = torch.bucketize(scaled.abs(), (sizes[1:] + sizes[:-1]) / 2)
+        code = (code + 8 * (scaled < 0)).flatten(1).to(torch.uint8)
+        return Mxfp4Matrix(code[:, ::2] | code[:, 1::2] << 4, (exponent + BIAS).to(torch.uint8))
+
+    def dense(self) -> Tensor:
+        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).flatten(-2)
+        values = VALUES.to(codes.device)[codes.long()].unflatten(-1, (-1, GROUP))
+        powers = self.exponent.to(torch.int32).sub_(BIAS).unsqueeze(-1)
+        return torch.ldexp(values, powers).flatten(-2)
+
+    def select(self, outputs: Tensor) -> "Mxfp4Matrix":
+        return Mxfp4Matrix(self.weight[outputs], self.exponent[outputs])

@@ -1,0 +1,34 @@
+"""Linears of 4-bit and 8-bit integers, against float32."""
+
+import pytest
+import torch
+
+from paceline.runner.cuda.gemm.int4 import HalvedMatrix, Int4Decoded
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
+from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
+from paceline.runner.weights.quantized_matrix import groups_of_int4
+from tests.gpu.fp8_linears import close, expected
+from tests.gpu.int4_linears import integer_weights
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> None:
+    matrix = groups_of_int4(torch.randn(64, 256), group)
+    assert torch.equal(HalvedMatrix.of(matrix).dense(), matrix.dense())
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"), [(Int4Decoded, 32), (Int4Decoded, 128), (ScaledFew, 0), (ScaledDecoded, 0)]
+)
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
+    weights = integer_weights(128, 512, group, "cpu", is_full, torch.float16)
+    kernel = kind.of(weights, Use.ADDED)
+    assert kernel is not None
+    x = torch.randn(5, 512).half()
+    due = expected(weights, x)
+    close(kernel.plain(x), due, 8e-3)
+    total = torch.randn(5, 128).half()
+    before = total.float()
+    kernel.add_to(total, x)
+    close(total, before + due, 8e-3)
