@@ -217,12 +217,14 @@ def add_pairs(total: Tensor, parts: Tensor, choice: ExpertChoice) -> None:
 
 
 @triton.jit
-def pairs_of(tiles, pairs, TILE: tl.constexpr):
-    """The expert of a program's tile, its pairs, and which of these are there."""
+def pairs_of(tiles, pairs, COUNT: tl.constexpr, TILE: tl.constexpr):
+    """The expert of a program's tile, its pairs, and which of these are there. Of a tile without
+    an expert nothing else is known."""
     tile = tiles + tl.program_id(1) * 3
+    expert = tl.load(tile)
     at = tl.load(tile + 1) + tl.arange(0, TILE)
-    there = at < tl.load(tile + 2)
-    return tl.load(tile), tl.load(pairs + at, mask=there, other=0).to(tl.int64), there
+    there = (at < tl.load(tile + 2)) & (expert < COUNT)
+    return expert, tl.load(pairs + at, mask=there, other=0).to(tl.int64), there
 
 
 @triton.jit
@@ -275,7 +277,7 @@ def _grouped(
     scales, and results that are gated become codes, with a scale for the lines of a program."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    expert, pair, there = pairs_of(tiles, pairs, TILE)
+    expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)
     if expert >= COUNT:
         return
     source = pair // CHOSEN if GATED else pair
@@ -285,9 +287,8 @@ def _grouped(
     lines: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     first = expert.to(tl.int64) * lines
     factors = weight + (first + line)[:, None] * INPUTS + index[None, :]
-    if BLOCKED:
-        blocks: tl.constexpr = INPUTS // 128
-        block = scale + (first + tl.program_id(0) * LINES) // 128 * blocks
+    blocks: tl.constexpr = INPUTS // 128
+    block = scale + (first + tl.program_id(0) * LINES) // 128 * blocks
     found = tl.zeros([LINES, TILE], tl.float32)
     other = tl.zeros([LINES, TILE], tl.float32)
     for at in range(0, INPUTS, CHUNK):
@@ -297,21 +298,21 @@ def _grouped(
             row_mask, line_mask = row_mask & left, line_mask & left
         given = tl.trans(tl.load(values + at, mask=row_mask, other=0.0))
         gate = tl.load(factors + at) if WHOLE else tl.load(factors + at, mask=line_mask, other=0.0)
-        if not SCALED:
-            found = tl.dot(gate, given, found, input_precision="ieee")
-        else:
+        if SCALED:
             by = tl.load(x_scale + at // GROUP * x_rows + source)
             by_gate = by * tl.load(block + at // 128) if BLOCKED else by
             found += tl.dot(gate, given) * by_gate[None, :]
-        if GATED:
-            spot = factors + OUTPUTS * INPUTS + at
-            up = tl.load(spot) if WHOLE else tl.load(spot, mask=line_mask, other=0.0)
-            if not SCALED:
-                other = tl.dot(up, given, other, input_precision="ieee")
-            else:
+            if GATED:
+                up = tl.load(factors + OUTPUTS * INPUTS + at)
                 if BLOCKED:
                     by = by * tl.load(block + OUTPUTS // 128 * blocks + at // 128)
                 other += tl.dot(up, given) * by[None, :]
+        else:
+            found = tl.dot(gate, given, found, input_precision="ieee")
+            if GATED:
+                spot = factors + OUTPUTS * INPUTS + at
+                up = tl.load(spot) if WHOLE else tl.load(spot, mask=line_mask, other=0.0)
+                other = tl.dot(up, given, other, input_precision="ieee")
     if SCALED and not BLOCKED:
         found *= tl.load(scale + first + line)[:, None]
         if GATED:

@@ -146,7 +146,7 @@ def _grouped(
     """As that of plain weights."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    expert, pair, there = pairs_of(tiles, pairs, TILE)
+    expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)
     if expert >= COUNT:
         return
     source = pair // CHOSEN if GATED else pair
