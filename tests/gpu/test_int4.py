@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.gpu.fp8_linears import close, expected
-from tests.gpu.support import ON_GPU, replayed
+from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
     from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
+    from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
     from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
     from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
     from tests.gpu.int4_linears import integer_weights
@@ -17,6 +18,8 @@ except ImportError:
 
 pytestmark = ON_GPU
 KINDS: dict[type[LinearKernel], tuple[int, ...]] = {
+    Int4Panels: (32, 64, 128),
+    PanelsDecoded: (32, 64, 128),
     Int4Few: (32, 64, 128),
     Int4Decoded: (32, 64, 128),
     ScaledFew: (0,),
@@ -29,8 +32,9 @@ def weights_of(outputs: int, inputs: int, group: int, is_full: bool) -> LinearWe
     return integer_weights(outputs, inputs, group, "cuda", is_full, torch.bfloat16)
 
 
+@on_hopper
 @pytest.mark.parametrize(("kind", "group"), CASES)
-@pytest.mark.parametrize("rows", [1, 5, 17, 64, 300])
+@pytest.mark.parametrize("rows", [1, 5, 17, 64, 128, 300])
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1024, 1024), (5120, 17408), (34816, 5120)])
 def test_every_use(
@@ -57,6 +61,7 @@ def test_every_use(
     close(gated.gated(x, 3.0, False), F.gelu(gate, approximate="tanh") * up, 2e-2)
 
 
+@on_hopper
 @pytest.mark.parametrize(("kind", "group"), CASES)
 def test_in_a_graph(kind: type[LinearKernel], group: int) -> None:
     weights = weights_of(5120, 17408, group, is_full=False)

@@ -4,17 +4,20 @@ import pytest
 import torch
 
 from paceline.runner.cuda.gemm.int4 import HalvedMatrix, Int4Decoded
+from paceline.runner.cuda.gemm.int4_panels import PanelMatrix, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
-from paceline.runner.weights.quantized_matrix import groups_of_int4
+from paceline.runner.weights.quantized_matrix import GroupedMatrix, groups_of_int4
 from tests.gpu.fp8_linears import close, expected
 from tests.gpu.int4_linears import integer_weights
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> None:
-    matrix = groups_of_int4(torch.randn(64, 256), group)
+    matrix = groups_of_int4(torch.randn(128, 256), group)
     assert torch.equal(HalvedMatrix.of(matrix).dense(), matrix.dense())
+    # Panels have zeros in the lowest bits of scales.
+    torch.testing.assert_close(PanelMatrix.of(matrix).dense(), matrix.dense(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,12 @@ def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
     before = total.float()
     kernel.add_to(total, x)
     close(total, before + due, 8e-3)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_decoded_panels(group: int) -> None:
+    weights = integer_weights(256, 384, group, "cpu", True, torch.float16)
+    assert isinstance(weights.matrix, GroupedMatrix)
+    x = torch.randn(5, 384).half()
+    due = expected(weights, x)
+    close(PanelsDecoded(weights, PanelMatrix.of(weights.matrix)).plain(x), due, 8e-3)

@@ -1,0 +1,236 @@
+// Products of some rows and weights of 4 bits: out[rows, outputs] (+)= x[rows, inputs] weight[outputs, inputs]^T.
+//
+// A block of LINES outputs and DEPTH inputs is a unit. Units are divided evenly among multiprocessors (SMs), in order:
+//
+//   block     | 0                   | 1                   | 2                   |
+//   SM        | 0          | 1          | 2          | 3          | 4          |
+//
+// The SMs that share a block write their sums to memory; when all are there, each adds up some of them, in their order.
+//
+// A warpgroup has 64 outputs of a block. Codes are stored as its threads hold the weights for the tensor cores, so
+// that a word is what a thread needs of 16 inputs: four pairs of codes, 4 bits apart. Weights are multiplied as
+// integers, and the sum over a group of inputs by its scale, whose lowest 5 bits are the zero. A thread of one more warpgroup brings codes, scales and
+// rows into shared memory, STAGES units ahead.
+//
+// Set at compilation: ROWS, GROUPS (warpgroups), GROUP (inputs that share a scale), STAGES, ADDED.
+
+#define DEPTH 128
+#define LINES (GROUPS * 64)
+#define HALF_BYTES (ROWS * 128)  // rows of 64 inputs, swizzled
+#define SCALES (DEPTH / GROUP)   // of a line in a unit
+#define PANEL_BYTES (128 * DEPTH / 2 + 128 * 4 * SCALES)  // of two warpgroups: codes, then scales
+#define WEIGHT_BYTES (GROUPS / 2 * PANEL_BYTES)
+#define STAGE_BYTES ((2 * HALF_BYTES + WEIGHT_BYTES + 1023) / 1024 * 1024)  // rows are swizzled by their address
+#define STEPS (GROUP / 16)  // of a group
+
+__device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(0), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void fetch_bytes(u32 to, const char* from, int bytes, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// sums[64 lines, ROWS] (+)= weights of 16 inputs, held by the threads, by rows of shared memory; see nvrtc.py.
+// void multiply(float (&sums)[ROWS / 2], const u32 (&weights)[4], u64 rows, int is_sum)
+// multiply
+
+// A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void all_groups() { asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory"); }
+
+__device__ __forceinline__ u32 word_at(u32 at) {
+  u32 word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+  return word;
+}
+__device__ __forceinline__ u32 less(u32 both, u32 zeros) {
+  u32 found;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(zeros));
+  return found;
+}
+// Two codes as bf16: a number whose lowest 4 bits are a code is 128 + code.
+__device__ __forceinline__ u32 spread(u32 word) { return (word & 0x000f000f) | 0x43004300; }
+
+__device__ __forceinline__ int arrive(int* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+__device__ __forceinline__ int arrived(const int* counter) {
+  int count;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
+}
+
+__device__ __forceinline__ void put(u16* to, float value) {
+#if ADDED
+  value += __uint_as_float((u32)*to << 16);
+#endif
+  *to = (u16)pair(value, 0.f);
+}
+
+// The SMs that share a block, and where their sums are. An SM has sums of two blocks at most: of the one that it begins
+// in, and of the one that it ends in.
+struct Shares {
+  int depths, units, sms, first, count;
+  __device__ __forceinline__ Shares(int block, int depths, int units, int sms) : depths(depths), units(units), sms(sms) {
+    first = owner((long long)block * depths), count = owner((long long)(block + 1) * depths - 1) - first + 1;
+  }
+  __device__ __forceinline__ int owner(long long unit) const { return ((unit + 1) * sms - 1) / units; }
+  __device__ __forceinline__ int part(int sm, int block) const {
+    return sm * 2 + (block != (long long)units * sm / sms / depths);
+  }
+};
+
+// `parts`: [SMs, 2, ROWS, LINES]; `counters`: [blocks, 2], zeros between kernels.
+extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
+    int4_gemm(const char* weight, const __grid_constant__ Map x, u16* out, float* parts, int* counters, int rows, int inputs,
+              int outputs) {
+  extern __shared__ char memory[];
+  __shared__ u64 barriers[2 * STAGES];
+  const u32 base = (place(memory) + 1023) & ~1023u;
+  const u32 full = place(barriers), empty = full + 8 * STAGES;
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int depths = inputs / DEPTH, units = outputs / LINES * depths, own = blockIdx.x, sms = gridDim.x;
+  const int begin = (long long)units * own / sms, end = (long long)units * (own + 1) / sms;
+
+  asm volatile("griddepcontrol.launch_dependents;");
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; stage++) {
+      barrier_init(full + 8 * stage, 1);
+      barrier_init(empty + 8 * stage, GROUPS * 4);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+
+  if (group == GROUPS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (thread == 0) {
+      const u64 once = 0x12F0000000000000, often = 0x14F0000000000000;  // cache hints: evict first, evict last
+      int stage = 0, parity = 1;  // of a round before the first, so that stages are empty at the start
+      for (int unit = begin, waited = 0; unit < end; unit++) {
+        const u32 to = base + stage * STAGE_BYTES, here = full + 8 * stage;
+        const int block = unit / depths, depth = unit % depths;
+        barrier_wait(empty + 8 * stage, parity);
+        barrier_expect(here, WEIGHT_BYTES + 2 * rows * 128);
+#pragma unroll
+        for (int p = 0; p < GROUPS / 2; p++) {
+          const u64 panel = (u64)(block * (GROUPS / 2) + p) * depths + depth;
+          fetch_bytes(to + 2 * HALF_BYTES + p * PANEL_BYTES, weight + panel * PANEL_BYTES, PANEL_BYTES, here, once);
+        }
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+        // Weights may be read before previous kernels have ended, rows may not.
+        if (!waited && (unit + 1 - begin == STAGES || unit + 1 == end)) {
+          wait_for_front();
+          for (int early = begin; early <= unit; early++)
+            for (int half = 0; half < 2; half++)
+              fetch_rows(base + (early - begin) * STAGE_BYTES + half * HALF_BYTES, &x, early % depths * DEPTH + half * 64,
+                         full + 8 * (early - begin), often);
+          waited = 1;
+        } else if (waited) {
+          for (int half = 0; half < 2; half++)
+            fetch_rows(to + half * HALF_BYTES, &x, depth * DEPTH + half * 64, here, often);
+        }
+      }
+    }
+    return;
+  }
+
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 2 ? 216 : 112));  // what the others gave
+  const int line = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;  // the first of a thread
+  const u32 codes_at = group / 2 * PANEL_BYTES + group % 2 * (64 * DEPTH / 2) + thread * 16;
+  const u32 scales_at = group / 2 * PANEL_BYTES + 128 * DEPTH / 2 + (line % 128) * 4;
+  int stage = 0, parity = 0;
+  for (int unit = begin; unit < end;) {
+    const int block = unit / depths, stop = min(end, (block + 1) * depths);
+    float found[ROWS / 2];
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) found[i] = 0.f;
+    for (; unit < stop; unit++) {
+      const u32 at = base + stage * STAGE_BYTES, weights = at + 2 * HALF_BYTES;
+      const u64 given = descriptor(at);
+      barrier_wait(full + 8 * stage, parity);
+#pragma unroll
+      for (int g = 0; g < SCALES; g++) {
+        const u32 above = word_at(weights + scales_at + g * 512), below = word_at(weights + scales_at + g * 512 + 32);
+        const u32 zeros[2] = {(above & 31) * 0x00010001 | 0x43004300, (below & 31) * 0x00010001 | 0x43004300};
+        float part[ROWS / 2];
+        u32 held[STEPS][4];
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < STEPS; k += 4) {  // four words at a time; two if a group has no more
+          const int step = g * STEPS + k;
+          u32 word[4];
+          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                       : "r"(weights + codes_at + step / 4 * 2048) : "memory");
+#pragma unroll
+          for (int i = 0; i < (STEPS < 4 ? STEPS : 4); i++) {
+            const u32 own_word = word[step % 4 + i];
+#pragma unroll
+            for (int j = 0; j < 4; j++) held[k + i][j] = less(spread(own_word >> 4 * j), zeros[j % 2]);
+            const int at_step = step + i;  // 32 bytes of rows each; descriptors count in 16 bytes
+            multiply(part, held[k + i], given + at_step / 4 * (HALF_BYTES / 16) + at_step % 4 * 2, k + i > 0);
+          }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(part[i])::"memory");  // not before the wait
+        const float by[2] = {__uint_as_float(above), __uint_as_float(below)};
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
+      }
+      __syncwarp();
+      if (thread % 32 == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    wait_for_front();  // it may read what is written here
+    const Shares shares(block, depths, units, sms);
+    if (shares.count == 1) {
+#pragma unroll
+      for (int i = 0; i < ROWS / 2; i++) {
+        const int row = i / 4 * 8 + column + i % 2;
+        if (row < rows) put(out + (u64)row * outputs + block * LINES + line + i / 2 % 2 * 8, found[i]);
+      }
+      continue;
+    }
+    float* to = parts + (u64)shares.part(own, block) * (ROWS * LINES);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+      const int row = i / 4 * 8 + column + i % 2;
+      if (row < rows) __stcg(to + row * LINES + line + i / 2 % 2 * 8, found[i]);
+    }
+    __threadfence();
+    all_groups();
+    if (threadIdx.x == 0) arrive(counters + block * 2);
+  }
+  // Now that all others work on their last unit, too, add up what is shared.
+  for (int block = begin / depths; block <= (end - 1) / depths; block = max(block + 1, (end - 1) / depths)) {
+    const Shares shares(block, depths, units, sms);
+    if (shares.count == 1) continue;
+    int* counter = counters + block * 2;
+    if (threadIdx.x == 0)
+      while (arrived(counter) < shares.count) {}
+    all_groups();
+    const int pieces = rows * LINES / 128, share = own - shares.first;
+    const int from = pieces * share / shares.count * 128, to = pieces * (share + 1) / shares.count * 128;
+    for (int i = from + threadIdx.x; i < to; i += GROUPS * 128) {
+      float sum = 0.f;
+      for (int sm = shares.first; sm < shares.first + shares.count; sm++)
+        sum += __ldcg(parts + (u64)shares.part(sm, block) * (ROWS * LINES) + i);
+      put(out + (u64)(i / LINES) * outputs + block * LINES + i % LINES, sum);
+    }
+    all_groups();
+    if (threadIdx.x == 0 && arrive(counter + 1) == shares.count - 1) counter[0] = counter[1] = 0;
+  }
+}
