@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.runner.cuda.kernels import one_row
+from paceline.runner.cuda.gemm import one_row
 
 
 class Done:
@@ -39,6 +39,6 @@ def use_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def large_programs(patch: pytest.MonkeyPatch) -> None:
-    """Products of one row in few programs, since the interpreter runs one after another."""
+    """Linears of one row in few programs, since the interpreter runs one after another."""
     large = one_row.Tuning(lines=64, chunk=32, stages=1, early=1)
     patch.setattr(one_row, "tuning", lambda width, outputs: large)
