@@ -16,6 +16,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.models.traits import architectures, find
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.weight_format import Quantization
 from tests.conformance.architectures import Case
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.parallel.ranks import on_ranks
@@ -70,6 +71,13 @@ def test_every_architecture(case: Case, tmp_path: Path) -> None:
 
 def test_some_modules_only(tmp_path: Path) -> None:
     check(tiny(), tmp_path, ["v_proj", "up_proj"])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_scales_of_the_kv_cache_are_in_adapters_too(architecture: str, tmp_path: Path) -> None:
+    """Norms of heads hold the scales of keys, and linears those of values."""
+    quantization = Quantization(has_kv_scales=True)
+    check(replace(Case(architecture).config(), quantization=quantization), tmp_path, "all-linear")
 
 
 @pytest.mark.parametrize("attention", ["native", "paged"])

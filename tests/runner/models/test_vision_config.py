@@ -40,10 +40,10 @@ def test_older_files_have_the_decoder_beside_the_tower() -> None:
 
 def test_tensors_have_older_names() -> None:
     spec = describe(ModelConfig.of_hf(Case("qwen2_5_vl").entries))
-    older = {tensor.name: tensor.older for tensor in spec.tensors}
-    assert older["model.language_model.norm.weight"] == "model.norm.weight"
-    assert older["model.visual.merger.ln_q.weight"] == "visual.merger.ln_q.weight"
-    assert older["lm_head.weight"] == ""
+    aliases = {tensor.name: tensor.aliases for tensor in spec.tensors}
+    assert aliases["model.language_model.norm.weight"] == ("model.norm.weight",)
+    assert aliases["model.visual.merger.ln_q.weight"] == ("visual.merger.ln_q.weight",)
+    assert aliases["lm_head.weight"] == ()
     assert "model.text_model.norm.weight" in manifest(Case("idefics3").config())
 
 

@@ -1,5 +1,6 @@
 """Quantized checkpoints compute what the numbers that they stand for do."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from paceline.runner.weights.quantized_matrix import (
 )
 from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
 from tests.runner.parallel.ranks import on_ranks
-from tests.runner.sequences import OnCPU, logits_of
+from tests.runner.sequences import OnCPU, Sequences, logits_of
 from tests.runner.support import TINY
 from tests.runner.weights.quantized_checkpoints import KINDS, SHAPE, compressed, write_both
 
@@ -139,3 +140,74 @@ def test_errors_of_formats_are_bounded() -> None:
     ):
         assert matrix.shape == (64, 256)
         assert (matrix.dense() - weight).norm() / weight.norm() < bound
+
+
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+KV_NAMES = {  # of the scales of keys and of values, by who writes them
+    "attention": ("k_scale", "v_scale"),
+    "projections": ("k_proj.k_scale", "v_proj.v_scale"),
+    "outputs": ("k_proj.output_scale", "v_proj.output_scale"),
+}
+
+
+def with_kv_scales(folder: Path, names: tuple[str, str], keys: float, values: float) -> Path:
+    """A copy of a checkpoint with scales for the KV cache."""
+    config = json.loads((folder / "config.json").read_text())
+    method = config.setdefault("quantization_config", {"quant_method": "compressed-tensors"})
+    method["kv_cache_scheme"] = KV_SCHEME
+    tensors = load_file(folder / SINGLE)
+    for layer in range(config["num_hidden_layers"]):
+        for name, scale in zip(names, (keys, values), strict=True):
+            tensors[f"model.layers.{layer}.self_attn.{name}"] = torch.tensor([scale])
+    there = folder.with_name(f"{folder.name} with scales")
+    there.mkdir()
+    (there / "config.json").write_text(json.dumps(config))
+    save_file(tensors, there / SINGLE)
+    return there
+
+
+def run(folder: Path, group: RankGroup | None = None) -> tuple[torch.Tensor, Sequences]:
+    """The logits, and the sequences whose keys and values are cached."""
+    sequences = Sequences(OnCPU(Model.load(SafetensorsFolder(folder), group=group), "paged"))
+    sequences.add("a", TOKENS)
+    return sequences.step(a=len(TOKENS))["a"], sequences
+
+
+@pytest.mark.parametrize("names", KV_NAMES)
+@pytest.mark.parametrize("kind", ["compressed int4", "compressed fp8 by blocks", "plain"])
+def test_scales_of_the_kv_cache_change_what_is_cached_alone(
+    kind: str, names: str, tmp_path: Path
+) -> None:
+    """Keys are divided by 4, the power of two above 2.5, and values by 1 / 8."""
+    quantized, plain = write_both(KINDS["compressed int4" if kind == "plain" else kind], tmp_path)
+    before = plain if kind == "plain" else quantized
+    folder = with_kv_scales(before, KV_NAMES[names], 2.5, 0.1)
+    verify(SafetensorsFolder(folder))
+    (due, whole), (found, scaled) = run(before), run(folder)
+    assert torch.equal(found, due)
+    keys, values = scaled.kv.content.chunk(2, dim=3)
+    assert torch.equal(whole.kv.content, torch.cat((4 * keys, values / 8), dim=3))
+    assert keys.any()
+    assert values.any()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ({**KV_SCHEME, "num_bits": 4}, "kv_cache_scheme .*'num_bits': 4.* is not supported"),
+        ({**KV_SCHEME, "strategy": "attn_head"}, "'strategy': 'attn_head'"),
+        ({**KV_SCHEME, "dynamic": True}, "'dynamic': True"),
+    ],
+)
+def test_other_schemes_of_the_kv_cache_are_refused(scheme: dict[str, Any], message: str) -> None:
+    config = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.of_hf({**SHAPE, "quantization_config": config})
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan"), -2.0])
+def test_a_scale_of_the_kv_cache_must_be_positive(scale: float, tmp_path: Path) -> None:
+    _, plain = write_both(KINDS["compressed int4"], tmp_path)
+    folder = with_kv_scales(plain, KV_NAMES["attention"], scale, 1.0)
+    with pytest.raises(ConfigError, match=r"self_attn.k_scale' is .*; a scale must be positive"):
+        Model.load(SafetensorsFolder(folder))

@@ -45,6 +45,7 @@ class ModuleTarget:
     cut: Cut | None  # the part of this rank; None: all of it
     factor: Tensor | None  # [inputs], of the norm before the linear
     order: Tensor | None  # [outputs] of this rank, where they come from
+    scale: float  # of the KV cache, folded into the weights
 
     def own_part(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The part of this rank of the factors [rank, inputs] and [outputs, rank]. The linears of
@@ -73,25 +74,27 @@ class AdapterTargets:
             attention, mlp = one.attention, one.mlp
             order = attention_order(attention)
             before = factory.factor(attention.norm).cpu()
-            self._add(Site(layer, "qkv"), attention.qkv, before, order)
-            self._add(Site(layer, "output"), attention.output)
+            self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
+            self._add(factory, Site(layer, "output"), attention.output)
             if isinstance(mlp, MLPSpec):
-                self._add(Site(layer, "gate_up"), mlp.gate_up, factory.factor(mlp.norm).cpu())
-                self._add(Site(layer, "down"), mlp.down)
+                before = factory.factor(mlp.norm).cpu()
+                self._add(factory, Site(layer, "gate_up"), mlp.gate_up, before)
+                self._add(factory, Site(layer, "down"), mlp.down)
 
     def _add(
         self,
+        factory: LayerFactory[Linear],
         site: Site,
         linear: LinearSpec,
         factor: Tensor | None = None,
         order: Tensor | None = None,
     ) -> None:
         first = 0
-        for weight in linear.weights:
+        for weight, kv_scale in zip(linear.weights, linear.scales, strict=True):
             outputs, _ = weight.shape
             own = None if order is None else order[first : first + outputs] - first
-            shape = weight.whole_shape, weight.cut
-            target = ModuleTarget(site, first, outputs, *shape, factor, own)
+            shape, scale = (weight.whole_shape, weight.cut), factory.scale(kv_scale)
+            target = ModuleTarget(site, first, outputs, *shape, factor, own, scale)
             self.modules[weight.name.removesuffix(WEIGHT)] = target
             first += outputs
         parts = tuple(weight.shape[0] for weight in linear.weights)

@@ -137,7 +137,7 @@ class AdapterReader:
             a = a * target.factor
         if target.order is not None:
             b = b[target.order]
-        b = b * self._config.scale_of(module)
+        b = b * (self._config.scale_of(module) * target.scale)
         kept = [one.t().to(self._targets.dtype).contiguous() for one in (a, b)]
         if not all(one.isfinite().all() for one in kept):
             raise RequestError(

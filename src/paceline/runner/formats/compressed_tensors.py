@@ -15,6 +15,13 @@ NAME = "compressed-tensors"
 CODES = {"float-quantized": ("F8_E4M3",), "int-quantized": ("I8",)}
 BITS = 8
 STRATEGIES = ("tensor", "channel", "block")
+KV_SCHEME = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+}
 KNOWN = (*CODES, "naive-quantized", "pack-quantized")
 
 
@@ -28,10 +35,9 @@ class CompressedTensors(WeightFormat):
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Quantization:
-        if scheme := config.get("kv_cache_scheme"):
-            raise ConfigError(f"{NAME}: kv_cache_scheme {scheme!r} is not supported")
+        has_kv_scales = scales_of_kv(config.get("kv_cache_scheme"))
         groups = cast("dict[str, dict[str, Any]]", config.get("config_groups") or {})
-        if not groups:
+        if not groups and not has_kv_scales:
             raise ConfigError(f"{NAME}: quantization_config has no config_groups")
         rules: list[tuple[str, WeightFormat | None]] = [
             (pattern(name), None) for name in config.get("ignore") or ()
@@ -44,7 +50,19 @@ class CompressedTensors(WeightFormat):
                     default = format
                 else:
                     rules.append((pattern(target), format))
-        return Quantization(default, tuple(rules))
+        return Quantization(default, tuple(rules), has_kv_scales)
+
+
+def scales_of_kv(scheme: Mapping[str, Any] | None) -> bool:
+    """Whether the checkpoint has a scale for all keys of a layer, and one for all values."""
+    if not scheme:
+        return False
+    given = {name: scheme.get(name, value) for name, value in KV_SCHEME.items()}
+    if given != KV_SCHEME:
+        raise ConfigError(
+            f"{NAME}: kv_cache_scheme {given} is not supported; it must be {KV_SCHEME}"
+        )
+    return True
 
 
 def pattern(name: str) -> str:

@@ -1,17 +1,25 @@
 """Builds layers from the tensors of a checkpoint, as a description names them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil, inf, log2
 from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.models.architecture import AttentionSpec, HeadNorms, LinearSpec, NormSpec
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    HeadNorms,
+    KVScale,
+    LinearSpec,
+    NormSpec,
+)
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, read_part
@@ -55,7 +63,17 @@ class LayerFactory(Generic[L_co]):
     def factor(self, norm: NormSpec) -> Tensor:
         """The factor sqrt(width) * weight of a norm, [width]."""
         weight = self.read(norm.weight) + norm.offset
-        return weight.mul_(norm.width**0.5)
+        return weight.mul_(norm.width**0.5 * self.scale(norm.scale))
+
+    def scale(self, scale: KVScale | None) -> float:
+        """What weights are multiplied by, for a scale that is folded into them."""
+        if scale is None:
+            return 1.0
+        found = float(self.read(scale.tensor))
+        if not (0 < found < inf):
+            raise ConfigError(f"tensor {scale.tensor.name!r} is {found}; a scale must be positive")
+        rounded = 2.0 ** ceil(log2(found))
+        return 1 / rounded if scale.divides else rounded
 
     def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
         """The factors of all heads of queries, then of keys, [heads + kv_heads, head_dim]."""
@@ -81,21 +99,28 @@ class LayerFactory(Generic[L_co]):
         return self.build(self.parts(linear, before))
 
     def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
-        bias = self.joined(linear.biases) if linear.biases else None  # [outputs]
+        bias = torch.cat(list(self._biases(linear))) if linear.biases else None  # [outputs]
         factor = None if before is None else self.factor(before)  # [inputs]
         read = partial(self.matrix, linear)
         return LinearParts(linear.name, read, bias, factor, self.dtype)
 
     def matrix(self, linear: LinearSpec) -> Matrix:
         """The weights of a linear, [outputs, inputs]."""
-        return joined(
-            [
-                PlainMatrix(self.read(weight))
-                if format is None
-                else format.read(weight, self.read_stored)
-                for weight, format in zip(linear.weights, linear.formats, strict=True)
-            ]
-        )
+        return joined(list(self._matrices(linear)))
+
+    def _matrices(self, linear: LinearSpec) -> Iterator[Matrix]:
+        parts = zip(linear.weights, linear.formats, linear.scales, strict=True)
+        for weight, format, scale in parts:
+            if format is None:
+                found: Matrix = PlainMatrix(self.read(weight))
+            else:
+                found = format.read(weight, self.read_stored)
+            yield found if scale is None else found.scaled(self.scale(scale))
+
+    def _biases(self, linear: LinearSpec) -> Iterator[Tensor]:
+        for bias, scale in zip(linear.biases, linear.scales, strict=True):
+            found = self.read(bias)
+            yield found * self.scale(scale) if scale is not None and scale.has_bias else found
 
     def summed(self, linear: LinearSpec) -> Linear:
         """A linear whose inputs are divided among ranks, if there are several."""

@@ -16,12 +16,27 @@ EVERY_BACKEND = "every backend"  # in the metadata of a field that is no feature
 
 
 @dataclass(frozen=True, slots=True)
+class KVScale:
+    """The scale of keys or values in an fp8 KV cache, folded into weights: some are divided by it
+    and others multiplied, so that only what is cached changes.
+
+    It is rounded up to a power of two, which changes no digit of a weight. Precision is not lost,
+    because fp8 numbers have exponents of their own.
+    """
+
+    tensor: TensorSpec  # one number
+    divides: bool
+    has_bias: bool = True  # whether a bias is scaled too; not where the scale is that of the inputs
+
+
+@dataclass(frozen=True, slots=True)
 class NormSpec:
     """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset)."""
 
     weight: TensorSpec  # [width]
     eps: float
     offset: float
+    scale: KVScale | None = field(default=None, metadata={EVERY_BACKEND: True})
 
     @property
     def width(self) -> int:
@@ -42,9 +57,12 @@ class LinearSpec:
     # The format of every weight, None for plain ones; none: all are plain. Backends decode what
     # they have no kernel for.
     quantized: tuple[WeightFormat | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
+    # The scale that is folded into every weight; none: no scale is.
+    folded: tuple[KVScale | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
 
     def __post_init__(self) -> None:
-        for what, given in (("biases", self.biases), ("formats", self.quantized)):
+        parts = (("biases", self.biases), ("formats", self.quantized), ("scales", self.folded))
+        for what, given in parts:
             if given and len(given) != len(self.weights):
                 raise ConfigError(
                     f"a linear of {len(self.weights)} weights has {len(given)} {what}; it needs "
@@ -62,13 +80,19 @@ class LinearSpec:
         return self.quantized or (None,) * len(self.weights)
 
     @property
+    def scales(self) -> tuple[KVScale | None, ...]:
+        """The scale that is folded into every weight, if there is one."""
+        return self.folded or (None,) * len(self.weights)
+
+    @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """All tensors that a checkpoint has for it."""
         pairs = zip(self.weights, self.formats, strict=True)
         stored = (
             (weight,) if format is None else format.stored(weight) for weight, format in pairs
         )
-        return (*chain.from_iterable(stored), *self.biases)
+        scales = (scale.tensor for scale in self.folded if scale is not None)
+        return (*chain.from_iterable(stored), *self.biases, *scales)
 
     @property
     def outputs(self) -> int:

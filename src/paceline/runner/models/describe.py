@@ -14,6 +14,7 @@ from paceline.runner.models.architecture import (
     ExpertSizes,
     ExpertSpec,
     HeadNorms,
+    KVScale,
     LayerSpec,
     LinearSpec,
     MLPSpec,
@@ -35,8 +36,8 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     table = (config.vocab, config.width)
     head = "lm_head.weight"
     copies = (head,) if config.tied_embedding else ()
-    name, older = _names(config, "embed_tokens.weight")
-    embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, older)
+    name, *aliases = _names(config, "embed_tokens.weight")
+    embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD))
     return DecoderSpec(
         architecture=config.architecture,
@@ -73,7 +74,7 @@ def _attention(
     output_norm = None
     if traits.post_norms:
         output_norm = tensors.norm("post_attention_layernorm", "post_attention_norm", config.width)
-    return AttentionSpec(
+    attention = AttentionSpec(
         norm=tensors.norm("input_layernorm", "attn_norm", config.width),
         qkv=_qkv(config, tensors),
         heads=config.heads,
@@ -95,6 +96,28 @@ def _attention(
         sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
         if traits.sinks
         else None,
+    )
+    return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
+
+
+def _with_kv_scales(attention: AttentionSpec, tensors: "LayerTensors") -> AttentionSpec:
+    """Divide keys and values by their scales. Queries and outputs are multiplied by them, so that
+    attention computes the same."""
+    of_keys, of_values = tensors.kv_scale("k"), tensors.kv_scale("v")
+    if len(attention.qkv.weights) == 1:
+        raise ConfigError("scales of the KV cache need queries, keys and values in three tensors")
+    queries, keys = KVScale(of_keys, divides=False), KVScale(of_keys, divides=True)
+    values = KVScale(of_values, divides=True)
+    folded, norms = (queries, keys, values), attention.head_norms
+    if norms is not None:
+        query, key = replace(norms.query, scale=queries), replace(norms.key, scale=keys)
+        folded, norms = (None, None, values), HeadNorms(query, key)
+    outputs = KVScale(of_values, divides=False, has_bias=False)
+    return replace(
+        attention,
+        qkv=replace(attention.qkv, folded=folded),
+        output=replace(attention.output, folded=(outputs,)),
+        head_norms=norms,
     )
 
 
@@ -214,9 +237,9 @@ class LayerTensors:
         name, gguf = self._names(name, gguf)
 
         def one(kind: str, its: Shape) -> TensorSpec:
-            whole, older = _names(self.config, f"{name}.{kind}")
+            whole, *aliases = _names(self.config, f"{name}.{kind}")
             form = GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part)
-            return TensorSpec(whole, its, form, older=older)
+            return TensorSpec(whole, its, form, aliases=tuple(aliases))
 
         bias = (one("bias", shape[:1]),) if has_bias else ()
         weight = one("weight", shape)
@@ -226,8 +249,16 @@ class LayerTensors:
     def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
         """A tensor that HF's files name without an ending."""
         name, gguf = self._names(name, gguf)
-        whole, older = _names(self.config, name)
-        return TensorSpec(whole, (size,), GGUFForm(f"{gguf}.weight"), older=older)
+        whole, *aliases = _names(self.config, name)
+        return TensorSpec(whole, (size,), GGUFForm(f"{gguf}.weight"), aliases=tuple(aliases))
+
+    def kv_scale(self, kind: str) -> TensorSpec:
+        """The scale of keys or values in an fp8 KV cache, under one of the names in use."""
+        stems = ("self_attn", f"self_attn.{kind}_proj", "self_attn.attn")
+        named = [f"{stem}.{kind}_scale" for stem in stems]
+        named.append(f"self_attn.{kind}_proj.output_scale")
+        found = [whole for name in named for whole in _names(self.config, self._names(name, "")[0])]
+        return TensorSpec(found[0], (), GGUFForm(found[0]), aliases=tuple(found[1:]))
 
     def stem(self, name: str) -> str:
         """The whole name of a part of the layer in HF's files."""
@@ -238,8 +269,8 @@ class LayerTensors:
 
 
 def _names(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The name of a tensor of the decoder in HF's files, and another that it may have there: of
-    older files, or of those of sentence-transformers, which begin with nothing."""
+    """The name of a tensor of the decoder in HF's files, and an alias: that of older files, or of
+    those of sentence-transformers, which begin with nothing."""
     decoder = config.traits.decoder
     older = f"{decoder.older}.{name}" if decoder.older else name
     return f"{decoder.prefix}.{name}", older
@@ -248,9 +279,9 @@ def _names(config: ModelConfig, name: str) -> tuple[str, str]:
 def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
     offset = config.traits.norm_offset
     # A GGUF file holds what the norm multiplies by.
-    whole, older = _names(config, f"{name}.weight")
+    whole, *aliases = _names(config, f"{name}.weight")
     form = GGUFForm(f"{gguf}.weight", offset)
-    weight = TensorSpec(whole, (width,), form, older=older)
+    weight = TensorSpec(whole, (width,), form, aliases=tuple(aliases))
     return NormSpec(weight, config.norm_eps, offset)
 
 

@@ -67,8 +67,7 @@ class TensorSpec:
     name     of the tensor in HF's files
     gguf     its form in a GGUF file
     copies   further names under which HF's files may repeat it
-    older    another name that it may have, such as in files of older versions of transformers;
-             empty: none
+    aliases  other names that it may have, such as in files of older versions of transformers
     stack    where HF's files have it, if that is in a tensor of all experts
     cut      the part that is read, which has this shape; None: the whole tensor
     types    what it is stored as, in the names of safetensors; empty: any floating-point type
@@ -78,7 +77,7 @@ class TensorSpec:
     shape: Shape
     gguf: GGUFForm
     copies: tuple[str, ...] = ()
-    older: str = ""
+    aliases: tuple[str, ...] = ()
     stack: StackedForm | None = None
     cut: Cut | None = None
     types: tuple[str, ...] = ()
@@ -229,9 +228,9 @@ class VisionTensors:
     older: str = ""
 
     def tensor(self, name: str, *shape: int) -> TensorSpec:
-        older = f"{self.older}.{name}" if self.older else ""
+        aliases = (f"{self.older}.{name}",) if self.older else ()
         whole = f"{self.prefix}.{name}"
-        return TensorSpec(whole, shape, GGUFForm(whole), older=older)
+        return TensorSpec(whole, shape, GGUFForm(whole), aliases=aliases)
 
     def linear(self, names: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> VisionLinear:
         """Tensors of one shape, side by side."""

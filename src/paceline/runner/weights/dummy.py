@@ -33,6 +33,8 @@ class Dummy:
         generator = torch.Generator(self._device)
         generator.manual_seed(self._seed * len(self._place) + self._place[name])
         drawn = torch.randn(shape, generator=generator, device=self._device)
+        if not shape:
+            return drawn.exp_()  # a scale is positive
         if name in self._offset:
             return drawn.mul_(0.1).add_(1.0 - self._offset[name])
         return drawn.mul_(shape[-1] ** -0.5)

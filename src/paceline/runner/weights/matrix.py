@@ -39,6 +39,10 @@ class Matrix(ABC):
         factor that a kernel must apply instead, if the format cannot hold it."""
         return self, factor
 
+    def scaled(self, factor: float) -> "Matrix":
+        """All weights times a factor."""
+        return PlainMatrix(self.dense() * factor)
+
     def select(self: M, outputs: Tensor) -> "M | PlainMatrix":
         """Some outputs, in this order."""
         return PlainMatrix(self.dense()[outputs])
@@ -79,6 +83,9 @@ class PlainMatrix(Matrix):
     def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple[Matrix, None]:
         whole = self.weight if factor is None else self.weight * factor
         return PlainMatrix(whole.to(dtype)), None
+
+    def scaled(self, factor: float) -> "PlainMatrix":
+        return PlainMatrix(self.weight * factor)
 
     def select(self, outputs: Tensor) -> "PlainMatrix":
         return PlainMatrix(self.weight[outputs])

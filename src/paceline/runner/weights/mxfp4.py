@@ -37,9 +37,9 @@ class Mxfp4Matrix(Matrix):
     def of(weight: Tensor) -> "Mxfp4Matrix":
         """The nearest numbers to weights [outputs, inputs]. The largest of a group may be cut to
         the largest code."""
-        groups = weight.float().unflatten(1, (-1, GROUP))
+        groups = weight.float().view(len(weight), -1, GROUP)
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
-        exponent = largest.log2().floor_().sub_(MOST_EXPONENT)
+        exponent = torch.floor(torch.log2(largest)) - MOST_EXPONENT
         scaled = torch.ldexp(groups, -exponent.int().unsqueeze(-1))
         sizes = torch.tensor(SIZES, device=weight.device)
         code = torch.bucketize(scaled.abs(), (sizes[1:] + sizes[:-1]) / 2)
@@ -48,7 +48,7 @@ class Mxfp4Matrix(Matrix):
 
     def dense(self) -> Tensor:
         codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).flatten(-2)
-        values = VALUES.to(codes.device)[codes.long()].unflatten(-1, (-1, GROUP))
+        values = VALUES.to(codes.device)[codes.long()].view(*self.exponent.shape, GROUP)
         powers = self.exponent.to(torch.int32).sub_(BIAS).unsqueeze(-1)
         return torch.ldexp(values, powers).flatten(-2)
 

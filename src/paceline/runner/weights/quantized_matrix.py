@@ -1,6 +1,6 @@
 """Quantized weights in memory: codes of 8 or 4 bits, and scales of rows, blocks or groups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class ScaledMatrix(Matrix):
         (outputs, inputs), (rows, columns) = self.shape, self.block
         scale = self.scale.repeat_interleave(rows, -2)[..., :outputs, :]
         return self.weight.float() * scale.repeat_interleave(columns, -1)[..., :inputs]
+
+    def scaled(self, factor: float) -> "ScaledMatrix":
+        return replace(self, scale=self.scale * factor)
 
     def select(self, outputs: Tensor) -> "ScaledMatrix | PlainMatrix":
         if not self.is_by_row:
@@ -91,6 +94,9 @@ class GroupedMatrix(Matrix):
         groups = codes.view(*codes.shape[:-1], self.scale.shape[-1], -1)
         found = (groups.float() - self.zero.float().unsqueeze(-1)) * self.scale.unsqueeze(-1)
         return found.flatten(-2)
+
+    def scaled(self, factor: float) -> "GroupedMatrix":
+        return replace(self, scale=self.scale * factor)
 
     def select(self, outputs: Tensor) -> "GroupedMatrix":
         return GroupedMatrix(self.weight[outputs], self.scale[outputs], self.zero[outputs])

@@ -36,9 +36,7 @@ class SafetensorsFolder:
         config = ModelConfig.of_hf(raw, image_settings(folder), quantization)
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
-        self._newer: dict[str, str] = {
-            tensor.older: tensor.name for tensor in described if tensor.older
-        }
+        self._newer = {alias: tensor.name for tensor in described for alias in tensor.aliases}
         self._types = {tensor.name: tensor.types for tensor in described if tensor.types}
         # A single number may be stored as a vector of one.
         self._scalars: dict[str, Shape] = {one.name: () for one in described if one.shape == ()}

@@ -81,8 +81,8 @@ def beside(
 ) -> TensorSpec:
     """A tensor of the same module."""
     stem = weight.name.removesuffix("weight")
-    older = weight.older.removesuffix("weight") + name if weight.older else ""
-    return TensorSpec(stem + name, shape, weight.gguf, older=older, types=types)
+    aliases = tuple(alias.removesuffix("weight") + name for alias in weight.aliases)
+    return TensorSpec(stem + name, shape, weight.gguf, aliases=aliases, types=types)
 
 
 def block_in(given: Any) -> tuple[int, int]:

@@ -63,10 +63,12 @@ class Quantization:
 
     format      of all linears of layers, if no rule says otherwise; None: their weights are plain
     rules       patterns of whole names, and the format of the first that matches
+    has_kv_scales   the checkpoint has scales for an fp8 KV cache
     """
 
     format: WeightFormat | None = None
     rules: tuple[tuple[str, WeightFormat | None], ...] = ()
+    has_kv_scales: bool = False
 
     def format_of(self, module: str) -> WeightFormat | None:
         found = (one for pattern, one in self.rules if re.fullmatch(pattern, module))
