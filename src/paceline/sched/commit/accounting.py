@@ -215,7 +215,7 @@ class Accounting:
 
     def _note_first(self, sequence: Sequence, step: int) -> None:
         """Note the first token of a request, for a sequence group once."""
-        if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
+        if Happened.FIRST_TOKEN not in [moment.happened for moment in sequence.life]:
             note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 
     @staticmethod
