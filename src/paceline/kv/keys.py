@@ -106,7 +106,7 @@ class Keys:
 
     def start(self, keys: list[bytes], request: Request, tokens: I32, block: int) -> bytes:
         """The key that a block chains to, followed by the tokens of the block if all are known."""
-        parent, size = self.parent(keys, request, block), self.block_size
+        parent, size = keys[block - 1] if block else self.root(request), self.block_size
         content = tokens[block * size : (block + 1) * size]
         return parent + content.tobytes() if len(content) == size else parent
 
