@@ -73,7 +73,7 @@ def mutant(
 
 @mutant(BlockPool, "_forget", seed=1)
 def taken_blocks_keep_their_key(_original: Any) -> Any:
-    return lambda self, block: None
+    return lambda self, block, key: None
 
 
 @mutant(BlockPool, "free_among", seed=14)

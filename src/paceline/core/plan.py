@@ -19,6 +19,7 @@ from paceline.core.arrays import (
     token_array,
 )
 from paceline.core.errors import RequestError, StepError
+from paceline.core.events import message
 from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding
 from paceline.core.pooling import PooledSpan
 from paceline.core.request import Finish, Request, child_label
@@ -31,7 +32,7 @@ Blocks = tuple[int, ...]  # of one sequence, by index
 NO_BLOCK = -1  # an index without a block: no position of the sequence reads it any more
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message()
 class Admitted:
     """A sequence that takes up a slot with this plan."""
 
@@ -99,7 +100,7 @@ def _each_followed_by(first: tuple[Grown, ...], then: tuple[Grown, ...]) -> tupl
 NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message()
 class Plan:
     """The work of one step.
 
@@ -334,7 +335,7 @@ class Timings:
 NO_TIMINGS = Timings()
 
 
-@dataclass(frozen=True, slots=True)
+@message(eq=True)
 class Ended:
     """The end of a request, of which each has exactly one, or of one of its children.
 
@@ -354,7 +355,7 @@ class Ended:
     kv_transfer_params: Mapping[str, Any] | None = None  # of a connector: who may load its KV
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message()
 class Outputs:
     """The new tokens of a commit, in columns, and the requests that ended."""
 

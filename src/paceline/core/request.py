@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from paceline.core.arrays import I32, TokenIds, plain, token_array
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.events import Happened, Moment
+from paceline.core.events import Happened, Moment, message
 from paceline.core.kv_transfer import unsendable
 from paceline.core.multimodal import Item, wrong_items
 from paceline.core.pooling import LAST, POOLING_KINDS
@@ -49,7 +49,7 @@ NO_TOKENS: tuple[int, ...] = ()
 TOKENS = ("prompt", "eos_token_ids", "stop_token_ids")  # fields that become arrays or tuples of ids
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@message()
 class Request:
     """A request to the scheduler: token ids, and when to end. It never changes.
 

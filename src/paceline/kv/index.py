@@ -118,7 +118,7 @@ class ContentIndex:
         """Key the blocks that may continue a sequence after `found` blocks. Returns whether there
         were any."""
         keyed, start = False, self._start_of(sequence, found)
-        for entry in self.unkeyed.at(start) + self.unkeyed.at(start[:KEY_BYTES]):
+        for entry in self.unkeyed.behind(start):
             if not isinstance(entry, UnkeyedRun):
                 keyed |= seal_resident(entry)
             elif keys := self._key_run(entry):

@@ -106,7 +106,7 @@ class Keys:
 
     def start(self, keys: list[bytes], request: Request, tokens: I32, block: int) -> bytes:
         """The key that a block chains to, followed by the tokens of the block if all are known."""
-        parent, size = self.parent(keys, request, block), self.block_size
+        parent, size = keys[block - 1] if block else self.root(request), self.block_size
         content = tokens[block * size : (block + 1) * size]
         return parent + content.tobytes() if len(content) == size else parent
 
@@ -116,8 +116,9 @@ class Keys:
         if request.items and len(keys) < full:
             keys += self._with_items(keys, request, tokens, full)
         while len(keys) < full:
-            if not self._recall(keys, request, tokens):
-                size, done = self.block_size, len(keys)
+            size, done = self.block_size, len(keys)
+            self._recall(keys, request, tokens)
+            if len(keys) == done:
                 end = min(full, (done // CHUNK_BLOCKS + 1) * CHUNK_BLOCKS)
                 content = tokens[done * size : end * size].tobytes()
                 keys += self.chain(self.parent(keys, request, done), content)
@@ -128,18 +129,18 @@ class Keys:
         if request.items:
             keys += self._with_items(keys, request, tokens, len(keys) + 1)
             return
-        self._recall(keys, request, tokens)
-        start = self.start(keys, request, tokens, len(keys))
-        if len(start) > KEY_BYTES:
+        start = self._recall(keys, request, tokens)
+        if len(start) == KEY_BYTES + self.width:
             keys.append(digest(start))
             self._remember(keys, request, tokens)
 
-    def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bool:
-        """Append the next keys that the memo has. Returns whether there were any."""
+    def _recall(self, keys: list[bytes], request: Request, tokens: I32) -> bytes:
+        """Append the next keys that the memo has. Returns the start of the block behind them, with
+        as many of its tokens as are known."""
         width, done = self.width, len(keys)
         start = self.start(keys, request, tokens, done)
         if start not in self._memo:
-            return False
+            return start
         content, at, front = tokens[done * self.block_size :].tobytes(), 0, None
         while (stem := self._memo.get(start)) is not None:
             if content.startswith(stem.content, at):
@@ -150,7 +151,7 @@ class Keys:
                 front = None
             at = (len(keys) - done) * width
             start = keys[-1] + content[at : at + width]
-        return True
+        return start
 
     def _join(
         self, front: tuple[bytes, Stem] | None, start: bytes, stem: Stem

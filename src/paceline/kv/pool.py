@@ -50,6 +50,11 @@ class Unkeyed:
         listed = self._listed.get(start)
         return tuple(listed) if listed else ()
 
+    def behind(self, start: bytes) -> tuple[int | UnkeyedRun, ...]:
+        """The residents and runs with this start, then those with its key alone: a copy."""
+        listed = self._listed
+        return (*listed.get(start, ()), *listed.get(start[:KEY_BYTES], ()))
+
     def add(self, start: bytes, entry: int | UnkeyedRun) -> None:
         self._listed.setdefault(start, []).append(entry)
 
@@ -143,15 +148,24 @@ class BlockPool:
         del self._blank[keep:]
         taken.reverse()
         if len(taken) < count:
-            oldest = self._idle.popitem
-            evicted = [oldest(last=False)[0] for _ in range(count - len(taken))]
-            for block in evicted:
-                self._forget(block)
-            taken += evicted
+            taken += self._evict(count - len(taken))
         holders = self._holders
         for block in taken:
             holders[block] = 1
         return taken
+
+    def _evict(self, count: int) -> list[int]:
+        """Take the blocks that have been idle longest, and forget their content."""
+        oldest, content = self._idle.popitem, self._content
+        evicted = [oldest(last=False)[0] for _ in range(count)]
+        for block in evicted:
+            found = content[block]
+            if isinstance(found, UnkeyedRun):
+                content[block] = None
+                found.lose(block)
+            elif found is not None:
+                self._forget(block, found)
+        return evicted
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Add a holder to each block. Free blocks with content become held again."""
@@ -210,7 +224,7 @@ class BlockPool:
         since, which removed the key."""
         if self._content[block] != key:
             return False
-        self._forget(block)
+        self._forget(block, key)
         if self._blank_first and block in self._idle:
             del self._idle[block]
             self._blank.append(block)
@@ -262,13 +276,9 @@ class BlockPool:
             self._blank += reversed(self._idle)
             self._idle.clear()
 
-    def _forget(self, block: int) -> None:
-        key = self._content[block]
+    def _forget(self, block: int, key: bytes) -> None:
+        """Forget the content of a block that is findable by key."""
         self._content[block] = None
-        if not isinstance(key, bytes):
-            if key is not None:
-                key.lose(block)
-            return
         self._found.clear()
         twins = self._twins.get(key)
         if self._by_key[key] != block:

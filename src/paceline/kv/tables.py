@@ -48,7 +48,7 @@ class BlockTables:
 
     def short(self, slot: Index, tokens: I32) -> I32:
         """Blocks that each slot needs in addition to hold `tokens[i]` positions."""
-        need = -(-tokens // self.block_size) - self.held[slot]
+        need = (tokens + (self.block_size - 1)) // self.block_size - self.held[slot]
         return np.maximum(need, 0)
 
     def unaffordable(self, short: I32) -> Bool:
@@ -152,7 +152,7 @@ class BlockTables:
     def grow_at(self, slot: Index, start: I32) -> Grown | None:
         """Append one block to each slot that has no room for position `start[i]`; None if the
         pool has too few."""
-        edge = np.flatnonzero(self.room(slot) == start)
+        edge = (self.room(slot) == start).nonzero()[0]
         return self.grow_by_one(slot[edge]) if len(edge) <= self._pool.free else None
 
     # -- swapping -----------------------------------------------------------

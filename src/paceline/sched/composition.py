@@ -11,7 +11,7 @@ from paceline.sched.explain.journal import Gate
 FOREVER = 2**31 - 1  # steps
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JoiningRow:
     """A row of a sequence that joins in this step."""
 
@@ -20,7 +20,7 @@ class JoiningRow:
     count: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Composition:
     """The rows of a step and what came with them, before anything is handed out."""
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core import plugins
-from paceline.core.arrays import I32, Index
+from paceline.core.arrays import I32, Index, every
 from paceline.core.request import Sequence
 from paceline.core.settings.config import Config
 from paceline.sched.admission.admission import Admission
@@ -47,6 +47,7 @@ from paceline.sched.plugin_checks import (
     is_within,
     wrong_counts,
 )
+from paceline.sched.policy import Policy
 from paceline.sched.speculation import DraftRows
 
 
@@ -90,6 +91,10 @@ class Discipline(ABC):
         self.admission = Admission(config, components, self._forks, self._limits, gates)
         self._speculation = components.state.speculation
         self._lookahead = config.speculation.lookahead_slots
+        policy = components.state.policy
+        # Asking for the head of the queue also refreshes ranks.
+        is_asked = type(policy).displaceable is not Policy.displaceable
+        self._may_displace = is_asked or policy.refresh
         self.given_way = 0  # residents that gave way in this step
 
     @abstractmethod
@@ -148,7 +153,7 @@ class Discipline(ABC):
         """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
         state = self.state
         grown = state.cache.tables.grow(slot, short)
-        if not count.all():
+        if not every(count):
             busy = count > 0
             slot, count = slot[busy], count[busy]
         start = state.table.planned[slot]
@@ -209,14 +214,14 @@ class Discipline(ABC):
         end = self.state.table.planned[slot] + count
         if self._lookahead:
             end = np.minimum(end + self._lookahead, self.config.max_model_len)
-        return np.where(count > 0, self.state.cache.tables.short(slot, end), 0)
+        return self.state.cache.tables.short(slot, end) * (count > 0)
 
     # -- displacement -------------------------------------------------------
 
     def displace(self, now: float) -> None:
         """Let an arrival push out residents that it may displace, if that lets it in."""
         state = self.state
-        head = state.head(now)
+        head = state.head(now) if self._may_displace else None
         if head is None or head.swapped:
             return
         candidates = state.policy.displaceable(head, now)

@@ -53,7 +53,7 @@ class Flow:
 
     @property
     def first(self) -> Place:
-        return self._heap[0][-1] if self._is_heaped() else self._row[0]
+        return self._heap[0][-1] if self._heap and self._is_heaped() else self._row[0]
 
     def push(self, place: Place) -> None:
         if not self._row or self._row[-1].order <= place.order:
@@ -63,15 +63,13 @@ class Flow:
 
     def pop(self) -> None:
         """Remove the first."""
-        if self._is_heaped():
+        if self._heap and self._is_heaped():
             heapq.heappop(self._heap)
         else:
             self._row.popleft()
 
     def _is_heaped(self) -> bool:
-        """Is the first one on the heap?"""
-        if not self._heap:
-            return False
+        """Is the first one on the heap, which is not empty?"""
         return not self._row or self._heap[0][0] < self._row[0].order
 
 

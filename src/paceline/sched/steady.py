@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.core.arrays import I32
+from paceline.core.arrays import I32, every
 from paceline.core.plan import NOTHING_GROWN, Kind, Plan, Rows, StepResult
 from paceline.kv.cache import KVCache
 from paceline.sched.composition import Composition
@@ -49,7 +49,7 @@ class Steady:
         if not len(rows) or len(rows) != len(table.order) or table.needs_host:
             return False
         slot = rows.slot
-        return bool(((rows.count == 1) & rows.samples & (start >= table.given[slot])).all())
+        return every((rows.count == 1) & rows.samples & (start >= table.given[slot]))
 
     def _to_edge(self, planned: I32) -> int:
         """Steps until one of the rows needs another block."""

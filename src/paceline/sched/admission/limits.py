@@ -103,7 +103,10 @@ class Limits:
     @property
     def counting(self) -> bool:
         """Does any limit count what a step uses up now?"""
-        return any(limit.counts for limit in self._counting)
+        for limit in self._counting:  # noqa: SIM110 - `any` costs more than the answers
+            if limit.counts:
+                return True
+        return False
 
     def reason(self, rows: WantedRows) -> str:
         """What an arrival waits for that wants `rows.want` positions and gets none."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.arrays import Bool, Index
+from paceline.core.arrays import I32, Bool, Index
 from paceline.core.errors import StepError
 from paceline.core.events import Happened
 from paceline.core.plan import Ended, Outputs, Plan, StepResult
@@ -47,7 +47,7 @@ class DraftResults(ResultHook):
 
     def arrived(self, rows: ResultRows) -> None:
         drafted = rows.rows.drafts > 0
-        if not drafted.any():
+        if not np.count_nonzero(drafted):
             return
         table, stats, planned = self._state.table, self._state.stats, rows.plan.rows
         slot, accepted = rows.rows.slot[drafted], rows.yielded[drafted] - 1
@@ -205,7 +205,7 @@ class Accounting:
     def _end_complete(self, slot: Index, outputs: Outputs, stops: dict[int, int]) -> Outputs:
         """End the rows that stopped or reached their limit."""
         full: Bool = self._state.table.known[slot] >= self._state.table.limit[slot]
-        complete = sorted({*stops, *np.flatnonzero(full).tolist()})
+        complete = sorted({*stops, *full.nonzero()[0].tolist()})
         ended = [end for row in complete for end in self._end(int(slot[row]), stops.get(row))]
         return replace(outputs, finished=tuple(ended)) if ended else outputs
 
@@ -215,7 +215,7 @@ class Accounting:
 
     def _note_first(self, sequence: Sequence, step: int) -> None:
         """Note the first token of a request, for a sequence group once."""
-        if all(moment.happened is not Happened.FIRST_TOKEN for moment in sequence.life):
+        if Happened.FIRST_TOKEN not in [moment.happened for moment in sequence.life]:
             note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 
     @staticmethod
@@ -234,14 +234,14 @@ class Accounting:
             due = due.copy()
             due[failed] = False
         drafts = result.drafts_of(rows)
-        if drafts.shape != rows.drafts.shape or ((drafts < 0) | (drafts > rows.drafts)).any():
+        if drafts is not rows.drafts and is_wrong_number(drafts, rows.drafts):
             raise StepError(
                 f"step {plan.step} computed {drafts.tolist()} drafts; {rows.drafts.tolist()} "
                 f"were planned"
             )
         most = np.where(due, 1 + drafts, 0)
         wrong = (result.count > np.minimum(most, shape[1])) | (result.count < due)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             row = int(np.flatnonzero(wrong)[0])
             least, limit = int(due[row]), int(most[row])
             raise StepError(
@@ -249,3 +249,8 @@ class Accounting:
                 f"{int(result.count[row])} tokens; it must have "
                 f"{least if least == limit else f'{least} to {limit}'}"
             )
+
+
+def is_wrong_number(drafts: I32, planned: I32) -> bool:
+    """Can a device not have computed so many of the planned drafts of each row?"""
+    return drafts.shape != planned.shape or bool(((drafts < 0) | (drafts > planned)).any())

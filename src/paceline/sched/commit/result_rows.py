@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from paceline.core.arrays import I32, Bool, Index
+from paceline.core.arrays import I32, Bool, Index, every
 from paceline.core.plan import Ended, Plan, Rows, StepResult
 from paceline.sched.components import SchedulerComponents
 
@@ -31,7 +31,7 @@ class ResultRows:
     def of(plan: Plan, result: StepResult, alive: Bool) -> "ResultRows":
         """The rows of a plan that are `alive`."""
         rows, count = plan.rows, result.count
-        if alive.all():
+        if every(alive):
             return ResultRows(plan, result, rows, None, result.ids, count, count)
         rows = Rows(*(getattr(rows, column.name)[alive] for column in fields(Rows)))
         origin, count = np.flatnonzero(alive), count[alive]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.core.arrays import I32, Index
+from paceline.core.arrays import I32, Index, every
 from paceline.sched.composition import Composition
 from paceline.sched.discipline import Discipline
 from paceline.sched.slots import Idle
@@ -24,7 +24,7 @@ class Unified(Discipline):
     def _residents(self) -> Composition:
         """Share the budget among residents, some of which give way if blocks are short."""
         slot, count, short = self.fit(self.demand)
-        if not count.all():
+        if not every(count):
             self._note_idle(slot, count)
         return self.serve(slot, count, short)
 

@@ -17,7 +17,9 @@ def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
     longest = step.max_model_len
     if request.max_tokens is not None:
         longest = min(longest, prompt + request.max_tokens)
-    known = prompt + max((len(one or ()) for one in request.generated), default=0)
+    known = prompt
+    if request.generated:
+        known += max(len(one or ()) for one in request.generated)
     if known >= longest:
         raise RequestError(
             f"request {request.id!r}: it has {known} tokens from another engine, and this one ends "

@@ -110,7 +110,7 @@ class Loads:
     @property
     def reserved(self) -> int:
         """Free blocks that requests will take when their loads have ended."""
-        return sum(one.rest for one in self._loaders.values())
+        return sum([one.rest for one in self._loaders.values()])
 
     # -- before admission ---------------------------------------------------
 
