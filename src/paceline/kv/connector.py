@@ -228,19 +228,19 @@ def load(config: ConnectorConfig) -> Connector:
     return named(config.kv_connector)(config)
 
 
-def named(name: str) -> Callable[..., Connector]:
+def named(name: str) -> type[Connector]:
     """The class of a connector. ConfigError if there is none of that name."""
     return plugins.load("kv_connector", name, "paceline.kv.connectors", Connector)
 
 
 def takes_groups(name: str) -> bool:
     """Whether the connector of a name transfers blocks of several attention groups."""
-    return bool(getattr(named(name), "takes_groups", False))
+    return named(name).takes_groups
 
 
 def needs_memory(name: str) -> bool:
     """Whether the connector of a name needs to know where blocks lie."""
-    return bool(getattr(named(name), "needs_memory", False))
+    return named(name).needs_memory
 
 
 def options(

@@ -9,7 +9,7 @@ from time import monotonic
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, QueueFull, RequestError
-from paceline.structured.backend import Grammar, GrammarBackend, backend_names, load_backend
+from paceline.structured.backend import Grammar, GrammarBackend, backend_class
 from paceline.structured.compile_queue import CompileQueue, GrammarCache, GrammarCounts, likely_cost
 from paceline.structured.guarded_matcher import GuardedGrammar
 from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
@@ -73,9 +73,9 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, table: TokenTable, backend: str = "auto", limits: CompilerLimits = DEFAULTS
+        self, table: TokenTable, backends: tuple[str, ...], limits: CompilerLimits = DEFAULTS
     ) -> None:
-        self._table, self._names, self._limits = table, backend_names(backend), limits
+        self._table, self._names, self._limits = table, backends, limits
         self.counts = GrammarCounts()
         self._lock = Lock()
         self._cache = GrammarCache(limits.grammars, limits.cache_bytes, limits.costly_s)
@@ -266,7 +266,7 @@ class GrammarCompiler:
     def _backend(self, name: str) -> GrammarBackend:
         with self._loading:
             if name not in self._backends:
-                self._backends[name] = load_backend(name, self._table)
+                self._backends[name] = backend_class(name)(self._table)
             return self._backends[name]
 
     # -- on any thread ------------------------------------------------------------

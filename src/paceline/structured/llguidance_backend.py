@@ -15,6 +15,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import GrammarTooCostly, RequestError
 from paceline.core.system.host import usable_cores
+from paceline.structured.backend import GrammarBackend
 from paceline.structured.json_schema import (
     Schema,
     TagRules,
@@ -133,8 +134,8 @@ class SpelledTokens:
         raise NotImplementedError
 
 
-class LLGuidanceBackend:
-    """See `backend.GrammarBackend`. The library itself limits its work per grammar and token."""
+class LLGuidanceBackend(GrammarBackend):
+    """The library itself limits its work per grammar and token."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table

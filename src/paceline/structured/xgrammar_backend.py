@@ -15,6 +15,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import RequestError
 from paceline.core.system.host import usable_cores
+from paceline.structured.backend import GrammarBackend
 from paceline.structured.exact_schema import check_exact, exact_regex
 from paceline.structured.json_schema import check_counts, closed, whole
 from paceline.structured.token_table import TokenTable
@@ -26,7 +27,7 @@ LIBRARY = "libxgrammar_bindings.so"
 def library() -> Path:
     spec = find_spec("xgrammar")
     if spec is None or spec.origin is None:
-        raise ImportError("no module named xgrammar")
+        raise ImportError("no module named xgrammar", name="xgrammar")
     return Path(spec.origin).with_name(LIBRARY)
 
 
@@ -145,9 +146,7 @@ class XGrammar:
         return XGrammarMatcher(self._table, GrammarMatcher(self._handle, None, False, -1, None))
 
 
-class XGrammarBackend:
-    """See `backend.GrammarBackend`."""
-
+class XGrammarBackend(GrammarBackend):
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         tokens = TokenizerInfo(list(table.spelled), RAW, table.vocab_size, list(table.eos), False)
