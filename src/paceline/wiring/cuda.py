@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.multimodal import MultimodalConfig
+from paceline.core.plugins import classes_of
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.turn_times import TurnTimer
@@ -29,8 +30,7 @@ from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
-from paceline.runner.proposer import Drafter
-from paceline.runner.proposer import load as load_proposer
+from paceline.runner.proposer import PACKAGE, Drafter, class_of
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
@@ -57,6 +57,11 @@ from paceline.wiring.settings import (
     swap_bytes,
 )
 
+PROPOSERS: Mapping[str, str | type[Drafter]] = {
+    **classes_of(PACKAGE),
+    "draft_model": CudaDraftModel,
+    "eagle3": CudaEagle3,
+}
 DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "triton"
@@ -214,21 +219,22 @@ def drafter_of(
         part_of(SpeculationConfig, settings),
         part_of(StepConfig, settings).max_model_len,
     )
+    kind, (dtype, kv_dtype) = class_of(config, PROPOSERS), dtypes
     if draft is None:
-        drafter = load_proposer(config)
-        awaited = AwaitedDrafts(config, type(drafter), drafter.cell_bytes)
-        return drafter if decides(group) else awaited
-    kind = CudaEagle3 if isinstance(draft, Eagle3Folder) else CudaDraftModel
+        return kind(config) if decides(group) else AwaitedDrafts(config, kind, kind.cell_bytes)
+    if not issubclass(kind, (CudaDraftModel, CudaEagle3)):
+        raise ConfigError(f"proposer {config.proposer!r} does not draft on a GPU")
     if not decides(group):
         return AwaitedDrafts(config, kind, kind.bytes_of(draft.config, *dtypes))
-    dtype, kv_dtype = dtypes
-    if not isinstance(draft, Eagle3Folder):
-        return CudaDraftModel(config, CudaModel.load(draft, length, dtype), kv_dtype)
+    if issubclass(kind, CudaDraftModel):
+        assert not isinstance(draft, Eagle3Folder), "a draft model is a checkpoint"
+        return kind(config, CudaModel.load(draft, length, dtype), kv_dtype)
+    assert isinstance(draft, Eagle3Folder), "a head is in a folder of its own"
     if not draft.has_embedding:
         check_embedding(checkpoint.config)
     embedding = embedding_for(draft, checkpoint, group)
     head = CudaEagle3Head.load(draft, draft.head, length, dtype)
-    return CudaEagle3(config, head, draft.target_ids(), embedding, kv_dtype)
+    return kind(config, head, draft.target_ids(), embedding, kv_dtype)
 
 
 def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:

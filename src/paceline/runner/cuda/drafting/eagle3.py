@@ -120,6 +120,7 @@ class CudaEagle3(CudaModelDrafter):
         head      writes KV of       3 4 5 6        3 from the state that an earlier step wrote
     """
 
+    weights = "eagle3 head"
     behind = 2
 
     def __init__(
