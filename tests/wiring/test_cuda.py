@@ -220,8 +220,8 @@ def test_prompts_with_images_compile_nothing(way: str, launches: Launches) -> No
 class NotedGroup(RankGroup):
     """One of two ranks by itself. It notes what would be exchanged."""
 
-    def __init__(self, rank: int) -> None:
-        self.shard, self.backend, self.noted = Shard(rank, 2), "nccl", list[Any]()
+    def __init__(self, rank: int, backend: str = "nccl") -> None:
+        self.shard, self.backend, self.noted = Shard(rank, 2), backend, list[Any]()
 
     def _note(self, name: str, tensor: Tensor) -> Tensor:
         self.noted.append((name, tuple(tensor.shape), tensor.dtype))
@@ -360,6 +360,19 @@ def test_enforce_eager_starts_without_graphs_and_warm_up(
     scheduler, runner = assembled(enforce_eager=True)
     assert not made
     drive(scheduler, runner, random_requests(Random(3)), depth=2)
+
+
+def test_ranks_over_gloo_start_without_graphs_and_warm_up(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it warms up")
+
+    monkeypatch.setattr(runners.CudaRunner, "warm", refuse)
+    monkeypatch.setattr(cuda.WarmUp, "run", refuse)
+    own, loaded = loaded_with("Qwen3ForCausalLM", NotedGroup(0, "gloo"))
+    assert not own.enforce_eager
+    cuda.started(loaded, own, Scheduler)
 
 
 def test_the_log_says_how_far_the_start_is(

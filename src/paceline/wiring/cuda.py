@@ -124,9 +124,10 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner)
+        return LoadedRunner(config, runner, is_eager=own.enforce_eager)
     runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, Rates(rate, runner.blocks_per_s()))
+    rates = Rates(rate, runner.blocks_per_s())
+    return LoadedRunner(config, runner, rates, is_eager=own.enforce_eager)
 
 
 def started(
@@ -135,7 +136,7 @@ def started(
     """Run steps of every kind without graphs once, which compiles their kernels, and build a
     scheduler that knows the runner's speed."""
     config, runner, depth = loaded.config, loaded.runner, own.steps_in_flight(DEPTH)
-    if not own.enforce_eager:
+    if not loaded.is_eager:
         WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
