@@ -97,6 +97,7 @@ class Drafter(ABC):
     observes = False  # `observe` is called after every step
     layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets
     cell_bytes = 0  # of its own KV, for each position of a block
+    store_count = 0  # stores of its own, whose blocks are swapped too
     weights: Literal["none", "model", "eagle3 head"] = "none"  # what `speculative_model` names
 
     def __init__(self, config: SpeculationConfig) -> None:

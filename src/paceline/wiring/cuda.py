@@ -72,7 +72,6 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # for libraries, and for graphs of each kind of steps
 KEPT_BLOCKS = 1 << 16  # more than most models leave room for
-DRAFT_STORES = 2  # of an EAGLE-3 head: KV, and hidden states of the model
 LINES = 10  # of the log, from beginning to end of a stage
 
 log = logging.getLogger(__name__)
@@ -102,8 +101,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     sizes = sizes_of(step, own)
     groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
     needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
-    stores = 1 if draft is None else 1 + DRAFT_STORES
-    needed += stores * RING_BYTES if own.swap_space else 0
+    needed += (1 + drafter.store_count) * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
     gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))

@@ -121,6 +121,7 @@ class CudaEagle3(CudaModelDrafter):
     """
 
     weights = "eagle3 head"
+    store_count = 2  # KV, and hidden states of the model
     behind = 2
 
     def __init__(
