@@ -1,4 +1,4 @@
-"""The port of connectors: KV that is kept outside of the device's blocks, or sent elsewhere."""
+"""The interface of connectors, which keep KV outside of the device or send it elsewhere."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Transfer:
 class TransferEnd:
     """The connector no longer reads or writes the blocks of a transfer.
 
-    Content that follows a bad block is worth nothing, so one number says which blocks are bad.
+    Content that follows a bad block cannot be used, so one number says which blocks are bad.
     """
 
     ticket: TransferTicket
@@ -121,7 +121,7 @@ News = Callable[[], None]
 
 
 Changed = Callable[[Sequence[bytes], bool], None]
-"""The content of keys is there from now on, or no more. For the engine's thread."""
+"""The content of keys is stored or removed. For the engine's thread."""
 
 
 def nothing_changed(keys: Sequence[bytes], is_there: bool) -> None:
