@@ -1,4 +1,4 @@
-"""What the engine needs of a library for grammars, and which libraries there are."""
+"""The interface of grammar libraries, and how a backend is found."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from paceline.structured.token_table import TokenTable
 
 
 class Matcher(Protocol):
-    """How far one sequence has come in its grammar. One thread at a time may use it.
+    """The state of one sequence in its grammar. One thread at a time may use it.
 
     A method that computes masks or accepts tokens raises a RequestError if the grammar takes too
     much work; the sequence cannot continue then.
@@ -42,18 +42,18 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> "Matcher":
-        """Another matcher at the same place."""
+        """A copy of the matcher in the same state."""
         ...
 
     @property
     def finished(self) -> bool:
-        """May the output end here? It stays true after the end token."""
+        """Whether the output may end here; also true after the end token."""
         ...
 
     @property
     def terminated(self) -> bool:
-        """Was an end token accepted? No other token is allowed then, but masks keep the end
-        tokens, so that a row always allows one."""
+        """Whether an end token was accepted. No other token is allowed then, but masks keep the end
+        tokens, so that every row allows a token."""
         ...
 
     @classmethod
@@ -64,7 +64,7 @@ class Matcher(Protocol):
 
 class MatcherGroup(Protocol):
     """Several matchers of one class, with one call of the library for all of them. None of them is
-    terminated. Both methods return what is wrong with those that cannot continue, by place."""
+    terminated. Both methods return errors of those that cannot continue, by index."""
 
     def accept(self, tokens: Sequence[int]) -> dict[int, str]:
         """Advance each matcher by its token, which is no end token."""
@@ -80,7 +80,7 @@ class Grammar(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory."""
+        """Approximate size."""
         ...
 
     def matcher(self) -> Matcher: ...
@@ -94,7 +94,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> Grammar:
-        """A RequestError that says where if the constraint is malformed or not supported."""
+        """Compile a constraint. A RequestError says where it is malformed or not supported."""
 
 
 # xgrammar computes masks faster; llguidance supports more keywords of schemas and needs no other

@@ -36,7 +36,7 @@ DEFAULTS = CompilerLimits()
 
 
 class TakesLonger(Exception):
-    """A constraint has taken what the lane of quick ones gives."""
+    """A constraint has used up the processor time of the quick lane."""
 
 
 @dataclass(eq=False)
@@ -115,7 +115,7 @@ class GrammarCompiler:
         return future
 
     def _is_full(self, client: str) -> bool:
-        """Whether no more constraints may wait. A client with none has some room of its own."""
+        """Whether no more constraints may wait. There is extra room for clients that have none."""
         waiting, most = len(self._jobs), self._limits.pending
         has_some = waiting >= most and any(client in job.clients for job in self._jobs.values())
         return has_some or waiting >= 2 * most
@@ -249,7 +249,7 @@ class GrammarCompiler:
                 worker.close()
 
     def _worker(self, backend: str) -> WorkerProcess:
-        """One that is idle and has the backend, or a new one."""
+        """Return an idle worker that has the backend, or start one."""
         unusable: list[WorkerProcess] = []
         try:
             with self._lock:
@@ -302,7 +302,7 @@ class GrammarCompiler:
 
 
 def settle(future: Future[Grammar], outcome: Grammar | BaseException) -> None:
-    """Unless it was cancelled."""
+    """Settle a future unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, BaseException):

@@ -47,7 +47,7 @@ TokenizerInfo = bound("TokenizerInfo")
 
 
 def shared_array(values: Sequence[Any]) -> Any:
-    """An array of the library, so that it is not made anew for each call."""
+    """Convert to the array type of the library once, not in each call."""
     return tvm_ffi.convert(values)
 
 
@@ -103,7 +103,7 @@ def filler() -> Filler:
 
 
 RAW = 0  # the vocabulary is in bytes
-SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a place in C++
+SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a line of C++
 
 
 class XGrammarMatcher(TrackedMatcher):
@@ -221,6 +221,6 @@ def with_exact_schemas(value: Any) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error of the library, without its place in the library's source."""
+    """The message of a library error, without its line in the library's source."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return SOURCE.sub("", lines[-1]).strip() if lines else type(error).__name__
