@@ -192,7 +192,7 @@ def load_model(
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
+    model = CudaModel.load(checkpoint, length, dtype, image_rows=rows, adapters=room, group=group)
     for kernels in model.kernels():
         log.info("kernels by rows: %s", kernels)
     return model
@@ -277,7 +277,7 @@ def run_largest_step(
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     if model.images is not None:
-        model.images.rehearse(len(model.item_table))
+        model.images.rehearse(len(model.image_table))
     peak = torch.cuda.max_memory_allocated() - before
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
