@@ -116,4 +116,4 @@ def test_tokens_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
         runner.use_images(CudaImages(model.images, model, runner.state))
         runner.warm("drafted" in way)
         assert drive(scheduler, runner, asked(kind), depth) == expected, way
-        assert np.all(runner.state.tokens.cpu().numpy() < model.first_item_id)
+        assert np.all(runner.state.tokens.cpu().numpy() < model.first_image_id)
