@@ -5,7 +5,7 @@ from itertools import islice, product
 from typing import Any
 
 from paceline.core.constraint import Constraint
-from paceline.structured.backend import Grammar, load_backend
+from paceline.structured.backend import Grammar, backend_class
 from paceline.structured.compile_queue import GrammarCounts
 from paceline.structured.token_table import TokenTable
 
@@ -64,7 +64,7 @@ class CompilesAtOnce:
     counts = GrammarCounts()
 
     def __init__(self, table: TokenTable, backend: str = "xgrammar") -> None:
-        self._backend = load_backend(backend, table)
+        self._backend = backend_class(backend)(table)
         self._known: dict[Constraint, Future[Grammar]] = {}
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:

@@ -27,7 +27,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.engine.api import SamplingParams
 from paceline.llm import LLM
-from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, load_backend
+from paceline.structured.backend import BACKENDS, GrammarBackend, Matcher, backend_class
 from paceline.structured.token_table import TokenTable
 from paceline.text.tokenizer import Tokenizer
 
@@ -171,7 +171,7 @@ def main() -> None:
         return
     table = TokenTable.of(Tokenizer.load(options.model))
     for name in BACKENDS:
-        backend = load_backend(name, table)
+        backend = backend_class(name)(table)
         for label, case in CASES.items():
             line = {
                 "case": label,

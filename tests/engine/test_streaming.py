@@ -151,7 +151,7 @@ def test_a_conversation_that_takes_long_to_render_is_rendered_on_a_thread() -> N
 
         with patch.object(engine._frontend.template, "render", noted):
             for one in (*short, *long):
-                with suppress(RequestError):  # the template has no place for tools
+                with suppress(RequestError):  # the template shows no tools
                     await engine.tokenized(one)
         assert seen == [True] * len(short) + [False] * len(long)
 

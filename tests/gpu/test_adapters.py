@@ -36,9 +36,9 @@ except ImportError:
 pytestmark = ON_GPU
 
 LAYOUTS = [
-    AdapterLayout(96, (0, 40, 72), places=2, rank=16),
-    AdapterLayout(50, (0,), places=9, rank=16),  # two chunks of columns
-    AdapterLayout(64, (0, 32), places=2, rank=144),  # an adapter in several chunks
+    AdapterLayout(96, (0, 40, 72), capacity=2, rank=16),
+    AdapterLayout(50, (0,), capacity=9, rank=16),  # two chunks of columns
+    AdapterLayout(64, (0, 32), capacity=2, rank=144),  # an adapter in several chunks
 ]
 OF_REQUEST = ("x", "", "x", "y", "z")
 QWEN: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3}
@@ -54,11 +54,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def expected_sum(found: Tensor, b: Tensor, place: Tensor, layout: AdapterLayout) -> Tensor:
+def expected_sum(found: Tensor, b: Tensor, index: Tensor, layout: AdapterLayout) -> Tensor:
     """Row by row, what `add_adapted` gives."""
     due, rank = found[:, : layout.outputs].clone(), layout.rank
     ends = (*layout.starts[1:], layout.outputs)
-    for row, own in enumerate(place.tolist()):
+    for row, own in enumerate(index.tolist()):
         for part, (start, end) in enumerate(zip(layout.starts, ends, strict=True)):
             first = layout.outputs + part * layout.part_columns + own * rank
             if own >= 0:
@@ -71,33 +71,33 @@ def expected_sum(found: Tensor, b: Tensor, place: Tensor, layout: AdapterLayout)
 @pytest.mark.parametrize("rows", [5, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_any_adapters(layout: AdapterLayout, rows: int, dtype: torch.dtype) -> None:
-    place = (torch.arange(rows, dtype=torch.int32) % (layout.places + 1) - 1).cuda()
+    index = (torch.arange(rows, dtype=torch.int32) % (layout.capacity + 1) - 1).cuda()
     found = torch.randn(rows, layout.columns).to("cuda", dtype)
     b = torch.randn(layout.part_columns, layout.outputs).to("cuda", dtype)
     total = torch.randn(rows, layout.outputs).to("cuda", dtype)
-    due = expected_sum(found.float(), b.float(), place, layout)
+    due = expected_sum(found.float(), b.float(), index, layout)
     tolerance = 1e-3 if dtype == torch.float32 else 0.15
-    got = add_adapted(found, b, place, layout)
+    got = add_adapted(found, b, index, layout)
     torch.testing.assert_close(got.float(), due, rtol=tolerance, atol=tolerance)
     due = due + total.float()
     halves = torch.stack((found.float() / 4, found.float() * 3 / 4))
-    add_adapted(halves, b, place, layout, total)
+    add_adapted(halves, b, index, layout, total)
     torch.testing.assert_close(total.float(), due, rtol=tolerance, atol=tolerance)
 
 
 def check_gate(layout: AdapterLayout, is_silu: bool, rows: int, device: str) -> None:
     """With `is_silu`, the norm of the inputs is left to the kernel."""
-    place = torch.arange(rows, dtype=torch.int32) % (layout.places + 1) - 1
+    index = torch.arange(rows, dtype=torch.int32) % (layout.capacity + 1) - 1
     found, stream = torch.randn(rows, layout.columns), torch.randn(rows, 40)
     b = torch.randn(layout.part_columns, layout.outputs) * 0.1
-    gate, up = expected_sum(found, b, place, layout).chunk(2, dim=1)
+    gate, up = expected_sum(found, b, index, layout).chunk(2, dim=1)
     late = DeferredNorm(stream.to(device), 0.1 if is_silu else 0.0, 40 if is_silu else 0)
     if is_silu:
         length = (stream.square().sum(1, keepdim=True) + 0.1**2).sqrt()
         due = F.silu(gate / length) * up / length
     else:
         due = F.gelu(gate, approximate="tanh") * up
-    given = (one.to(device) for one in (found, b, place))
+    given = (one.to(device) for one in (found, b, index))
     got = gate_adapted(*given, layout, is_silu, late)
     torch.testing.assert_close(got.cpu(), due, rtol=1e-3, atol=1e-3)
 
@@ -110,14 +110,14 @@ def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool, ro
 
 
 def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> None:
-    """A product and two adapters, of which one has no weights for some outputs."""
-    layout = AdapterLayout(64, (0, 32), places=2, rank=16)
+    """A linear and two adapters, of which one has no weights for some outputs."""
+    layout = AdapterLayout(64, (0, 32), capacity=2, rank=16)
     weight = torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype)
-    linear = weights_of(weight)
-    product = CudaAdaptedLinear(linear, layout)
-    assert linear.plain is not None
-    assert torch.equal(linear.plain, weight)
-    place = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
+    weights = weights_of(weight)
+    linear = CudaAdaptedLinear(weights, layout)
+    assert weights.plain is not None
+    assert torch.equal(weights.plain, weight)
+    index = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
     x = torch.randn(rows, inputs, device=device).to(dtype)
     due = x.float() @ weight.float().t()
     total = torch.ones(rows, 64, device=device, dtype=dtype)
@@ -128,12 +128,12 @@ def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> No
             b = torch.randn(3, 32).to(dtype)
             parts.append(PartWeights(first, first + 32, a, b))
             more = (x.float() @ a.float().to(device)) @ b.float().to(device)
-            due[:, first : first + 32] += torch.where((place == at)[:, None], more, 0.0)
-        product.put(at, (PartWeights(0, 32, a * 9, b),))  # which is replaced
-        product.put(at, tuple(parts))
+            due[:, first : first + 32] += torch.where((index == at)[:, None], more, 0.0)
+        linear.put(at, (PartWeights(0, 32, a * 9, b),))  # which is replaced
+        linear.put(at, tuple(parts))
     how = {"rtol": 0.06, "atol": 0.06}
-    torch.testing.assert_close(product(x, place).float(), due, **how)
-    product.add_to(total, x, place)
+    torch.testing.assert_close(linear(x, index).float(), due, **how)
+    linear.add_to(total, x, index)
     torch.testing.assert_close(total.float(), due + 1.0, **how)
 
 
@@ -223,7 +223,7 @@ def test_a_prefix_is_found_by_requests_of_the_same_adapter_alone(adapted: Adapte
 
 
 def test_adapters_come_and_go(adapted: AdaptedOnGPU) -> None:
-    """Three adapters take turns in two places, and one is replaced by another under its name."""
+    """Three adapters share a table of two, and one is replaced by another under its name."""
     scheduler = Scheduler.create(**SETTINGS, max_loras=2)
     runner = adapted.runner(scheduler)
     for name in ("x", "z", "y", "x", "z"):

@@ -89,11 +89,10 @@ def test_rows_of_every_kind(
     compare(name, counts, Shape(heads, kv_heads, 128, block_size))
 
 
-@every_backend
 @pytest.mark.parametrize("window", [7, 64, 300])
-def test_windows(name: str, window: int) -> None:
-    compare(name, MIXED, Shape(16, 8, 128, 16), window)
-    compare(name, DECODES, Shape(16, 8, 128, 16), window)
+def test_triton_attends_within_windows(window: int) -> None:
+    compare("triton", MIXED, Shape(16, 8, 128, 16), window)
+    compare("triton", DECODES, Shape(16, 8, 128, 16), window)
 
 
 @pytest.mark.parametrize("counts", [DECODES, CHUNKS, MIXED], ids=str)

@@ -100,7 +100,7 @@ def drafter_of(scheduler: Scheduler, config: ModelConfig, folder: Path) -> Draft
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
     expected = on_cpu(kind)
-    model = CudaModel.load(source(kind), 64, torch.float32, item_rows=ROWS)
+    model = CudaModel.load(source(kind), 64, torch.float32, image_rows=ROWS)
     assert model.images is not None
     model.images.rehearse(ROWS)
     ways = {**WAYS, "little room": {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}}
@@ -116,4 +116,4 @@ def test_tokens_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
         runner.use_images(CudaImages(model.images, model, runner.state))
         runner.warm("drafted" in way)
         assert drive(scheduler, runner, asked(kind), depth) == expected, way
-        assert np.all(runner.state.tokens.cpu().numpy() < model.first_item_id)
+        assert np.all(runner.state.tokens.cpu().numpy() < model.first_image_id)

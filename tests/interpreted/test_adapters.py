@@ -39,14 +39,14 @@ def test_rows_of_any_adapters(
 ) -> None:
     """Of several tiles of rows, the last has no adapter at all. A sum may come in parts."""
     monkeypatch.setattr(kernels, "LINES", 32)
-    place = torch.tensor([*range(-1, layout.places), *[-1] * 17], dtype=torch.int32)
-    parts = torch.randn(3, len(place), layout.columns)
+    index = torch.tensor([*range(-1, layout.capacity), *[-1] * 17], dtype=torch.int32)
+    parts = torch.randn(3, len(index), layout.columns)
     found = parts.sum(0)
     b = torch.randn(layout.part_columns, layout.outputs)
-    total = torch.randn(len(place), layout.outputs) if is_summed else None
-    due = expected_sum(found, b, place, layout)
+    total = torch.randn(len(index), layout.outputs) if is_summed else None
+    due = expected_sum(found, b, index, layout)
     due = due if total is None else due + total
-    got = add_adapted(parts if is_summed else found, b, place, layout, total)
+    got = add_adapted(parts if is_summed else found, b, index, layout, total)
     assert (got is total) == is_summed
     torch.testing.assert_close(got, due, rtol=1e-4, atol=1e-4)
 

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert due["r1"] != plain_outputs("SmolVLM")["r1"][:2]
     assert got == {"r0": plain_outputs("SmolVLM")["r0"][:2], "r1": due["r1"]}
     assert scheduler.stats.encoded == 8
-    assert int(runner.state.tokens.max()) < model.first_item_id, "ids of rows are left behind"
+    assert int(runner.state.tokens.max()) < model.first_image_id, "ids of rows are left behind"
 
 
 def on_host(source: Checkpoint) -> CudaModel:
@@ -118,7 +118,7 @@ def test_positions_have_rows_and_columns_and_a_draft_model_reads_tokens(
     assert drafter.noted
     truth = Model.load(source)
     for tokens, draft in drafter.noted:
-        assert max(tokens) < model.first_item_id
+        assert max(tokens) < model.first_image_id
         batch, kv = batch_of([Piece(tokens, 0, range(5))], 4), KVStore(source.config, 5, 4)
         logits = truth.logits(truth.forward(batch, kv, load("paged"), batch.sample_at))
         assert draft == int(logits.argmax())

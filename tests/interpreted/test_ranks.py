@@ -180,7 +180,7 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
     def rank(group: RankGroup, scheduler: Scheduler) -> CudaRunner:
         config = scheduler.config
         sizes: Any = 64, torch.float32, "cpu"
-        model = CudaModel.load(checkpoint, *sizes, item_rows=config.encoder_capacity, group=group)
+        model = CudaModel.load(checkpoint, *sizes, image_rows=config.encoder_capacity, group=group)
         drafter: Drafter = AwaitedDrafts(config.speculation, CudaEagle3)
         if group.is_first:
             head = CudaEagle3Head.load(files, files.head, *sizes)

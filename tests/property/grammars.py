@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.constraint import Constraint
 from paceline.core.request import Request
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
-from paceline.structured.backend import Grammar, GrammarBackend, load_backend
+from paceline.structured.backend import Grammar, GrammarBackend, backend_class
 from paceline.structured.compile_queue import GrammarCounts
 from paceline.structured.guarded_matcher import GuardedGrammar
 from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
@@ -64,7 +64,7 @@ def document(number: int) -> Constraint:
 @cache
 def backend(vocab: int) -> GrammarBackend:
     with torch_hidden():
-        return load_backend("xgrammar", table(vocab))
+        return backend_class("xgrammar")(table(vocab))
 
 
 @cache

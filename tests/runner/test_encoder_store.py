@@ -61,7 +61,7 @@ def test_a_step_without_items_reads_nothing() -> None:
 
 def test_what_cannot_be_encoded_fails_the_step() -> None:
     store = EncoderStore(PixelEncoder(), torch.zeros(5, WIDTH))
-    with pytest.raises(StepError, match="item 'x' came without the content"):
+    with pytest.raises(StepError, match="image 'x' came without the content"):
         store.encode([Encoding(4, 0, "x", rows(0))], requests(Item("x", 1, 1)))
-    with pytest.raises(StepError, match=r"returned \(2, 3\) numbers for item 'x'; \(1, 3\)"):
+    with pytest.raises(StepError, match=r"returned \(2, 3\) values for image 'x'; \(1, 3\)"):
         store.encode([Encoding(4, 0, "x", rows(0))], requests(picture("x", 1, 1, pixels=2)))

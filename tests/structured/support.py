@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paceline.structured.backend import BACKENDS, Grammar, GrammarBackend, Matcher, load_backend
+from paceline.structured.backend import BACKENDS, Grammar, GrammarBackend, Matcher, backend_class
 from paceline.structured.token_table import TokenTable
 from tests.text.support import byte_level, ours
 
@@ -32,7 +32,7 @@ def table() -> TokenTable:
 @cache
 def backend(name: str) -> GrammarBackend:
     with torch_hidden():
-        return load_backend(name, table())
+        return backend_class(name)(table())
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, RequestError
 from paceline.structured import backend as port
+from paceline.structured.compiler import GrammarCompiler
+from paceline.structured.token_table import TokenTable
 from tests.structured.support import accepts, backend, every_backend, table
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -123,16 +125,41 @@ def test_a_grammar_knows_its_size(name: str) -> None:
 def test_names_of_backends() -> None:
     assert port.backend_names("auto") == ("xgrammar", "llguidance")
     assert port.backend_names("llguidance") == ("llguidance",)
-    with pytest.raises(
-        ConfigError, match="no grammar backend 'outlines': there are auto, xgrammar"
-    ):
+    assert port.backend_names("guidance") == ("llguidance",)
+    wanted = "no grammar backend 'outlines': there are xgrammar, llguidance, guidance, auto, and"
+    with pytest.raises(ConfigError, match=wanted):
         port.backend_names("outlines")
 
 
+class Anything(port.GrammarBackend):
+    """Accepts constraints and refuses all of them."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+
+    def compile(self, constraint: Constraint) -> port.Grammar:
+        raise RequestError(f"{constraint.kind} is refused")
+
+
+def test_a_backend_by_its_dotted_path() -> None:
+    path = f"{__name__}.Anything"
+    assert port.backend_names(path) == (path,)
+    with pytest.raises(RequestError, match="regex is refused"):
+        port.backend_class(path)(table()).compile(Constraint.regex("a"))
+    compiler = GrammarCompiler(table(), port.backend_names(path))
+    with pytest.raises(RequestError, match="regex is refused"):
+        compiler.submit(Constraint.regex("a")).result(60.0)
+    compiler.close()
+    with pytest.raises(ConfigError, match="is not a subclass of GrammarBackend"):
+        port.backend_names("collections.OrderedDict")
+
+
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(port.BACKENDS, "xgrammar", "paceline.structured.no_such_module:Backend")
-    with pytest.raises(ConfigError, match=r"xgrammar is not .* pip install 'paceline\[xgrammar\]'"):
-        port.load_backend("xgrammar", table())
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    monkeypatch.delitem(sys.modules, "paceline.structured.xgrammar_backend", raising=False)
+    wanted = r"no grammar backend 'xgrammar': .*; pip install 'paceline\[xgrammar\]'"
+    with pytest.raises(ConfigError, match=wanted):
+        port.backend_class("xgrammar")
 
 
 @pytest.mark.parametrize(

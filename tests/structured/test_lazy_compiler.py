@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
+from paceline.structured.backend import backend_names
 from paceline.structured.compiler import GrammarCompiler, LazyCompiler
 from tests.structured.support import accepts, table
 
@@ -19,7 +20,7 @@ def test_it_is_built_once_and_only_if_needed() -> None:
 
     def build() -> GrammarCompiler:
         assert may_build.wait(WAIT_S)
-        built.append(GrammarCompiler(table()))
+        built.append(GrammarCompiler(table(), backend_names("auto")))
         return built[-1]
 
     lazy = LazyCompiler(build)
@@ -45,4 +46,4 @@ def test_what_is_wrong_with_building_it_is_the_answer() -> None:
 
 
 def test_one_that_was_never_used_has_nothing_to_close() -> None:
-    LazyCompiler(lambda: GrammarCompiler(table())).close()
+    LazyCompiler(lambda: GrammarCompiler(table(), backend_names("auto"))).close()

@@ -24,6 +24,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.core.sampling import Sampling
+from paceline.core.settings.config import Config
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
 from paceline.images.processor import image_item
@@ -35,6 +36,7 @@ from paceline.runner.cuda import runner as runners
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
 from paceline.runner.cuda.gemm.library import Library
 from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import RING_BYTES
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
@@ -44,7 +46,7 @@ from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
-from paceline.wiring.settings import sort_settings
+from paceline.wiring.settings import Hardware, resolve, sort_settings
 from tests.golden.image_models import QWEN, random_image
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
@@ -220,8 +222,8 @@ def test_prompts_with_images_compile_nothing(way: str, launches: Launches) -> No
 class NotedGroup(RankGroup):
     """One of two ranks by itself. It notes what would be exchanged."""
 
-    def __init__(self, rank: int) -> None:
-        self.shard, self.backend, self.noted = Shard(rank, 2), "nccl", list[Any]()
+    def __init__(self, rank: int, backend: str = "nccl") -> None:
+        self.shard, self.backend, self.noted = Shard(rank, 2), backend, list[Any]()
 
     def _note(self, name: str, tensor: Tensor) -> Tensor:
         self.noted.append((name, tuple(tensor.shape), tensor.dtype))
@@ -360,6 +362,39 @@ def test_enforce_eager_starts_without_graphs_and_warm_up(
     scheduler, runner = assembled(enforce_eager=True)
     assert not made
     drive(scheduler, runner, random_requests(Random(3)), depth=2)
+
+
+@pytest.mark.parametrize("swap_space", [0.0, 0.001])
+def test_every_store_gets_memory_to_swap_through(
+    swap_space: float, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: dict[str, int] = {}
+
+    def noted(settings: Any, own: Any, model: Any, gpu: Hardware, *rest: Any) -> Config:
+        free[settings.get("proposer", "ngram")] = gpu.free_bytes
+        return resolve(settings, own, model, gpu, *rest)
+
+    monkeypatch.setattr(cuda, "resolve", noted)
+    monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 34)
+    for way in ("drafted", "drafted by a model", "drafted by a head"):
+        mode = {"preemption_mode": "swap"} if swap_space else {"preemption_mode": "recompute"}
+        loaded_with("Qwen3ForCausalLM", **{**WAYS[way], **mode, "swap_space": swap_space})
+    ring = RING_BYTES if swap_space else 0
+    assert free["ngram"] - free["draft_model"] == ring
+    assert free["draft_model"] - free["eagle3"] == ring
+
+
+def test_ranks_over_gloo_start_without_graphs_and_warm_up(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it warms up")
+
+    monkeypatch.setattr(runners.CudaRunner, "warm", refuse)
+    monkeypatch.setattr(cuda.WarmUp, "run", refuse)
+    own, loaded = loaded_with("Qwen3ForCausalLM", NotedGroup(0, "gloo"))
+    assert not own.enforce_eager
+    cuda.started(loaded, own, Scheduler)
 
 
 def test_the_log_says_how_far_the_start_is(

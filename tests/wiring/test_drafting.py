@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
+from torch import Tensor
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.proposers.draft_model import DraftModel
+from paceline.runner.proposers.ngram import Ngram
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.assembly import build
 from paceline.wiring.model import compare_tokens
@@ -66,6 +69,24 @@ def test_output_is_the_same_with_a_draft_model_and_without(model: Path, tmp_path
     assert tried == counters["spec_decode_num_accepted_tokens"] > 0
 
 
+class CountedDrafts(DraftModel):
+    """A drafter with weights that is found by its dotted path."""
+
+    drafted_for = 0
+
+    def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
+        super().drafted(slot, known, number)
+        CountedDrafts.drafted_for += len(slot)
+
+
+def test_a_drafter_with_weights_by_its_dotted_path(model: Path) -> None:
+    path = f"{__name__}.CountedDrafts"
+    given = {"proposer": path, "speculative_model": str(model), "num_speculative_tokens": 3}
+    got, _ = outputs(model, **given, speculation="fixed")
+    assert got == outputs(model)[0]
+    assert CountedDrafts.drafted_for > 0
+
+
 def test_output_is_the_same_with_a_head_and_without(model: Path, tmp_path: Path) -> None:
     plain, _ = outputs(model)
     head = head_folder(tmp_path / "head", ModelConfig.of_hf(DESCRIBED))
@@ -102,6 +123,12 @@ def test_drafters_read_tokens_in_the_place_of_images(tmp_path: Path) -> None:
         assert counters["spec_decode_num_accepted_tokens"] < tried
 
 
+class Elsewhere(Ngram):
+    """Declares weights, and is no drafter of a CPU that has some."""
+
+    weights = "model"
+
+
 def test_kv_of_a_draft_model_is_part_of_the_memory(model: Path) -> None:
     """It has as many layers again, so half as many blocks fit."""
     given = {"proposer": "draft_model", "speculative_model": str(model)}
@@ -117,6 +144,7 @@ def test_kv_of_a_draft_model_is_part_of_the_memory(model: Path) -> None:
         ({"proposer": "draft_model"}, None, "'draft_model' needs weights: set speculative_model"),
         ({"proposer": "eagle3"}, None, "'eagle3' needs weights: set speculative_model"),
         ({"proposer": "ngram"}, {}, "proposer 'ngram' has no weights"),
+        ({"proposer": f"{__name__}.Elsewhere"}, {}, "Elsewhere' does not draft on a CPU"),
         ({"proposer": "draft_model"}, {"vocab_size": 300}, "300 tokens and the model one of 400"),
         ({"proposer": "eagle3"}, {"num_hidden_layers": 1}, "model.safetensors cannot be read"),
     ],

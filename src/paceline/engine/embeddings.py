@@ -182,13 +182,13 @@ def classification(
 def paired(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
     """Which texts are compared: one with each of the others, or each with its counterpart."""
     if len(first) == 1:
-        return [(0, place) for place in range(len(second))]
+        return [(0, index) for index in range(len(second))]
     if len(first) != len(second):
         raise RequestError(
             f"{len(first)} texts cannot be compared with {len(second)}: "
             "give one text and several, or as many of both"
         )
-    return [(place, place) for place in range(len(first))]
+    return [(index, index) for index in range(len(first))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def shortened(text: str, limit: int, tokenizer: Tokenizer) -> str:
 def similarities(
     first: Sequence[RequestOutput], second: Sequence[RequestOutput], pairs: list[tuple[int, int]]
 ) -> list[PoolingOutput[Score]]:
-    """Scores of embedded texts, for each pair of places."""
+    """Scores of embedded texts, for each pair of indices."""
     found: list[PoolingOutput[Score]] = []
     for left, right in pairs:
         one, other = first[left], second[right]

@@ -92,8 +92,8 @@ class KVCache:
         return self.index.lookup(sequence, usable, seal_resident)
 
     def find_read(self, sequence: Sequence, tokens: int) -> Blocks:
-        """Of the full blocks that a sequence reads which goes on at `tokens`, by index, those on
-        the device up to the first that is not there."""
+        """The full blocks that a sequence continuing at `tokens` reads, by index, up to the first
+        that is not on the device."""
         if self.index.is_eager:
             found: list[int] = []
             for key in self.index.read_keys(sequence, tokens):
@@ -198,7 +198,7 @@ class KVCache:
     # -- steps --------------------------------------------------------------
 
     def confirm(self, step: int) -> bool:
-        """The device has run `step`. Returns whether any fences were lifted."""
+        """The device has run `step`. Returns whether any fence was lifted."""
         self.index.confirm(step)
         return self.fences.confirm(step)
 

@@ -1,4 +1,4 @@
-"""The port of connectors: KV that is kept outside of the device's blocks, or sent elsewhere."""
+"""The interface of connectors, which keep KV outside of the device or send it elsewhere."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class Transfer:
 class TransferEnd:
     """The connector no longer reads or writes the blocks of a transfer.
 
-    Content that follows a bad block is worth nothing, so one number says which blocks are bad.
+    Content that follows a bad block cannot be used, so one number says which blocks are bad.
     """
 
     ticket: TransferTicket
@@ -121,7 +121,7 @@ News = Callable[[], None]
 
 
 Changed = Callable[[Sequence[bytes], bool], None]
-"""The content of keys is there from now on, or no more. For the engine's thread."""
+"""The content of keys is stored or removed. For the engine's thread."""
 
 
 def nothing_changed(keys: Sequence[bytes], is_there: bool) -> None:
@@ -228,19 +228,19 @@ def load(config: ConnectorConfig) -> Connector:
     return named(config.kv_connector)(config)
 
 
-def named(name: str) -> Callable[..., Connector]:
+def named(name: str) -> type[Connector]:
     """The class of a connector. ConfigError if there is none of that name."""
     return plugins.load("kv_connector", name, "paceline.kv.connectors", Connector)
 
 
 def takes_groups(name: str) -> bool:
     """Whether the connector of a name transfers blocks of several attention groups."""
-    return bool(getattr(named(name), "takes_groups", False))
+    return named(name).takes_groups
 
 
 def needs_memory(name: str) -> bool:
     """Whether the connector of a name needs to know where blocks lie."""
-    return bool(getattr(named(name), "needs_memory", False))
+    return named(name).needs_memory
 
 
 def options(

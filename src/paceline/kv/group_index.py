@@ -48,7 +48,7 @@ class GroupIndex(ContentIndex):
         if not length:
             return MISS
         groups = tuple(self._entries(group, keys[:length]) for group in range(len(self._kinds)))
-        device = tuple(block for own in groups for block in own if block != NO_BLOCK)
+        device = tuple(block for one in groups for block in one if block != NO_BLOCK)
         return Hit(device, length * self._block_size, groups=groups)
 
     def _agreed(self, keys: list[bytes], length: int, offers: Offers | None = None) -> int:
@@ -79,7 +79,7 @@ class GroupIndex(ContentIndex):
 
     def _first_absent(self, names: list[bytes]) -> int | None:
         has = self._pool.has
-        return next((place for place, name in enumerate(names) if not has(name)), None)
+        return next((index for index, name in enumerate(names) if not has(name)), None)
 
     def loadable(self, sequence: Sequence, usable: int, hit: Hit, offer: Offer) -> Loadable | None:
         """Of every group, only blocks that it reads are loaded."""
@@ -107,7 +107,7 @@ class GroupIndex(ContentIndex):
         return key + self._suffixes[group]
 
     def _unread(self, kind: AttentionGroup, blocks: int) -> int:
-        """Leading blocks that a sequence does not read which goes on after `blocks` ones."""
+        """Leading blocks that a sequence continuing after `blocks` blocks does not read."""
         return kind.unread(blocks * self._block_size) // self._block_size
 
     # -- slots --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Block tables of several attention groups, some of which give back what they read no more."""
+"""Block tables of several attention groups, some of which release blocks that nothing reads."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from paceline.core.plan import NO_BLOCK, NOTHING_GROWN, Blocks, Grown, Pairs
 from paceline.core.settings.features import AttentionGroup
 from paceline.kv.hit import Hit
 from paceline.kv.pool import BlockPool
-from paceline.kv.tables import BlockTables, leading, places
+from paceline.kv.tables import BlockTables, entries, leading
 
 
 class GroupTables(BlockTables):
@@ -103,13 +103,13 @@ class GroupTables(BlockTables):
         return [-(-(near if one.slides else tokens) // self.block_size) for one in self.kinds]
 
     def shared(self, slot: int) -> int:
-        """In the first group, as if what has been passed were shared."""
+        """Shared leading entries of the first group; entries that were passed count as shared."""
         low, high = int(self.passed[0, slot]), int(self.held_by_group[0, slot])
         return self._shared_in(self.table[0, slot], low, high)
 
     def alike(self, slot: int, other: int) -> int:
-        """In all groups, from where both hold blocks: what one of them has passed does not count,
-        and without a block in common there is none."""
+        """Leading entries that two slots share in all groups, without those that one slot has
+        passed; none without a common block."""
         ends: list[int] = []
         for (group, passed, held), (_, also_passed, also_held) in zip(
             self._spans(slot), self._spans(other), strict=True
@@ -176,7 +176,7 @@ class GroupTables(BlockTables):
         return Grown(first.slot, first.index, first.block, tuple(more))
 
     def _append(self, group: int, slot: Index, count: I32, block: I32) -> Grown:
-        owner, index = places(slot, self.held_by_group[group, slot], count)
+        owner, index = entries(slot, self.held_by_group[group, slot], count)
         self.table[group, owner, index] = block
         self.held_by_group[group, slot] += count
         return Grown(owner, index, block)
@@ -194,11 +194,11 @@ class GroupTables(BlockTables):
         return len({tuple(self._unread(count)) for count in tokens}) == 1
 
     def _unread(self, tokens: int) -> list[int]:
-        """Leading entries of each group that a sequence does not read which goes on at `tokens`."""
+        """Leading entries of each group that a sequence continuing at `tokens` does not read."""
         return [one.unread(tokens) // self.block_size for one in self.kinds]
 
-    def _places_read(self, tokens: int) -> list[tuple[int, int]]:
-        """Indices and groups of the entries that a sequence reads which goes on at `tokens`."""
+    def _entries_read(self, tokens: int) -> list[tuple[int, int]]:
+        """Indices and groups of the entries that a sequence continuing at `tokens` reads."""
         unread = self._unread(tokens)
         return [
             (index, group)
@@ -208,17 +208,17 @@ class GroupTables(BlockTables):
         ]
 
     def read(self, slot: int, tokens: int) -> list[int]:
-        places_read = self._places_read(tokens)
-        return [int(self.table[group, slot, index]) for index, group in places_read]
+        entries_read = self._entries_read(tokens)
+        return [int(self.table[group, slot, index]) for index, group in entries_read]
 
     def index_of(self, count: int, tokens: int) -> int:
-        places_read = self._places_read(tokens)
+        entries_read = self._entries_read(tokens)
         whole = -(-tokens // self.block_size)
-        return places_read[count][0] if count < len(places_read) else whole
+        return entries_read[count][0] if count < len(entries_read) else whole
 
     def whole(self, count: int, tokens: int) -> int:
         end = self.index_of(count, tokens)
-        return sum(1 for index, _ in self._places_read(tokens) if index < end)
+        return sum(1 for index, _ in self._entries_read(tokens) if index < end)
 
     def growth(self, tokens: int, span: int) -> int:
         used = -(-tokens // self.block_size)
@@ -227,10 +227,10 @@ class GroupTables(BlockTables):
     def place_read(self, slot: int, blocks: Sequence[int], tokens: int, span: int) -> None:
         used = -(-tokens // self.block_size)
         rows = [[NO_BLOCK] * used for _ in range(self.groups)]
-        places_read = self._places_read(tokens)
-        for (index, group), block in zip(places_read, blocks, strict=False):
+        entries_read = self._entries_read(tokens)
+        for (index, group), block in zip(entries_read, blocks, strict=False):
             rows[group][index] = block
-        new = iter(blocks[len(places_read) :])
+        new = iter(blocks[len(entries_read) :])
         for row, end in zip(rows, self._ends(tokens, span), strict=True):
             row += [next(new) for _ in range(end - used)]
         self.place_groups(slot, [tuple(row) for row in rows])
@@ -260,7 +260,7 @@ class GroupTables(BlockTables):
         """The first `passing[g, i]` blocks that each slot holds, by group."""
         blocks: list[int] = []
         for group in np.flatnonzero(passing.any(axis=1)).tolist():
-            owner, index = places(slot, self.passed[group, slot], passing[group])
+            owner, index = entries(slot, self.passed[group, slot], passing[group])
             blocks += self.table[group, owner, index].tolist()
         return blocks
 

@@ -8,7 +8,7 @@ from paceline.core.plan import Blocks, Pairs
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A prefix that need not be computed, in parts by place. Each part continues the one before.
+    """A prefix that need not be computed, in one part per tier. Each part continues the one before.
 
         device    host          to compute
         b4 b7     h2 h0 h5      . . . .
@@ -68,18 +68,18 @@ class Offers:
         self.must_ask_later = False  # then what is not known yet counts as there
 
     def first_absent(self, keys: Sequence[bytes]) -> int | None:
-        """The place of the first key without a block; None: all have one."""
+        """The index of the first key without a block; None: all have one."""
         here, offered = self._on_device, self._offered
-        places = [at for at, key in enumerate(keys) if not here(key) and key not in offered]
-        if not places:
+        absent = [at for at, key in enumerate(keys) if not here(key) and key not in offered]
+        if not absent:
             return None
         if self._questions >= MOST_QUESTIONS:
-            return places[0]
+            return absent[0]
         self._questions += 1
-        wanted = [keys[at] for at in places]
+        wanted = [keys[at] for at in absent]
         number = self._offer(wanted, 0)
         if number is None:
             self.must_ask_later = True
             return None
         offered.update(wanted[:number])
-        return places[number] if number < len(places) else None
+        return absent[number] if number < len(absent) else None

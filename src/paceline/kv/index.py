@@ -237,7 +237,7 @@ class ContentIndex:
         return [key]
 
     def read_keys(self, sequence: Sequence, tokens: int) -> list[bytes]:
-        """The keys of the full blocks that a sequence reads which goes on at `tokens`."""
+        """The keys of the full blocks that a sequence continuing at `tokens` reads."""
         return sequence.keys[: tokens // self._block_size]
 
     def seal(self, slot: int, sequence: Sequence, blocks: list[int], step: int | None) -> None:

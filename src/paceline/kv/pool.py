@@ -87,7 +87,7 @@ LOT, REMEMBERED = 16, 1024  # `find` memoizes up to 1024 prefixes, each a multip
 class BlockPool:
     """Reference-counted blocks. A free block keeps its content until it is taken.
 
-    Every block is in exactly one of three places:
+    Every block is in exactly one of three states:
 
         held      holders > 0: block tables, fences, swapped sequences
         blank     no holder, no content; reused first, last in first out
@@ -300,8 +300,8 @@ class BlockPool:
         for block in range(self.size):
             holders, expected = self._holders[block], held.get(block, 0)
             assert holders == expected, f"block {block} has {holders} holders, not {expected}"
-            places = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
-            assert places == 1, f"block {block} is in {places} places"
+            states = (self._holders[block] > 0) + (block in blank) + (block in self._idle)
+            assert states == 1, f"block {block} is in {states} states"
             assert block not in blank or not self._content[block], (
                 f"blank block {block} has content"
             )

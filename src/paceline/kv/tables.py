@@ -135,7 +135,7 @@ class BlockTables:
             return NOTHING_GROWN
         if most == 1:
             return self.grow_by_one(slot[blocks > 0])
-        owner, index = places(slot, self.held[slot], blocks)
+        owner, index = entries(slot, self.held[slot], blocks)
         block = np.array(self._pool.take(len(owner)), np.int32)
         self.table[owner, index] = block
         self.held[slot] += blocks
@@ -158,7 +158,7 @@ class BlockTables:
     # -- swapping -----------------------------------------------------------
 
     def can_resume(self, slot: int, tokens: int) -> bool:
-        """Whether a slot has all blocks that a sequence reads which goes on at `tokens`."""
+        """Whether a slot has all blocks that a sequence continuing at `tokens` reads."""
         return True
 
     def begin_alike(self, tokens: Sequence[int]) -> bool:
@@ -167,7 +167,7 @@ class BlockTables:
         return True
 
     def read(self, slot: int, tokens: int) -> list[int]:
-        """The blocks that a sequence reads which goes on at `tokens`, by index."""
+        """The blocks that a sequence continuing at `tokens` reads, by index."""
         return self.blocks(slot, end=-(-tokens // self.block_size))
 
     def index_of(self, count: int, tokens: int) -> int:
@@ -239,7 +239,7 @@ def leading(row: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (one, two) in pairs if one != two), min(len(row), len(other)))
 
 
-def places(slot: Index, first: I32, count: I32) -> tuple[Index, Index]:
+def entries(slot: Index, first: I32, count: I32) -> tuple[Index, Index]:
     """`count[i]` consecutive indices for each slot, beginning at `first[i]`: slots and indices."""
     owner = np.repeat(slot, count)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)

@@ -50,10 +50,10 @@ def request_coordinates(request: Request, square: int) -> I64:
     """The coordinates of a request with images, and of the first token behind its prompt. `square`
     is the number of pixels along each side of what becomes one embedding."""
     images: list[ImageGrid] = []
-    for item in request.items:
-        assert item.content is not None, "an image without a size"
-        height, width, _ = item.content.shape(PIXELS)
-        images.append(ImageGrid(item.offset, height // square, width // square))
+    for image in request.items:
+        assert image.content is not None, "an image without a size"
+        height, width, _ = image.content.shape(PIXELS)
+        images.append(ImageGrid(image.offset, height // square, width // square))
     return prompt_coordinates(len(request.prompt) + 1, images)
 
 

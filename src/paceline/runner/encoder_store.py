@@ -46,16 +46,16 @@ class EncoderStore:
         """Encode the images of a step; `requests` are those in the slots."""
         if not self._encoder.encodes:
             return
-        items = [requests[one.slot].items[one.item] for one in encodings]
+        images = [requests[one.slot].items[one.item] for one in encodings]
         given: list[ItemContent] = []
-        for item in items:
-            if item.content is None:
-                raise StepError(f"item {item.identity!r} came without the content to encode")
-            given.append(item.content)
+        for image in images:
+            if image.content is None:
+                raise StepError(f"image {image.identity!r} came without the content to encode")
+            given.append(image.content)
         for one, found in zip(encodings, self._encoder.encode(given), strict=True):
             if found.shape != (len(one.rows), self._encoder.width):
                 raise StepError(
-                    f"the encoder returned {tuple(found.shape)} numbers for item {one.identity!r}; "
+                    f"the encoder returned {tuple(found.shape)} values for image {one.identity!r}; "
                     f"({len(one.rows)}, {self._encoder.width}) are expected"
                 )
             self.content[self._index(one.rows)] = found.to(self.content)

@@ -1,9 +1,9 @@
 """Interface of drafters, which guess tokens, and checks of their drafts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.batch import Batch
 from paceline.runner.tensors import to_ints
+
+PACKAGE = "paceline.runner.proposers"  # one file per proposer, found by its name
 
 
 class SlotColumns(Protocol):
@@ -95,6 +97,8 @@ class Drafter(ABC):
     observes = False  # `observe` is called after every step
     layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets
     cell_bytes = 0  # of its own KV, for each position of a block
+    store_count = 0  # stores of its own, whose blocks are swapped too
+    weights: Literal["none", "model", "eagle3 head"] = "none"  # what `speculative_model` names
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
@@ -184,7 +188,13 @@ def check_drafts(drafter: Drafter, drafts: Tensor, number: Tensor, vocab: int) -
         )
 
 
+def class_of(
+    config: SpeculationConfig, known: str | Mapping[str, str | type[Drafter]] = PACKAGE
+) -> type[Drafter]:
+    """The class of a proposer, by name or by dotted path."""
+    return plugins.load("proposer", config.proposer, known, Drafter)
+
+
 def load(config: SpeculationConfig) -> Drafter:
-    """Load the proposer by module name in `proposers`, or by dotted path to a class."""
-    package = "paceline.runner.proposers"
-    return plugins.load("proposer", config.proposer, package, Drafter)(config)
+    """Build a proposer for a CPU, or one that has no weights."""
+    return class_of(config)(config)

@@ -1,14 +1,14 @@
 """How many draft tokens each sequence verifies in a step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 import numpy as np
 
+from paceline.core import plugins
 from paceline.core.arrays import F32, F64, I32, I64, Bool, Index
 from paceline.core.capabilities import Points, StepTimes
-from paceline.core.errors import ConfigError
 from paceline.core.settings.features import SpeculationConfig
 from paceline.sched.composition import FOREVER, Composition
 from paceline.sched.slots import SlotTable
@@ -299,21 +299,9 @@ def waits(misses: I32) -> I64:
     return found
 
 
+KNOWN: Mapping[str, type[Speculation]] = {"fixed": Fixed, "adaptive": Adaptive}
+
+
 def load(config: SpeculationConfig) -> Speculation:
     """Load by name of a class here, or by dotted path."""
-    known = {"fixed": Fixed, "adaptive": Adaptive}
-    if config.speculation in known:
-        return known[config.speculation](config)
-    module, _, name = config.speculation.rpartition(".")
-    if not module:
-        there = ", ".join(known)
-        raise ConfigError(
-            f"no speculation {config.speculation!r}: there are {there}, and dotted paths"
-        )
-    try:
-        kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"no speculation {config.speculation!r}: {error}") from None
-    if not (isinstance(kind, type) and issubclass(kind, Speculation)):
-        raise ConfigError(f"speculation {config.speculation!r} is not a subclass of Speculation")
-    return kind(config)
+    return plugins.load("speculation", config.speculation, KNOWN, Speculation)(config)

@@ -1,18 +1,18 @@
-"""What the engine needs of a library for grammars, and which libraries there are."""
+"""The interface of grammar libraries, and how a backend is found."""
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from paceline.core import plugins
 from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint
-from paceline.core.errors import ConfigError
 from paceline.structured.token_table import TokenTable
 
 
 class Matcher(Protocol):
-    """How far one sequence has come in its grammar. One thread at a time may use it.
+    """The state of one sequence in its grammar. One thread at a time may use it.
 
     A method that computes masks or accepts tokens raises a RequestError if the grammar takes too
     much work; the sequence cannot continue then.
@@ -42,18 +42,18 @@ class Matcher(Protocol):
         ...
 
     def fork(self) -> "Matcher":
-        """Another matcher at the same place."""
+        """A copy of the matcher in the same state."""
         ...
 
     @property
     def finished(self) -> bool:
-        """May the output end here? It stays true after the end token."""
+        """Whether the output may end here; also true after the end token."""
         ...
 
     @property
     def terminated(self) -> bool:
-        """Was an end token accepted? No other token is allowed then, but masks keep the end
-        tokens, so that a row always allows one."""
+        """Whether an end token was accepted. No other token is allowed then, but masks keep the end
+        tokens, so that every row allows a token."""
         ...
 
     @classmethod
@@ -64,7 +64,7 @@ class Matcher(Protocol):
 
 class MatcherGroup(Protocol):
     """Several matchers of one class, with one call of the library for all of them. None of them is
-    terminated. Both methods return what is wrong with those that cannot continue, by place."""
+    terminated. Both methods return errors of those that cannot continue, by index."""
 
     def accept(self, tokens: Sequence[int]) -> dict[int, str]:
         """Advance each matcher by its token, which is no end token."""
@@ -80,54 +80,49 @@ class Grammar(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory."""
+        """Approximate size."""
         ...
 
     def matcher(self) -> Matcher: ...
 
 
-class GrammarBackend(Protocol):
+class GrammarBackend(ABC):
     """Compiles constraints for the tokens of one model. Threads may share it."""
 
+    @abstractmethod
+    def __init__(self, table: TokenTable) -> None: ...
+
+    @abstractmethod
     def compile(self, constraint: Constraint) -> Grammar:
-        """A RequestError that says where if the constraint is malformed or not supported."""
-        ...
+        """Compile a constraint. A RequestError says where it is malformed or not supported."""
 
 
+# xgrammar computes masks faster; llguidance supports more keywords of schemas and needs no other
+# package, so `paceline[serve]` installs llguidance alone.
 BACKENDS = {
-    "xgrammar": "paceline.structured.xgrammar_backend:XGrammarBackend",
-    "llguidance": "paceline.structured.llguidance_backend:LLGuidanceBackend",
+    "xgrammar": "paceline.structured.xgrammar_backend.XGrammarBackend",
+    "llguidance": "paceline.structured.llguidance_backend.LLGuidanceBackend",
 }
-EXTRAS = {"xgrammar": "xgrammar", "llguidance": "model"}  # what installs each
-CHOICES = {
-    # xgrammar computes masks faster; llguidance knows more keywords of schemas and needs no other
-    # package, so `paceline[serve]` brings llguidance alone.
-    "auto": ("xgrammar", "llguidance"),
-    "xgrammar": ("xgrammar",),
-    "llguidance": ("llguidance",),
-    "guidance": ("llguidance",),  # the name that vLLM gives it
-}
+AUTO = "auto"  # all backends, in this order
+ALIASES = {"guidance": "llguidance"}  # vLLM's names
 
 
 def backend_names(choice: str) -> tuple[str, ...]:
     """The backends that a setting stands for, in the order in which they are tried.
 
-    `auto` leaves out libraries that are not installed, if one is.
+    `auto` leaves out libraries that are not installed, if one is. ConfigError if a dotted path
+    leads to no backend.
     """
-    if choice not in CHOICES:
-        raise ConfigError(f"no grammar backend {choice!r}: there are {', '.join(CHOICES)}")
-    names = CHOICES[choice]
-    return tuple(name for name in names if find_spec(name) is not None) or names
+    if choice == AUTO:
+        return tuple(name for name in BACKENDS if find_spec(name) is not None) or tuple(BACKENDS)
+    name = ALIASES.get(choice, choice)
+    if name not in BACKENDS:
+        backend_class(name)
+    return (name,)
 
 
-def load_backend(name: str, table: TokenTable) -> GrammarBackend:
-    """Import the library of a backend, which is not needed before the first constraint."""
-    module, _, own = BACKENDS[name].partition(":")
-    try:
-        build: Callable[[TokenTable], GrammarBackend] = getattr(import_module(module), own)
-    except ImportError as error:
-        raise ConfigError(
-            f"the grammar backend {name} is not installed ({error}): pip install "
-            f"'paceline[{EXTRAS[name]}]'"
-        ) from None
-    return build(table)
+def backend_class(name: str) -> type[GrammarBackend]:
+    """Import a backend by name or by the dotted path of a class. For a known name this imports its
+    library, which takes time and is not needed before the first constraint."""
+    also = (*ALIASES, AUTO)
+    return plugins.load("grammar backend", name, BACKENDS, GrammarBackend, also=also)

@@ -74,8 +74,8 @@ class GrammarCache:
 
 
 def size_of(constraint: Constraint, outcome: Grammar | RequestError) -> int:
-    own = REFUSAL_BYTES if isinstance(outcome, RequestError) else outcome.size_bytes
-    return own + len(constraint.text)
+    size_bytes = REFUSAL_BYTES if isinstance(outcome, RequestError) else outcome.size_bytes
+    return size_bytes + len(constraint.text)
 
 
 OLDEST_EACH = 4  # of so many turns of a client one goes to its oldest constraint
@@ -84,51 +84,51 @@ MOST_COST = 1e18
 REPEATED = re.compile(r"\{(?:\d*,)?(\d+)\}")
 COUNTED = re.compile(r'"(?:max|min)(?:Length|Items|Properties)":(\d+)')
 
-Item = TypeVar("Item")
+Job = TypeVar("Job")
 
 
 @dataclass(slots=True)
-class Waiting(Generic[Item]):
-    """The items of one client, with their costs, in the order of their arrival."""
+class Waiting(Generic[Job]):
+    """The jobs of one client, with their costs, in the order of their arrival."""
 
-    items: dict[Item, float] = field(default_factory=dict[Item, float])
+    jobs: dict[Job, float] = field(default_factory=dict[Job, float])
     turns: int = 0
 
-    def pop(self) -> Item:
+    def pop(self) -> Job:
         self.turns += 1
         is_oldest = self.turns % OLDEST_EACH == 0
-        item = next(iter(self.items)) if is_oldest else min(self.items, key=self.items.__getitem__)
-        del self.items[item]
-        return item
+        job = next(iter(self.jobs)) if is_oldest else min(self.jobs, key=self.jobs.__getitem__)
+        del self.jobs[job]
+        return job
 
 
-class CompileQueue(Generic[Item]):
-    """Clients take turns. Of one client's items the cheapest is next, but each fourth time its
-    oldest, so that none waits for ever. An item may wait for several clients, and is taken once.
+class CompileQueue(Generic[Job]):
+    """Clients take turns. Of one client's jobs the cheapest is next, but each fourth time its
+    oldest, so that none waits for ever. A job may wait for several clients, and is taken once.
 
     One thread at a time may use it.
     """
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, Waiting[Item]] = OrderedDict()
+        self._clients: OrderedDict[str, Waiting[Job]] = OrderedDict()
 
-    def put(self, client: str, item: Item, cost: float) -> None:
-        self._clients.setdefault(client, Waiting()).items.setdefault(item, cost)
+    def put(self, client: str, job: Job, cost: float) -> None:
+        self._clients.setdefault(client, Waiting()).jobs.setdefault(job, cost)
 
-    def take(self) -> Item | None:
-        """The next item; None if none waits."""
+    def take(self) -> Job | None:
+        """The next job; None if none waits."""
         if not self._clients:
             return None
         client, waiting = next(iter(self._clients.items()))
-        item = waiting.pop()
+        job = waiting.pop()
         self._clients.move_to_end(client)
-        self.remove(item)
-        return item
+        self.remove(job)
+        return job
 
-    def remove(self, item: Item) -> None:
+    def remove(self, job: Job) -> None:
         for client, waiting in tuple(self._clients.items()):
-            waiting.items.pop(item, None)
-            if not waiting.items:
+            waiting.jobs.pop(job, None)
+            if not waiting.jobs:
                 del self._clients[client]
 
 

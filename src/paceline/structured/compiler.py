@@ -9,7 +9,7 @@ from time import monotonic
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import GrammarTooCostly, QueueFull, RequestError
-from paceline.structured.backend import Grammar, GrammarBackend, backend_names, load_backend
+from paceline.structured.backend import Grammar, GrammarBackend, backend_class
 from paceline.structured.compile_queue import CompileQueue, GrammarCache, GrammarCounts, likely_cost
 from paceline.structured.guarded_matcher import GuardedGrammar
 from paceline.structured.reasoning import ReasoningGrammar, ReasoningMarkers
@@ -36,7 +36,7 @@ DEFAULTS = CompilerLimits()
 
 
 class TakesLonger(Exception):
-    """A constraint has taken what the lane of quick ones gives."""
+    """A constraint has used up the processor time of the quick lane."""
 
 
 @dataclass(eq=False)
@@ -73,9 +73,9 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, table: TokenTable, backend: str = "auto", limits: CompilerLimits = DEFAULTS
+        self, table: TokenTable, backends: tuple[str, ...], limits: CompilerLimits = DEFAULTS
     ) -> None:
-        self._table, self._names, self._limits = table, backend_names(backend), limits
+        self._table, self._names, self._limits = table, backends, limits
         self.counts = GrammarCounts()
         self._lock = Lock()
         self._cache = GrammarCache(limits.grammars, limits.cache_bytes, limits.costly_s)
@@ -115,7 +115,7 @@ class GrammarCompiler:
         return future
 
     def _is_full(self, client: str) -> bool:
-        """Whether no more constraints may wait. A client with none has some room of its own."""
+        """Whether no more constraints may wait. There is extra room for clients that have none."""
         waiting, most = len(self._jobs), self._limits.pending
         has_some = waiting >= most and any(client in job.clients for job in self._jobs.values())
         return has_some or waiting >= 2 * most
@@ -249,7 +249,7 @@ class GrammarCompiler:
                 worker.close()
 
     def _worker(self, backend: str) -> WorkerProcess:
-        """One that is idle and has the backend, or a new one."""
+        """Return an idle worker that has the backend, or start one."""
         unusable: list[WorkerProcess] = []
         try:
             with self._lock:
@@ -266,7 +266,7 @@ class GrammarCompiler:
     def _backend(self, name: str) -> GrammarBackend:
         with self._loading:
             if name not in self._backends:
-                self._backends[name] = load_backend(name, self._table)
+                self._backends[name] = backend_class(name)(self._table)
             return self._backends[name]
 
     # -- on any thread ------------------------------------------------------------
@@ -302,7 +302,7 @@ class GrammarCompiler:
 
 
 def settle(future: Future[Grammar], outcome: Grammar | BaseException) -> None:
-    """Unless it was cancelled."""
+    """Settle a future unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, BaseException):

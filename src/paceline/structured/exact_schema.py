@@ -217,7 +217,7 @@ class ExactRules:
             self.check(one, f"{path}/patternProperties/{pattern}")
 
     def _disjoint(self, one: object, other: object) -> bool:
-        """Is it certain that no value is valid against both?"""
+        """Whether it is certain that no value is valid against both."""
         pair = [self._target(one), self._target(other)]
         if not all(isinstance(schema, dict) for schema in pair):
             return False

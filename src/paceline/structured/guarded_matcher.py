@@ -1,5 +1,4 @@
-"""What keeps an output from some tokens beside its grammar: banned sequences, and a budget of
-reasoning."""
+"""Guards that forbid tokens in addition to a grammar: banned sequences and a reasoning budget."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -79,8 +78,8 @@ class ReasoningBudget:
         self.markers, self.most = markers, most
         self.forced = encode(markers.end.decode())
 
-    def place(self) -> "BudgetPlace":
-        return BudgetPlace(self)
+    def state(self) -> "BudgetState":
+        return BudgetState(self)
 
 
 class BudgetStep(NamedTuple):
@@ -96,7 +95,7 @@ FIRST_INSIDE = BudgetStep(ReasoningPhase.INSIDE)
 ANSWER = BudgetStep(ReasoningPhase.ANSWER)
 
 
-class BudgetPlace:
+class BudgetState:
     """How far an output has come in its reasoning: `_steps[n]` is where it is after n tokens."""
 
     def __init__(self, budget: ReasoningBudget) -> None:
@@ -135,8 +134,8 @@ class BudgetPlace:
             there -= 1
         return marker[there]
 
-    def fork(self) -> "BudgetPlace":
-        copy = BudgetPlace(self._budget)
+    def fork(self) -> "BudgetState":
+        copy = BudgetState(self._budget)
         copy._steps = self._steps.copy()
         return copy
 
@@ -146,7 +145,7 @@ class GuardedMatcher(SteppingMatcher):
     See `backend.Matcher`."""
 
     def __init__(
-        self, inner: Matcher | TextMatcher, banned: BannedSequences, budget: BudgetPlace | None
+        self, inner: Matcher | TextMatcher, banned: BannedSequences, budget: BudgetState | None
     ) -> None:
         self._inner, self._banned, self._budget = inner, banned, budget
         self._tokens: list[int] = []
@@ -225,4 +224,4 @@ class GuardedGrammar:
 
     def matcher(self) -> Matcher:
         inner = self._inner.matcher() if self._inner else TextMatcher(self._table)
-        return GuardedMatcher(inner, self._banned, self._budget and self._budget.place())
+        return GuardedMatcher(inner, self._banned, self._budget and self._budget.state())

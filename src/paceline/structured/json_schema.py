@@ -86,7 +86,7 @@ def closed(schema: object) -> object:
 
 
 def combines(node: Schema) -> bool:
-    """Does it hold an object to several schemas at once?"""
+    """Whether a schema applies several schemas to one object."""
     combining = [name for name in COMBINING if name in node]
     listed = "properties" in node or "prefixItems" in node
     several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1

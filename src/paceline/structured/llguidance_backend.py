@@ -15,6 +15,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import GrammarTooCostly, RequestError
 from paceline.core.system.host import usable_cores
+from paceline.structured.backend import GrammarBackend
 from paceline.structured.json_schema import (
     Schema,
     TagRules,
@@ -97,10 +98,10 @@ class LLGuidanceGroup:
         ends = np.flatnonzero(mask[at, self._word] >> self._bit & 1).tolist()
         mask[np.array(at)[:, None], self._mixed] &= self._table.text_row[self._mixed]
         wrong: dict[int, str] = {}
-        for place in ends:
-            mask[at[place]] |= self._table.eos_row
-            if self._matchers[place].is_error():
-                wrong[place] = failure(self._matchers[place])
+        for index in ends:
+            mask[at[index]] |= self._table.eos_row
+            if self._matchers[index].is_error():
+                wrong[index] = failure(self._matchers[index])
         return wrong
 
 
@@ -111,7 +112,7 @@ def executor() -> LLExecutor:
 
 
 class LLGuidanceGrammar:
-    """See `backend.Grammar`. Matchers are copies of one that has accepted nothing."""
+    """See `backend.Grammar`. Matchers are copies of an initial one."""
 
     def __init__(self, table: TokenTable, matcher: LLMatcher, size_bytes: int) -> None:
         self._table, self._matcher, self.size_bytes = table, matcher, size_bytes
@@ -121,7 +122,7 @@ class LLGuidanceGrammar:
 
 
 class SpelledTokens:
-    """The tokens as llguidance reads them."""
+    """The tokens in llguidance's form."""
 
     def __init__(self, table: TokenTable) -> None:
         self.eos_token_id, self.bos_token_id = table.eos[0], None
@@ -133,8 +134,8 @@ class SpelledTokens:
         raise NotImplementedError
 
 
-class LLGuidanceBackend:
-    """See `backend.GrammarBackend`. The library itself limits its work per grammar and token."""
+class LLGuidanceBackend(GrammarBackend):
+    """The library itself limits its work per grammar and token."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -223,7 +224,7 @@ def tag_grammar(constraint: Constraint) -> str:
 
 
 def address(array: I32) -> int:
-    """`array.ctypes.data` is the same and takes longer than many a mask."""
+    """`array.ctypes.data` returns the same but takes longer than many masks."""
     return addressof(c_char.from_buffer(cast(Any, array)))
 
 

@@ -118,12 +118,12 @@ class ReasoningMarkers:
 
 
 def is_break(text: bytes) -> bool:
-    """Whether it may stand between the reasoning and the answer."""
+    """Whether a text may stand between the reasoning and the answer."""
     return len(text) <= MOST_BREAKS and not text.strip(b"\n")
 
 
 class ReasoningPhase(Enum):
-    """Where an output is: at its start, inside the reasoning, behind it, in the answer."""
+    """The part of the output: its start, the reasoning, the text behind it, the answer."""
 
     OPENING = 0
     INSIDE = 1
@@ -131,7 +131,7 @@ class ReasoningPhase(Enum):
     ANSWER = 3
 
 
-class ReasoningPlace(NamedTuple):
+class ReasoningState(NamedTuple):
     """`seen` counts bytes: of the start marker, of the end marker, or of line breaks. The grammar
     of the answer has accepted `held` tokens: an output may begin like a marker and be the answer.
     """
@@ -141,22 +141,22 @@ class ReasoningPlace(NamedTuple):
     held: int = 0
 
 
-FIRST_INSIDE = ReasoningPlace(ReasoningPhase.INSIDE)
+FIRST_INSIDE = ReasoningState(ReasoningPhase.INSIDE)
 
 
 class ReasoningMatcher(TrackedMatcher):
     """Any text up to the end of the reasoning, and then what the grammar allows. `_tokens` are
-    accepted, and `_past` has the places before each, up to the first of the answer."""
+    accepted, and `_past` has the states before each, up to the first of the answer."""
 
     def __init__(self, markers: ReasoningMarkers, answer: TrackedMatcher) -> None:
         super().__init__(markers.table)
         self._markers, self._answer = markers, answer
         self._tokens: list[int] = []
-        self._past: list[ReasoningPlace] = []
-        self._place = ReasoningPlace(ReasoningPhase.OPENING) if markers.start else FIRST_INSIDE
+        self._past: list[ReasoningState] = []
+        self._state = ReasoningState(ReasoningPhase.OPENING) if markers.start else FIRST_INSIDE
 
     def _advance(self, token: int) -> bool:
-        if self._place.phase is ReasoningPhase.ANSWER:
+        if self._state.phase is ReasoningPhase.ANSWER:
             accepted = self._answer.accept(token)
         else:
             accepted = self._move(token)
@@ -165,33 +165,33 @@ class ReasoningMatcher(TrackedMatcher):
         return accepted
 
     def _move(self, token: int) -> bool:
-        """Advance by a token that is not the answer's, or is its first."""
+        """Advance by a token before the answer, or by the first one of the answer."""
         reached = self._next(token)
         if reached is not None:
-            self._past.append(self._place)
-            self._place = reached
+            self._past.append(self._state)
+            self._state = reached
         return reached is not None
 
-    def _next(self, token: int) -> ReasoningPlace | None:
-        """The place after a token; None if it is not allowed."""
+    def _next(self, token: int) -> ReasoningState | None:
+        """The state after a token; None if it is not allowed."""
         text = self._table.spelled[token]
-        phase, seen, _ = self._place
+        phase, seen, _ = self._state
         if phase is ReasoningPhase.OPENING:
             return self._opened(token, text)
         if phase is ReasoningPhase.INSIDE:
             matched, rest = self._markers.after(seen, text)
             if rest is None:
-                return ReasoningPlace(ReasoningPhase.INSIDE, matched) if matched else FIRST_INSIDE
+                return ReasoningState(ReasoningPhase.INSIDE, matched) if matched else FIRST_INSIDE
             is_end = is_break(rest)
-            return ReasoningPlace(ReasoningPhase.BEHIND, len(rest)) if is_end else None
+            return ReasoningState(ReasoningPhase.BEHIND, len(rest)) if is_end else None
         if self._answer.accept(token):
-            return ReasoningPlace(ReasoningPhase.ANSWER, 0, 1)
+            return ReasoningState(ReasoningPhase.ANSWER, 0, 1)
         breaks = seen + len(text)
         is_more = is_break(b"\n" * seen + text)
-        return ReasoningPlace(ReasoningPhase.BEHIND, breaks) if is_more else None
+        return ReasoningState(ReasoningPhase.BEHIND, breaks) if is_more else None
 
-    def _opened(self, token: int, text: bytes) -> ReasoningPlace | None:
-        markers, (_, seen, held) = self._markers, self._place
+    def _opened(self, token: int, text: bytes) -> ReasoningState | None:
+        markers, (_, seen, held) = self._markers, self._state
         fits = markers.start.startswith(text, seen)
         if fits and seen + len(text) == len(markers.start):
             self._answer.rollback(held)
@@ -200,7 +200,7 @@ class ReasoningMatcher(TrackedMatcher):
         if not fits and not may_answer:
             return None
         phase = ReasoningPhase.OPENING if fits else ReasoningPhase.ANSWER
-        return ReasoningPlace(phase, seen + len(text), held + may_answer)
+        return ReasoningState(phase, seen + len(text), held + may_answer)
 
     def _retreat(self, tokens: int) -> None:
         del self._tokens[-tokens:]
@@ -209,15 +209,15 @@ class ReasoningMatcher(TrackedMatcher):
             self._answer.rollback(tokens)
             return
         further = left + tokens - len(self._past)  # of the answer, behind the first
-        now = self._place.held + further
-        self._place = self._past[left]
+        now = self._state.held + further
+        self._state = self._past[left]
         del self._past[left:]
-        self._answer.rollback(max(0, now - self._place.held))
-        for token in self._tokens[now : self._place.held]:
+        self._answer.rollback(max(0, now - self._state.held))
+        for token in self._tokens[now : self._state.held]:
             self._answer.accept(token)
 
     def _fill_text(self, mask: I32, at: int) -> None:
-        row, (phase, seen, held) = mask[at], self._place
+        row, (phase, seen, held) = mask[at], self._state
         if phase is ReasoningPhase.INSIDE:
             row[:] = self._markers.inside[seen]
             return
@@ -231,7 +231,7 @@ class ReasoningMatcher(TrackedMatcher):
             row |= self._markers.breaks[seen]
 
     def _complete(self) -> bool:
-        phase, _, held = self._place
+        phase, _, held = self._state
         if phase is ReasoningPhase.INSIDE:
             return False
         is_lost = phase is ReasoningPhase.OPENING and held < len(self._past)
@@ -240,7 +240,7 @@ class ReasoningMatcher(TrackedMatcher):
     def _copy(self) -> "ReasoningMatcher":
         copy = ReasoningMatcher(self._markers, self._answer.fork())
         copy._tokens, copy._past = self._tokens.copy(), self._past.copy()
-        copy._place = self._place
+        copy._state = self._state
         return copy
 
 

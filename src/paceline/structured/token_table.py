@@ -1,4 +1,4 @@
-"""The tokens of a model as grammars see them."""
+"""The bytes of a model's tokens, for grammars."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 
 
 class TokenSpelling(Protocol):
-    """What a table needs of a tokenizer."""
+    """The methods of a tokenizer that a table needs."""
 
     @property
     def eos(self) -> Sequence[int]: ...

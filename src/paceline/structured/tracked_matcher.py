@@ -15,7 +15,7 @@ EVERY = -1  # a word of a mask that allows all of its tokens
 
 
 class SteppingMatcher(ABC):
-    """What every matcher can do that accepts, takes back and fills one token at a time. See
+    """Operations of matchers that accept, take back and fill one token at a time. See
     `backend.Matcher`."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class TrackedMatcher(SteppingMatcher):
 
     @abstractmethod
     def _copy(self) -> "TrackedMatcher":
-        """Another one at the same place of the text."""
+        """A copy at the same position of the text."""
 
     # -- of the port --------------------------------------------------------
 
@@ -129,28 +129,28 @@ class TrackedMatcher(SteppingMatcher):
 
 
 class OneByOne:
-    """A group of matchers that have no calls for several. See `backend.MatcherGroup`."""
+    """A group of matchers whose library has no calls for several. See `backend.MatcherGroup`."""
 
     def __init__(self, matchers: Sequence[SteppingMatcher]) -> None:
         self._matchers = matchers
 
     def accept(self, tokens: Sequence[int]) -> dict[int, str]:
         wrong: dict[int, str] = {}
-        for place, (matcher, token) in enumerate(zip(self._matchers, tokens, strict=True)):
+        for index, (matcher, token) in enumerate(zip(self._matchers, tokens, strict=True)):
             try:
                 if not matcher.accept(token):
-                    wrong[place] = refusal(token)
+                    wrong[index] = refusal(token)
             except RequestError as error:
-                wrong[place] = str(error)
+                wrong[index] = str(error)
         return wrong
 
     def fill(self, mask: I32, at: Sequence[int]) -> dict[int, str]:
         wrong: dict[int, str] = {}
-        for place, (matcher, row) in enumerate(zip(self._matchers, at, strict=True)):
+        for index, (matcher, row) in enumerate(zip(self._matchers, at, strict=True)):
             try:
                 matcher.fill(mask[row])
             except RequestError as error:
-                wrong[place] = str(error)
+                wrong[index] = str(error)
         return wrong
 
 
@@ -165,21 +165,25 @@ class MatcherBatch:
         kinds: dict[type[Matcher], None] = dict.fromkeys(map(type, matchers))
         self._groups: list[tuple[Index, MatcherGroup]] = []
         for kind in kinds:
-            own = [place for place, one in enumerate(matchers) if type(one) is kind]
-            group = kind.group([matchers[place] for place in own])
-            self._groups.append((np.array(own, np.intp), group))
+            indices = [index for index, one in enumerate(matchers) if type(one) is kind]
+            group = kind.group([matchers[index] for index in indices])
+            self._groups.append((np.array(indices, np.intp), group))
 
     def accept(self, tokens: I32) -> dict[int, str]:
         if len(self._groups) == 1:
             return self._groups[0][1].accept(tokens.tolist())
-        return by_place((own, group.accept(tokens[own].tolist())) for own, group in self._groups)
+        return by_index(
+            (indices, group.accept(tokens[indices].tolist())) for indices, group in self._groups
+        )
 
     def fill(self, mask: I32, at: Index) -> dict[int, str]:
         if len(self._groups) == 1:
             return self._groups[0][1].fill(mask, at.tolist())
-        return by_place((own, group.fill(mask, at[own].tolist())) for own, group in self._groups)
+        return by_index(
+            (indices, group.fill(mask, at[indices].tolist())) for indices, group in self._groups
+        )
 
 
-def by_place(found: Iterable[tuple[Index, dict[int, str]]]) -> dict[int, str]:
-    """What is wrong by place in the batch, from the same by place in each group."""
-    return {int(own[place]): text for own, wrong in found for place, text in wrong.items()}
+def by_index(found: Iterable[tuple[Index, dict[int, str]]]) -> dict[int, str]:
+    """Errors by index in the batch, from errors by index in each group."""
+    return {int(indices[index]): text for indices, wrong in found for index, text in wrong.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.core.errors import PacelineError
-from paceline.structured.backend import GrammarBackend, load_backend
+from paceline.structured.backend import GrammarBackend, backend_class
 from paceline.structured.token_table import TokenTable
 from paceline.structured.worker_process import EndWorker, GrammarTrial, Setup, StartWorker, try_out
 
@@ -79,7 +79,7 @@ class Nursery:
 
     def _load(self, backend: str) -> None:
         if backend not in self._backends:
-            self._backends[backend] = load_backend(backend, self._table)
+            self._backends[backend] = backend_class(backend)(self._table)
 
     def end(self, pid: int) -> int:
         if pid not in self._workers:  # of an earlier process like this one, and gone with it

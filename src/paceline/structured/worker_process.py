@@ -1,4 +1,4 @@
-"""The processes that try grammars out, as their parent sees them."""
+"""Worker processes that try grammars, from the side of their parent."""
 
 import os
 import signal
@@ -117,22 +117,22 @@ class WorkerNursery:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._begin()
-            own, other = Pipe()
+            ours, theirs = Pipe()
             assert self._process is not None
             try:
                 self._pipe.send(StartWorker(backend))
-                send_handle(self._pipe, other.fileno(), self._process.pid)
+                send_handle(self._pipe, theirs.fileno(), self._process.pid)
                 answer = self._answer()
             except OSError:
                 answer = None
             finally:
-                other.close()
+                theirs.close()
             if isinstance(answer, int):
                 self._loaded |= {backend}
-                return WorkerProcess(self, answer, own, self._loaded)
+                return WorkerProcess(self, answer, ours, self._loaded)
             if answer is None:
                 self._end()
-        own.close()
+        ours.close()
         raise answer or ConfigError(f"{backend} cannot be loaded in another process")
 
     def end(self, pid: int) -> int:
@@ -150,18 +150,18 @@ class WorkerNursery:
 
     def _begin(self) -> None:
         self._end()
-        self._pipe, other = Pipe()
+        self._pipe, theirs = Pipe()
         search = os.pathsep.join(filter(None, sys.path))
         # Address space of threads that compute nothing would count as memory.
         alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.structured.worker", str(other.fileno())],
+            [sys.executable, "-m", "paceline.structured.worker", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # warnings of libraries about each grammar
-            pass_fds=[other.fileno()],
+            pass_fds=[theirs.fileno()],
             env={**os.environ, **alone, "PYTHONPATH": search},
         )
-        other.close()
+        theirs.close()
         with suppress(OSError):  # the answer to the next message will be its end
             self._pipe.send(self._setup)
 

@@ -15,6 +15,7 @@ from paceline.core.arrays import I32
 from paceline.core.constraint import Constraint, quoted
 from paceline.core.errors import RequestError
 from paceline.core.system.host import usable_cores
+from paceline.structured.backend import GrammarBackend
 from paceline.structured.exact_schema import check_exact, exact_regex
 from paceline.structured.json_schema import check_counts, closed, whole
 from paceline.structured.token_table import TokenTable
@@ -26,7 +27,7 @@ LIBRARY = "libxgrammar_bindings.so"
 def library() -> Path:
     spec = find_spec("xgrammar")
     if spec is None or spec.origin is None:
-        raise ImportError("no module named xgrammar")
+        raise ImportError("no module named xgrammar", name="xgrammar")
     return Path(spec.origin).with_name(LIBRARY)
 
 
@@ -46,7 +47,7 @@ TokenizerInfo = bound("TokenizerInfo")
 
 
 def shared_array(values: Sequence[Any]) -> Any:
-    """An array of the library, so that it is not made anew for each call."""
+    """Convert to the array type of the library once, not in each call."""
     return tvm_ffi.convert(values)
 
 
@@ -102,7 +103,7 @@ def filler() -> Filler:
 
 
 RAW = 0  # the vocabulary is in bytes
-SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a place in C++
+SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # before each message: a time and a line of C++
 
 
 class XGrammarMatcher(TrackedMatcher):
@@ -145,9 +146,7 @@ class XGrammar:
         return XGrammarMatcher(self._table, GrammarMatcher(self._handle, None, False, -1, None))
 
 
-class XGrammarBackend:
-    """See `backend.GrammarBackend`."""
-
+class XGrammarBackend(GrammarBackend):
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         tokens = TokenizerInfo(list(table.spelled), RAW, table.vocab_size, list(table.eos), False)
@@ -222,6 +221,6 @@ def with_exact_schemas(value: Any) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error of the library, without its place in the library's source."""
+    """The message of a library error, without its line in the library's source."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return SOURCE.sub("", lines[-1]).strip() if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Brings the messages of a conversation into the form that chat templates expect."""
+"""Converts the messages of a conversation to the form that chat templates expect."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def is_image(part: object) -> bool:
 
 
 def source_of(part: Mapping[str, Any]) -> Any:
-    """What an image is read from: a URL, the bytes of a file, or an object of the caller."""
+    """The source of an image: a URL, the bytes of a file, or an object of the caller."""
     for key in ("image_url", "image", "image_pil", "url"):
         if (found := part.get(key)) is not None:
             break
@@ -34,7 +34,7 @@ def source_of(part: Mapping[str, Any]) -> Any:
 
 
 def images_of(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """What the images of a conversation are read from, in order."""
+    """The sources of the images of a conversation, in order."""
     found: list[Any] = []
     for message in messages:
         content = message.get("content")
@@ -52,7 +52,7 @@ SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """In what templates differ."""
+    """The form of messages that a template expects."""
 
     none_content: bool = False  # a message of tool calls alone has the content none, not ""
     short_ids: bool = False  # ids of tool calls have nine letters and digits
@@ -100,9 +100,9 @@ def one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             arranged.append({**message, "tool_calls": [call]})
             message = {**message, "content": ""}  # the first of them has the content
             found = (one for one in results if one.get("tool_call_id") == call.get("id"))
-            if (own := next(found, None)) is not None:
-                results.remove(own)
-                arranged.append(own)
+            if (result := next(found, None)) is not None:
+                results.remove(result)
+                arranged.append(result)
         arranged += results
     return arranged
 

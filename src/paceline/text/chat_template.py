@@ -47,7 +47,7 @@ CACHED = 16  # templates, for requests that have their own
 EFFORT = {"reasoning_effort", "enable_thinking"}
 
 DESCRIBED = (
-    "the chat template of this model has no place for tools: they are described in a system "
+    "the chat template of this model shows no tools: they are described in a system "
     "message, with calls as JSON in <tool_call>"
 )
 NO_EFFORT = "the chat template of this model does not use reasoning_effort: it has no effect"
@@ -87,7 +87,7 @@ class GenerationTag(Extension):
 
 
 class TemplateSource(Protocol):
-    """What a tokenizer knows of its template."""
+    """The template of a tokenizer."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -202,7 +202,7 @@ class ChatTemplate:
     def _with_tools(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> list[dict[str, Any]]:
-        """Messages with all that the template itself does not show as text."""
+        """Messages in which everything that the template does not show is text."""
         found = messages if self._shows_calls else with_written_calls(messages, self._form)
         if not tools or "tools" in self._used:
             return found
@@ -228,7 +228,7 @@ class ChatTemplate:
 
 @cache
 def say_once(fact: str) -> None:
-    """Log a fact about the model, not about each request."""
+    """Log a fact about the model once, not for each request."""
     log.warning("%s", fact)
 
 

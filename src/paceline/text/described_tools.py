@@ -1,4 +1,4 @@
-"""Shows tools, their calls and their results as text, where a chat template has no place for them.
+"""Shows tools, their calls and their results as text, where a chat template cannot.
 
 Calls are written as `tools.formats.hermes` reads them.
 """
@@ -28,7 +28,7 @@ Message = dict[str, Any]
 
 
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What the system message says of the tools."""
+    """The description of the tools for the system message."""
     functions = (json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     return DESCRIPTION.format(functions="\n".join(functions))
 
@@ -47,12 +47,12 @@ def with_tools(
         return [{**first, "content": joined(first["content"], text)}, *others]
     if has_system:
         return [{"role": "system", "content": text}, *messages]
-    place = next((at for at, one in enumerate(messages) if one["role"] == "user"), None)
-    if place is None:
+    index = next((at for at, one in enumerate(messages) if one["role"] == "user"), None)
+    if index is None:
         return [{"role": "user", "content": text}, *messages]
-    asked = messages[place]
+    asked = messages[index]
     asked = {**asked, "content": joined(text, asked["content"])}
-    return [*messages[:place], asked, *messages[place + 1 :]]
+    return [*messages[:index], asked, *messages[index + 1 :]]
 
 
 def with_written_calls(messages: Sequence[Message], form: MessageForm) -> list[Message]:

@@ -65,7 +65,7 @@ class TokenizerEntries:
         return value
 
     def id(self, role: str) -> int | None:
-        """The id of the token with a role, such as bos, if there is one."""
+        """The id of the token with a role, such as bos; None: there is none."""
         found = self.get(f"ggml.{role}_token_id", int, -1)
         return found if 0 <= found < len(self.tokens) else None
 

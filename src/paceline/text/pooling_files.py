@@ -41,7 +41,7 @@ def file_of(folder: Path, name: str) -> Path | None:
 
 
 def header_of(file: Path) -> tuple[dict[str, Any], int]:
-    """What a file says of its tensors, and where their bytes begin."""
+    """The header of a file of tensors, and where their bytes begin."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(LENGTH), "little")
@@ -98,7 +98,7 @@ TokenId = Callable[[str], int | None]
 class EmbeddingDefaults:
     """pooling       which hidden states an embedding is made of; "": the files do not say
     normalize     whether embeddings have length 1
-    problem       why the files cannot be followed
+    problem       why the files are not supported
     classifies    whether the model has classes for texts, or for pairs of them: no embeddings
     dense         what the pooled vector goes through: to an embedding, or to logits of classes
     labels        names of the classes
@@ -122,7 +122,7 @@ NO_DEFAULTS = EmbeddingDefaults()
 def embedding_defaults(
     folder: Path, config: Mapping[str, Any], token_id: TokenId
 ) -> EmbeddingDefaults:
-    """What config.json, `modules.json` and the files that it names say, or else what is usual."""
+    """Read config.json, `modules.json` and the files that it names, or take the usual defaults."""
     architecture = str((config.get("architectures") or [""])[0])
     if architecture.endswith(CLASSIFIER):
         return classifier(folder, config, encoder_family(architecture) is not None)
@@ -137,13 +137,13 @@ def embedding_defaults(
 
 
 def classifier(folder: Path, config: Mapping[str, Any], is_encoder: bool) -> EmbeddingDefaults:
-    """The head of an encoder is part of it. A decoder's is one product of the last position."""
+    """The head of an encoder is part of it. A decoder's is one linear of the last position."""
     names = cast("dict[Any, Any]", config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"})
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     independent = config.get("problem_type") == MULTI_LABEL
     dense = () if is_encoder else (DenseLayer(stored_tensor(folder, ("score.weight",))),)
     if dense and len(dense[0].weight) != len(labels):
-        labels = tuple(f"LABEL_{place}" for place in range(len(dense[0].weight)))
+        labels = tuple(f"LABEL_{index}" for index in range(len(dense[0].weight)))
     return EmbeddingDefaults(
         CLS if is_encoder else LAST,
         normalize=False,
@@ -219,7 +219,7 @@ def modules_in(index: Path) -> list[Module]:
 
 
 def followed(folder: Path, modules: list[Module]) -> EmbeddingDefaults:
-    """Pooling, then any number of products, then a norm."""
+    """Pooling, then any number of linears, then a norm."""
     kinds = [one.kind for one in modules]
     others = sorted({*kinds} - {"Transformer", "Pooling", "Dense", "Normalize"})
     if others:
@@ -254,7 +254,7 @@ def pooling_in(file: Path) -> tuple[str, str]:
 
 
 def dense_in(folder: Path) -> tuple[DenseLayer | None, str]:
-    """The product of a Dense, or why it cannot be followed."""
+    """The linear of a Dense module, or why it is not supported."""
     file = folder / "config.json"
     if not file.is_file():
         return None, f"{file} is missing"

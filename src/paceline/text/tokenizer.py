@@ -84,7 +84,7 @@ class Tokenizer:
     """Decoding concatenates the bytes of tokens and decodes them as UTF-8.
 
     So the text of a sequence is the same as a whole and token by token, and the cost of an id does
-    not depend on its place.
+    not depend on its position.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -120,7 +120,7 @@ class Tokenizer:
         return cls(found)
 
     def files(self) -> dict[str, str]:
-        """What `tokenizer.json` and `tokenizer_config.json` contain, as transformers reads them."""
+        """Contents of `tokenizer.json` and `tokenizer_config.json`, as transformers reads them."""
         template: Any = self.chat_template
         if self.tool_template is not None:
             named = {"default": self.chat_template, "tool_use": self.tool_template}
@@ -236,7 +236,7 @@ class Tokenizer:
 
 
 def check_text(text: str) -> None:
-    """RequestError if it has a character that no encoding has."""
+    """Raise a RequestError for a character that no encoding has."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

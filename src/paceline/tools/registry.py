@@ -1,9 +1,7 @@
 """Finds parsers by the names that vLLM gives them, or by a model's chat template."""
 
 from collections.abc import Mapping
-from typing import TypeVar, cast
 
-from paceline.core.errors import ConfigError
 from paceline.core.plugins import load
 from paceline.tools.formats.deepseek_v3 import CALLS, DeepseekV3Parser
 from paceline.tools.formats.glm45 import Glm45Parser
@@ -13,7 +11,7 @@ from paceline.tools.formats.llama3_json import Llama3JsonParser
 from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.pythonic import PythonicParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
-from paceline.tools.parser import TextParser, ToolParser
+from paceline.tools.parser import ToolParser
 from paceline.tools.reasoning_parser import (
     DeepseekR1Reasoning,
     MistralReasoning,
@@ -54,14 +52,14 @@ HINTS = {
     '"parameters": dictionary of argument name': "llama3_json",
 }
 
-P = TypeVar("P", bound=TextParser)
+CHOICES = ("auto", "none")  # further values of the settings
 
 
 def tool_parser(name: str, template: str | None = None) -> type[ToolParser]:
     """The parser of that name; for `auto`, the one that fits the source of a chat template."""
     if name == "auto":
         name = detected_format(template or "")
-    return named("tool parser", name, TOOL_PARSERS, ToolParser)
+    return load("tool parser", name, TOOL_PARSERS, ToolParser, also=CHOICES)
 
 
 def reasoning_parser(name: str, template: str | None = None) -> type[ReasoningParser] | None:
@@ -71,7 +69,7 @@ def reasoning_parser(name: str, template: str | None = None) -> type[ReasoningPa
         if found is None:
             return None
         name = found
-    return named("reasoning parser", name, REASONING_PARSERS, ReasoningParser)
+    return load("reasoning parser", name, REASONING_PARSERS, ReasoningParser, also=CHOICES)
 
 
 def detected_format(template: str) -> str:
@@ -83,13 +81,3 @@ def detected_reasoning(template: str) -> str | None:
         return "mistral"
     # Where the template opens the block, the end of each prompt shows it to the parser.
     return "qwen3" if "<think>" in template or "</think>" in template else None
-
-
-def named(what: str, name: str, known: Mapping[str, type[P]], base: type[P]) -> type[P]:
-    if name in known:
-        return known[name]
-    if "." in name:
-        return cast(type[P], load(what, name, "", base))
-    raise ConfigError(
-        f"no {what} {name!r}: there are {', '.join(known)}, auto, none, and dotted paths"
-    )

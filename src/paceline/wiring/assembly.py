@@ -28,6 +28,7 @@ from paceline.kv.connector import BlockMemory, Bytes, Connector
 from paceline.runner.kv_store import BlockBytes
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
+from paceline.structured.backend import backend_names
 from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCompiler
 from paceline.structured.token_table import TokenTable
 from paceline.text.chat_template import ChatTemplate
@@ -77,10 +78,10 @@ def constrained_requests(
     if not eos:
         return None
     limits = CompilerLimits(limit_s=settings.grammar_compile_limit_s)
+    backends = backend_names(settings.structured_outputs_backend)
 
     def build() -> GrammarCompiler:
-        table = TokenTable.of(tokenizer, vocab)
-        return GrammarCompiler(table, settings.structured_outputs_backend, limits)
+        return GrammarCompiler(TokenTable.of(tokenizer, vocab), backends, limits)
 
     return ConstrainedRequests(LazyCompiler(build), -(-vocab // 32), eos)
 

@@ -21,13 +21,13 @@ from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
-from paceline.runner.proposer import Drafter
-from paceline.runner.proposer import load as load_proposer
+from paceline.runner.proposer import Drafter, class_of
 from paceline.runner.proposers.draft_model import DraftModel
 from paceline.runner.proposers.eagle3 import Eagle3
 from paceline.runner.runner import TorchRunner
@@ -174,7 +174,10 @@ def drafter_of(
 ) -> tuple[Drafter, int]:
     """The drafter that the settings name, without its weights, and the bytes that it needs for each
     position. Rank 0 has it for all ranks."""
-    drafter = load_proposer(config)
+    kind = class_of(config)
+    if draft is not None and not issubclass(kind, ModelDrafter):
+        raise ConfigError(f"proposer {config.proposer!r} does not draft on a CPU")
+    drafter = kind(config)
     needed = drafter.cell_bytes if draft is None else block_bytes(draft.config, 1)
     return (drafter if decides(group) else AwaitedDrafts(config, type(drafter), needed)), needed
 

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError
 from paceline.core.masks import TokenMasks
 from paceline.core.multimodal import MultimodalConfig
+from paceline.core.plugins import classes_of
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.turn_times import TurnTimer
@@ -29,8 +30,7 @@ from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
-from paceline.runner.proposer import Drafter
-from paceline.runner.proposer import load as load_proposer
+from paceline.runner.proposer import PACKAGE, Drafter, class_of
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.sched.scheduler import Scheduler
@@ -57,6 +57,11 @@ from paceline.wiring.settings import (
     swap_bytes,
 )
 
+PROPOSERS: Mapping[str, str | type[Drafter]] = {
+    **classes_of(PACKAGE),
+    "draft_model": CudaDraftModel,
+    "eagle3": CudaEagle3,
+}
 DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "triton"
@@ -67,7 +72,6 @@ CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 COPIES_OF_LOGITS = 9
 SPARE_BYTES = 256 << 20  # for libraries, and for graphs of each kind of steps
 KEPT_BLOCKS = 1 << 16  # more than most models leave room for
-DRAFT_STORES = 2  # of an EAGLE-3 head: KV, and hidden states of the model
 LINES = 10  # of the log, from beginning to end of a stage
 
 log = logging.getLogger(__name__)
@@ -97,8 +101,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     sizes = sizes_of(step, own)
     groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
     needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
-    stores = 1 if draft is None else 1 + DRAFT_STORES
-    needed += stores * RING_BYTES if own.swap_space else 0
+    needed += (1 + drafter.store_count) * RING_BYTES if own.swap_space else 0
     free = free_bytes(own.gpu_memory_utilization) - needed
     gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
     gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))
@@ -119,9 +122,10 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner)
+        return LoadedRunner(config, runner, is_eager=own.enforce_eager)
     runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, Rates(rate, runner.blocks_per_s()))
+    rates = Rates(rate, runner.blocks_per_s())
+    return LoadedRunner(config, runner, rates, is_eager=own.enforce_eager)
 
 
 def started(
@@ -130,7 +134,7 @@ def started(
     """Run steps of every kind without graphs once, which compiles their kernels, and build a
     scheduler that knows the runner's speed."""
     config, runner, depth = loaded.config, loaded.runner, own.steps_in_flight(DEPTH)
-    if not own.enforce_eager:
+    if not loaded.is_eager:
         WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
@@ -188,7 +192,7 @@ def load_model(
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, item_rows=rows, adapters=room, group=group)
+    model = CudaModel.load(checkpoint, length, dtype, image_rows=rows, adapters=room, group=group)
     for kernels in model.kernels():
         log.info("kernels by rows: %s", kernels)
     return model
@@ -214,21 +218,22 @@ def drafter_of(
         part_of(SpeculationConfig, settings),
         part_of(StepConfig, settings).max_model_len,
     )
+    kind, (dtype, kv_dtype) = class_of(config, PROPOSERS), dtypes
     if draft is None:
-        drafter = load_proposer(config)
-        awaited = AwaitedDrafts(config, type(drafter), drafter.cell_bytes)
-        return drafter if decides(group) else awaited
-    kind = CudaEagle3 if isinstance(draft, Eagle3Folder) else CudaDraftModel
+        return kind(config) if decides(group) else AwaitedDrafts(config, kind, kind.cell_bytes)
+    if not issubclass(kind, (CudaDraftModel, CudaEagle3)):
+        raise ConfigError(f"proposer {config.proposer!r} does not draft on a GPU")
     if not decides(group):
         return AwaitedDrafts(config, kind, kind.bytes_of(draft.config, *dtypes))
-    dtype, kv_dtype = dtypes
-    if not isinstance(draft, Eagle3Folder):
-        return CudaDraftModel(config, CudaModel.load(draft, length, dtype), kv_dtype)
+    if issubclass(kind, CudaDraftModel):
+        assert not isinstance(draft, Eagle3Folder), "a draft model is a checkpoint"
+        return kind(config, CudaModel.load(draft, length, dtype), kv_dtype)
+    assert isinstance(draft, Eagle3Folder), "a head is in a folder of its own"
     if not draft.has_embedding:
         check_embedding(checkpoint.config)
     embedding = embedding_for(draft, checkpoint, group)
     head = CudaEagle3Head.load(draft, draft.head, length, dtype)
-    return CudaEagle3(config, head, draft.target_ids(), embedding, kv_dtype)
+    return kind(config, head, draft.target_ids(), embedding, kv_dtype)
 
 
 def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:
@@ -272,7 +277,7 @@ def run_largest_step(
     torch.cuda.reset_peak_memory_stats()
     rate = runner.positions_per_s()
     if model.images is not None:
-        model.images.rehearse(len(model.item_table))
+        model.images.rehearse(len(model.image_table))
     peak = torch.cuda.max_memory_allocated() - before
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.

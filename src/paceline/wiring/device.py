@@ -42,6 +42,7 @@ class LoadedRunner:
     runner: Any  # `TorchRunner`, `CudaRunner`, or `RankedRunner` around one
     rates: Rates | None = None  # None: blocks are not swapped
     cost: StepCost | None = None  # of a position; None: nothing depends on it
+    is_eager: bool = False  # start without CUDA graphs and without a warm-up
 
 
 class Device(Protocol):

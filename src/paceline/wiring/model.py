@@ -18,6 +18,7 @@ from paceline.runner.model_drafter import check_vocab
 from paceline.runner.models.describe import config_in, describe, named_shapes
 from paceline.runner.models.eagle3 import Eagle3Config
 from paceline.runner.parallel.group import RankGroup, decides
+from paceline.runner.proposer import class_of
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
@@ -69,7 +70,6 @@ def find_checkpoint(
 
 
 DraftWeights = Checkpoint | Eagle3Folder
-DRAFT_MODEL, EAGLE3 = "draft_model", "eagle3"
 COMPARED = 2048  # tokens of two vocabularies
 
 
@@ -84,16 +84,17 @@ def find_draft_weights(
     that is given."""
     chosen = part_of(SpeculationConfig, settings)
     name, proposer = chosen.speculative_model, chosen.proposer
-    if proposer not in (DRAFT_MODEL, EAGLE3):
+    weights = class_of(chosen).weights
+    if weights == "none":
         if name:
             raise ConfigError(
                 f"speculative_model is {name!r}, but proposer {proposer!r} has no weights: set "
-                f"proposer to {DRAFT_MODEL!r} or {EAGLE3!r}"
+                "proposer to 'draft_model' or 'eagle3'"
             )
         return None
     if not name:
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
-    if proposer == DRAFT_MODEL:
+    if weights == "model":
         drafts, path = find_checkpoint(name, replace(own, quantization="auto"), device, on)
         if source is not None:
             model = source.checkpoint.config

@@ -82,7 +82,7 @@ OwnSettings = TypedDict(  # noqa: UP013
         "speculation_max_batch_tokens": int | None,
         "speculative_config": str | Mapping[str, Any] | None,
         "speculative_model": str | None,
-        "structured_outputs_backend": Literal["auto", "xgrammar", "llguidance", "guidance"] | None,
+        "structured_outputs_backend": str | None,
         "suffix_decoding_max_cached_requests": int | None,
         "suffix_decoding_max_spec_factor": float | None,
         "suffix_decoding_max_tree_depth": int | None,

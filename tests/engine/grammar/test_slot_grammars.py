@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.constraint import Constraint
-from paceline.engine.grammar.slot_grammars import GrammarPlace, SlotGrammars
+from paceline.engine.grammar.slot_grammars import GrammarState, SlotGrammars
 from tests.property.grammars import END, grammar
 
 VOCAB, FOREVER = 7, 99
@@ -14,8 +14,8 @@ def held(*patterns: str, least: int = 0) -> SlotGrammars:
     found = SlotGrammars(1, (END,))
     for slot, pattern in zip(SLOTS.tolist(), patterns, strict=False):
         found.reach(slot)
-        place = GrammarPlace(grammar(VOCAB, Constraint.regex(pattern)).matcher())
-        found.enter(slot, place, least, jumps=True)
+        state = GrammarState(grammar(VOCAB, Constraint.regex(pattern)).matcher())
+        found.enter(slot, state, least, jumps=True)
     return found
 
 
@@ -54,16 +54,16 @@ def test_a_token_that_is_refused_stops_its_sequence() -> None:
     assert table.error(0) == "the constraint does not allow token 5"
     assert not table.error(3)
     assert masks(table) == [[1], [*range(32)], [1]]
-    assert table.place(0).outputs == 0
+    assert table.state(0).outputs == 0
 
 
 def test_places_are_kept_and_rows_used_again() -> None:
     table = held("01", "01", "01")
     table.advance_each(SLOTS, np.array([0, 0, 0]))
-    lane, place = int(table.lane[0]), table.leave(0)
-    assert place.outputs == 1
+    lane, state = int(table.lane[0]), table.leave(0)
+    assert state.outputs == 1
     table.reach(9)
-    table.enter(9, place, 0, jumps=True)
+    table.enter(9, state, 0, jumps=True)
     assert (table.lane[9], table.lane[0]) == (lane, -1)
     assert masks(table, np.array([9, 3])) == [[1], [1]]
 

@@ -147,6 +147,7 @@ def test_what_needs_something_that_is_lacking_is_refused(name: str, value: Any) 
          {"structured_outputs_backend": "xgrammar"}),
         ({"pooler_config": {"pooling_type": "MEAN"}}, {"pooling": "mean"}),
         ({"attention_backend": "FLASHINFER"}, {"attention": "flashinfer"}),
+        ({"attention_backend": "TORCH_SDPA"}, {"attention": "auto"}),
         ({"spec_model": "a/b", "spec_tokens": 3},
          {"speculative_model": "a/b", "num_speculative_tokens": 3}),
         ({"dtype": torch.float16}, {"dtype": "float16"}),

@@ -52,9 +52,9 @@ class LoadConfig:
             request per token; -1: no limit.
         limit_mm_per_prompt: Maximum number of images of a prompt. LLM also takes a dict.
         max_image_pixels (pixels): Maximum size of an image, width by height, before it is resized.
-        structured_outputs_backend: Library that compiles grammars for structured output; guidance
-            is llguidance; auto: xgrammar if it is installed, and llguidance for what xgrammar
-            refuses.
+        structured_outputs_backend: Library that compiles grammars for structured output: xgrammar
+            or llguidance, which vLLM calls guidance; a dotted path to a class; auto: xgrammar if it
+            is installed, and llguidance for what xgrammar refuses.
         grammar_compile_limit_s: Seconds of processor time that a grammar of a client may take to
             compile, with all libraries; a request with one that takes longer gets a 400.
         speculative_config: Settings of speculative decoding in vLLM's names: method, model,
@@ -96,7 +96,7 @@ class LoadConfig:
     max_logprobs: int = MOST_LOGPROBS
     limit_mm_per_prompt: str = '{"image": 16}'
     max_image_pixels: int = 1 << 26
-    structured_outputs_backend: Literal["auto", "xgrammar", "llguidance", "guidance"] = "auto"
+    structured_outputs_backend: str = "auto"
     grammar_compile_limit_s: float = 2.0
     speculative_config: str = ""
     role: Literal["both", "prefill", "decode"] = "both"

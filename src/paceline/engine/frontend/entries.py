@@ -22,7 +22,7 @@ def read_images(
     ids: Sequence[int],
     images: Sequence[Any],
 ) -> ImagePrompt:
-    """A prompt with its images in their places. RequestError if it cannot have any."""
+    """A prompt with its images inserted. RequestError if the model reads none."""
     if reader is None:
         raise RequestError("this model reads no images; send text only")
     if generation.most_prompt_tokens is not None:
@@ -48,8 +48,8 @@ class PromptEntries(Sequence[Entry]):
 
     def add(self, scores: PromptScores) -> None:
         """Record scores; those that are known are kept."""
-        for row, place in enumerate(range(scores.first, scores.first + len(scores.rank))):
-            self._found[place] = self._found[place] or (scores, row)
+        for row, position in enumerate(range(scores.first, scores.first + len(scores.rank))):
+            self._found[position] = self._found[position] or (scores, row)
 
     def copy(self) -> "PromptEntries":
         same = PromptEntries(self._prompt, self._tokenizer)
@@ -67,7 +67,7 @@ class PromptEntries(Sequence[Entry]):
 
     def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
         if isinstance(index, slice):
-            return tuple(self[place] for place in range(*index.indices(len(self))))
+            return tuple(self[position] for position in range(*index.indices(len(self))))
         found = self._found[index]
         if found is None:
             return None

@@ -118,7 +118,7 @@ class Frontend:
         ids: Sequence[int] | None,
         images: Sequence[Any],
     ) -> TokenizedPrompt:
-        """A prompt with its images in their places, or after truncation, on any thread."""
+        """A prompt with its images inserted, or after truncation, on any thread."""
         if images:
             found = read_images(self.images, generation, ids or (), images)
             return TokenizedPrompt(found.token_ids, text, found.items)
@@ -257,10 +257,10 @@ class Frontend:
         ends = {(one.request_id, one.child): one for one in delivery.ended}
         scored, aborts = delivery.logprob is not None, list[Abort]()
         columns = new.place, new.row, new.ids, new.count
-        for place, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
+        for entry, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
             choice = self._rows.owner(row)
             of = choice.request
-            logprobs = self._entries(delivery, place, of) if scored else ()
+            logprobs = self._entries(delivery, entry, of) if scored else ()
             ended = ends.get((of.request.id, choice.child)) if ends else None
             if choice.add(ids[:count], logprobs, ended) and ended is None:
                 aborts.append(Abort(of.request.id, None if of.all_ended else choice.child))

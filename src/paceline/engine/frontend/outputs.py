@@ -41,7 +41,7 @@ class TokenLogprob(Mapping[int, DictLogprob]):
 
     def _ranks(self) -> dict[int, int]:
         """The ranks that are known, by token id."""
-        return {one.token_id: place for place, one in enumerate(self.top, 1)}
+        return {one.token_id: rank for rank, one in enumerate(self.top, 1)}
 
     def _ranked(self) -> dict[int, DictLogprob]:
         ranks = self._ranks()
@@ -84,7 +84,7 @@ class PromptLogprob(TokenLogprob):
     rank: int
 
     def _ranks(self) -> dict[int, int]:
-        likeliest = {one.token_id: place for place, one in enumerate(self.top, 1)}
+        likeliest = {one.token_id: rank for rank, one in enumerate(self.top, 1)}
         return likeliest | {self.chosen.token_id: self.rank}
 
 

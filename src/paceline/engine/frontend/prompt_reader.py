@@ -135,39 +135,39 @@ def batch_tokenized(
     frontend: Frontend, generations: Sequence[GenerationRequest]
 ) -> list[GenerationRequest]:
     found, texts = list(generations), dict[int, PromptText]()
-    for place, generation in enumerate(generations):
+    for index, generation in enumerate(generations):
         with suppress(RequestError):
             if (text := frontend.text_of(generation)) is not None:
-                texts[place] = PromptText.of(generation, text)
-    for (place, given), ids in zip(
+                texts[index] = PromptText.of(generation, text)
+    for (index, given), ids in zip(
         texts.items(), ids_of_all(frontend, list(texts.values())), strict=True
     ):
         if isinstance(ids, Exception):
             continue
-        generation = generations[place]
+        generation = generations[index]
         with suppress(RequestError):
             images = generation.all_images()
             prompt = frontend.whole(generation, given.text, ids, images)
-            found[place] = generation.ready(prompt, generation.request_id, generation.timeout)
+            found[index] = generation.ready(prompt, generation.request_id, generation.timeout)
     return found
 
 
 def ids_of_all(frontend: Frontend, texts: Sequence[PromptText]) -> list[Ids]:
     """Tokenize texts on all cores, on any thread. Each is refused alone."""
     found: dict[int, Ids] = {}
-    framed: dict[bool, list[int]] = {True: [], False: []}  # places of texts to read
-    for place, one in enumerate(texts):
+    framed: dict[bool, list[int]] = {True: [], False: []}  # indices of texts to read
+    for index, one in enumerate(texts):
         try:
             frontend.check_text(one.text, one.is_whole)
-            framed[one.framed].append(place)
+            framed[one.framed].append(index)
         except RequestError as error:
-            found[place] = error
-    for special, places in framed.items():
-        if not places:
+            found[index] = error
+    for special, indices in framed.items():
+        if not indices:
             continue
-        ids = encoded(frontend, [texts[place].text for place in places], special)
-        found.update(zip(places, ids, strict=True))
-    return [found[place] for place in range(len(texts))]
+        ids = encoded(frontend, [texts[index].text for index in indices], special)
+        found.update(zip(indices, ids, strict=True))
+    return [found[index] for index in range(len(texts))]
 
 
 def encoded(frontend: Frontend, texts: Sequence[str], special: bool) -> list[Ids]:

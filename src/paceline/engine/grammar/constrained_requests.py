@@ -13,7 +13,7 @@ from paceline.core.errors import PacelineError, RequestError
 from paceline.core.masks import MaskRows
 from paceline.core.plan import Admitted, Failed, Forced, Plan, Rows, StepResult
 from paceline.core.request import Request, child_label
-from paceline.engine.grammar.slot_grammars import GrammarPlace, SlotGrammars
+from paceline.engine.grammar.slot_grammars import GrammarState, SlotGrammars
 from paceline.engine.loop.messages import EngineFailed
 from paceline.structured.backend import Grammar
 from paceline.structured.compile_queue import GrammarCounts
@@ -47,7 +47,7 @@ class ConstrainedRequest:
     compiled: Future[Grammar]
     slots: dict[int, str] = field(default_factory=dict[int, str])  # where its sequences are
     # Sequences that are in no slot, by label: they keep the tokens that they have.
-    away: dict[str, GrammarPlace] = field(default_factory=dict[str, GrammarPlace])
+    away: dict[str, GrammarState] = field(default_factory=dict[str, GrammarState])
 
     @property
     def labels(self) -> list[str]:
@@ -62,13 +62,13 @@ class Parent:
 
     one: ConstrainedRequest
     outputs: list[int]
-    place: GrammarPlace
+    state: GrammarState
 
     def has(self, one: ConstrainedRequest, outputs: list[int]) -> bool:
         return self.one is one and self.outputs == outputs
 
-    def fork(self) -> GrammarPlace:
-        return replace(self.place, matcher=self.place.matcher.fork())
+    def fork(self) -> GrammarState:
+        return replace(self.state, matcher=self.state.matcher.fork())
 
 
 class ConstrainedRequests:
@@ -162,7 +162,7 @@ class ConstrainedRequests:
         if not self._labels and not self._owner:
             return
         parents = [
-            Parent(self._owner[slot], outputs, self._slots.place(slot))
+            Parent(self._owner[slot], outputs, self._slots.state(slot))
             for slot, outputs in self._beams.items()
         ]
         for slot in plan.released:
@@ -179,28 +179,28 @@ class ConstrainedRequests:
     def _enter(self, new: Admitted, one: ConstrainedRequest, parents: list[Parent]) -> None:
         tokens: list[int] = new.tokens[len(new.request.prompt) :].tolist()
         if new.request.beam_width:
-            place = next((beam.fork() for beam in parents if beam.has(one, tokens)), None)
+            state = next((beam.fork() for beam in parents if beam.has(one, tokens)), None)
             self._beams[new.slot] = tokens
         else:
-            place = one.away.pop(new.request.id, None)
-        place = place or GrammarPlace(one.compiled.result().matcher())
-        if place.outputs > len(tokens):  # the latest one did not count: it was lost with its step
-            place.matcher.rollback(place.outputs - len(tokens))
-            place = replace(place, outputs=len(tokens))
+            state = one.away.pop(new.request.id, None)
+        state = state or GrammarState(one.compiled.result().matcher())
+        if state.outputs > len(tokens):  # the latest one did not count: it was lost with its step
+            state.matcher.rollback(state.outputs - len(tokens))
+            state = replace(state, outputs=len(tokens))
         request = one.request
         least = FOREVER if request.ignore_eos else request.min_tokens
         self._slots.reach(new.slot)
-        self._slots.enter(new.slot, place, least, may_jump(request))
-        self._slots.advance(new.slot, tokens[place.outputs :])
+        self._slots.enter(new.slot, state, least, may_jump(request))
+        self._slots.advance(new.slot, tokens[state.outputs :])
         self._owner[new.slot] = one
         one.slots[new.slot] = new.request.id
         self._latest = None
 
     def _leave(self, slot: int) -> None:
         one = self._owner.pop(slot)
-        label, place = one.slots.pop(slot), self._slots.leave(slot)
+        label, state = one.slots.pop(slot), self._slots.leave(slot)
         if self._beams.pop(slot, None) is None:
-            one.away[label] = place
+            one.away[label] = state
         self._latest = None
 
     def wants(self, plan: Plan) -> bool:
@@ -226,11 +226,11 @@ class ConstrainedRequests:
         """The masks of rows with drafts, one after the other."""
         width, lines = 1 + drafts.shape[1], list[int]()
         bits = self._slots.reserve(len(held) * width)
-        for place in held.tolist():
-            given = proposed(drafts[place])
+        for row in held.tolist():
+            given = proposed(drafts[row])
             own = bits[len(lines) : len(lines) + 1 + len(given)]
-            allowed = self._slots.fill(int(slot[place]), own, given)
-            lines += range(place * width, place * width + 1 + allowed)
+            allowed = self._slots.fill(int(slot[row]), own, given)
+            lines += range(row * width, row * width + 1 + allowed)
         self._slots.fresh[:] = False  # other masks stand in their rows
         return MaskRows(np.array(lines, np.intp), np.arange(len(lines)), self._slots.bits)
 
@@ -323,5 +323,5 @@ def may_jump(request: Request) -> bool:
 
 
 def proposed(drafts: I32) -> list[int]:
-    """The drafts of a row, without the places that have none."""
+    """The drafts of a row without padding."""
     return [token for token in drafts.tolist() if token >= 0]

@@ -20,7 +20,7 @@ ANY = -1  # a word that allows all of its tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GrammarPlace:
+class GrammarState:
     """How far one sequence has come: its matcher has accepted so many tokens. `error` says why it
     cannot continue."""
 
@@ -73,33 +73,33 @@ class SlotGrammars:
 
     # -- sequences come and go ------------------------------------------------
 
-    def enter(self, slot: int, place: GrammarPlace, least: int, jumps: bool) -> None:
+    def enter(self, slot: int, state: GrammarState, least: int, jumps: bool) -> None:
         if not self._lanes:
             heappush(self._lanes, self._opened)
             self._opened += 1
             self.reserve(self._opened)
         self.lane[slot] = heappop(self._lanes)
-        self.outputs[slot], self.least[slot] = place.outputs, least
+        self.outputs[slot], self.least[slot] = state.outputs, least
         self.fresh[slot], self.jumps[slot], self.alone[slot] = False, jumps, False
         self.misses[slot] = self.look_at[slot] = 0
-        self._matchers[slot] = place.matcher
-        if place.error:
-            self._errors[slot] = place.error
-        self.going[slot] = not (place.error or place.matcher.terminated)
+        self._matchers[slot] = state.matcher
+        if state.error:
+            self._errors[slot] = state.error
+        self.going[slot] = not (state.error or state.matcher.terminated)
         self._batches.clear()
 
-    def leave(self, slot: int) -> GrammarPlace:
-        place = self.place(slot)
+    def leave(self, slot: int) -> GrammarState:
+        state = self.state(slot)
         heappush(self._lanes, int(self.lane[slot]))
         self.lane[slot] = -1
         del self._matchers[slot]
         self._errors.pop(slot, None)
         self._batches.clear()
-        return place
+        return state
 
-    def place(self, slot: int) -> GrammarPlace:
+    def state(self, slot: int) -> GrammarState:
         error = self._errors.get(slot, "")
-        return GrammarPlace(self._matchers[slot], int(self.outputs[slot]), error)
+        return GrammarState(self._matchers[slot], int(self.outputs[slot]), error)
 
     @property
     def has_errors(self) -> bool:
@@ -131,9 +131,9 @@ class SlotGrammars:
         wrong = self._batch(slot).accept(tokens)
         self.outputs[slot] += 1
         self.fresh[slot] = False
-        for place, error in wrong.items():
-            self.outputs[slot[place]] -= 1
-            self._stop(int(slot[place]), error)
+        for index, error in wrong.items():
+            self.outputs[slot[index]] -= 1
+            self._stop(int(slot[index]), error)
 
     def advance(self, slot: int, tokens: list[int]) -> None:
         """Accept tokens in order, up to an end token: drafts may go on behind it."""
@@ -182,13 +182,13 @@ class SlotGrammars:
         worth = self.alone[slot] | (ahead == 0)
         self.alone[slot] = False
         found: dict[int, int] = {}
-        for place in few.tolist():
-            one, token = int(slot[place]), only_token(self.bits[lane[place]])
+        for index in few.tolist():
+            one, token = int(slot[index]), only_token(self.bits[lane[index]])
             if token is None:
                 self._miss(one)
                 continue
             self.alone[one] = True
-            if worth[place] or self._is_end[token]:
+            if worth[index] or self._is_end[token]:
                 found[one] = token
         return found
 
@@ -240,8 +240,8 @@ class SlotGrammars:
         together = stale if going.all() else stale[going]
         if len(together):
             lane = self.lane[together]
-            for place, error in self._batch(together).fill(self.bits, lane).items():
-                self._stop(int(together[place]), error)
+            for index, error in self._batch(together).fill(self.bits, lane).items():
+                self._stop(int(together[index]), error)
             self._put_off_ends(together)
         for one in stale[~self.going[stale]].tolist():
             self._refill(one)

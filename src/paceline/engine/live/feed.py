@@ -60,8 +60,8 @@ class FrameHistory:
             self._base |= by_slot(oldest)
 
     def after(self, number: int) -> tuple[list[KeptFrame], tuple[Seat, ...], bool]:
-        """Some frames after one, who was in the slots before them unless the asker has the frame
-        before them, and whether there are more."""
+        """Some frames after one; the requests in the slots before them, unless the asker has the
+        previous frame; and whether there are more."""
         if number == LATEST:
             return [self._frames[-1]], tuple(self._seated.values()), False
         before = self._frames[0].number - 1

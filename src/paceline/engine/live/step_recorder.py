@@ -50,7 +50,7 @@ class SlotCells:
         self._text, self._prompts = "", 0
 
     def begin(self) -> None:
-        """Seat all who are here in the next step that is drawn."""
+        """Add all residents to the next step that is drawn."""
         self._serial[:] = -1
         self._name[:] = None
         self._seats, self._drawn = [], None
@@ -80,12 +80,12 @@ class SlotCells:
         return self._text, self._prompts
 
     def _preempted(self, plan: Plan) -> list[int]:
-        """The slots that preempted sequences had, as far as they were drawn there."""
+        """The slots in which preempted sequences were drawn."""
         names = set(plan.preempted)
         return [slot for slot in plan.released if self._name[slot] in names]
 
     def _seat(self, step: int) -> None:
-        """Take note of who has come since the latest step that was drawn."""
+        """Record the requests that came since the latest step that was drawn."""
         table, order = self._table, self._table.order
         changed = order[table.serial[order] != self._serial[order]]
         if not len(changed):

@@ -79,7 +79,7 @@ class Engine:
             raise ConfigError(f"depth is {depth}; it must be at least 1")
         self.scheduler, self.clock = scheduler, clock
         self.broken = ""  # why the engine stopped for good
-        self.resting = True  # did the latest turn find nothing to run?
+        self.resting = True  # whether the latest turn found nothing to run
         self.settings, self._runner, self._observer = settings, runner, observer or NOT_OBSERVED
         self.feed: PageFeed | None = None  # None: no page can be shown what it does
         self._constrained = constrained  # None: no request may have a constraint
@@ -88,7 +88,7 @@ class Engine:
         self._inbox = Inbox[Command](settings.inbox_requests, Submit)
         self._counts = StepCounts()
         self._report = TurnReport()
-        self._has_news = False  # were commands applied since the latest turn?
+        self._has_news = False  # whether commands were applied since the latest turn
 
     def serve_adapters(self, adapters: AdapterRequests) -> None:
         """Let requests name adapters. Call it before the first turn."""
@@ -118,7 +118,7 @@ class Engine:
         self._inbox.put(Park(request_id, reason))
 
     def wake(self, request_id: str) -> None:
-        """Let a parked request wait again, in its old place."""
+        """Return a parked request to its position in the queue."""
         self._inbox.put(Wake(request_id))
 
     def ask(self, pending: PendingQuestion) -> None:

@@ -93,7 +93,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Let a parked request wait in its old place; ignored if the request is not parked."""
+    """Return a parked request to its position in the queue; ignored if it is not parked."""
 
     request_id: str
 
@@ -156,7 +156,7 @@ class Delivery:
     row i."""
 
     time: float  # seconds on the engine's clock
-    handle: I64  # of each sequence: `handle` of its request, plus its place among several
+    handle: I64  # of each sequence: `handle` of its request, plus its index among several
     ids: I32  # [rows, 1 + most drafts]
     count: I32
     logprob: F32 | None = None  # [rows, 1 + most drafts]

@@ -114,7 +114,7 @@ class Core(Protocol):
         ...
 
     def wake(self, request_id: str) -> None:
-        """Let a parked request wait in its old place; ignored if it is not parked."""
+        """Return a parked request to its position in the queue; ignored if it is not parked."""
         ...
 
     def ask(self, question: Question) -> Future[Any]: ...
@@ -133,11 +133,11 @@ class PromptImages(Protocol):
 
     @property
     def largest(self) -> int:
-        """Embeddings of the largest item that an image becomes."""
+        """Most embeddings that an image becomes."""
         ...
 
     def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
-        """Put images in the places of their marks. RequestError if one cannot be read."""
+        """Insert images at their marks. RequestError if one cannot be read."""
         ...
 
 

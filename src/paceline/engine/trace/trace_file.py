@@ -225,7 +225,7 @@ def within(spans: list[list[float]] | None, events: Iterable[TraceEvent]) -> lis
 
 
 def begin(path: str | Path) -> None:
-    """Write an empty list, in place of what is there. OSError if that fails."""
+    """Replace the content with an empty list. OSError if that fails."""
     TraceWindows(path).forget()
     Path(path).write_bytes(BEGIN + END)
 
@@ -242,13 +242,13 @@ def append(file: FileIO, events: bytes) -> None:
     flock(file, LOCK_EX)  # until the file is closed
     size = file.seek(0, os.SEEK_END)
     is_new = size <= len(BEGIN + END)
-    place = file.seek(0 if is_new else size - len(END))
+    end = file.seek(0 if is_new else size - len(END))
     try:
         write_all(file, (BEGIN if is_new else BETWEEN) + events + END)
     except OSError:
         with suppress(OSError):
-            file.truncate(place)
-            file.seek(place)
+            file.truncate(end)
+            file.seek(end)
             write_all(file, BEGIN + END if is_new else END)
         raise
 

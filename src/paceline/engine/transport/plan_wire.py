@@ -81,7 +81,7 @@ class EncodedGrown(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
-    """See `Admitted`. Of items, the shapes alone are known."""
+    """See `Admitted`. Of images, only the shapes are known."""
 
     slot: int
     request: msgspec.Raw
@@ -94,18 +94,18 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
     @staticmethod
     def of(new: Admitted) -> "EncodedAdmitted":
         request = encode_request(new.request.without_cells()).request
-        place = new.computed, new.blocks, new.resumed, new.more
-        return EncodedAdmitted(new.slot, request, new.tokens.tobytes(), *place)
+        lengths = new.computed, new.blocks, new.resumed, new.more
+        return EncodedAdmitted(new.slot, request, new.tokens.tobytes(), *lengths)
 
     def admitted(self) -> Admitted:
         request, tokens = decode_request(EncodedRequest(self.request)), array(self.tokens, np.int32)
-        place = self.computed, self.blocks, self.resumed, self.more
-        return Admitted(self.slot, request, tokens, *place)
+        lengths = self.computed, self.blocks, self.resumed, self.more
+        return Admitted(self.slot, request, tokens, *lengths)
 
 
 class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A plan, without what only clients want to know, and without items to encode: the process that
-    sends plans encodes them for all."""
+    """A plan without what only clients want to know, and without images to encode: the process
+    that sends plans encodes them for all."""
 
     step: int
     rows: EncodedRows | None  # None: those of the plan before it

@@ -200,8 +200,8 @@ class EncodedSpan(msgspec.Struct, array_like=True, frozen=True):
 
     @staticmethod
     def of(span: PooledSpan) -> "EncodedSpan":
-        place = span.request_id, span.serial, span.first, span.count
-        return EncodedSpan(*place, span.total.tobytes())
+        header = span.request_id, span.serial, span.first, span.count
+        return EncodedSpan(*header, span.total.tobytes())
 
     def span(self) -> PooledSpan:
         total = np.frombuffer(self.total, np.float32)

@@ -98,7 +98,7 @@ class Host(Connector):
         return there
 
     def store(self, transfer: Transfer) -> None:
-        """Store the first blocks that there is room for."""
+        """Store as many leading blocks as there is room for."""
         new = [
             (key, block)
             for key, block in zip(transfer.keys, transfer.blocks, strict=True)

@@ -34,7 +34,7 @@ class Worker:
         self._waiting.put(work)
 
     def close(self) -> None:
-        """Wait for what it does now."""
+        """Wait for the call in progress."""
         self._closing = True
         self._waiting.put(lambda: None)
         self._thread.join()
@@ -90,7 +90,7 @@ class BackgroundConnector(Connector):
 
     @property
     def _takes_content(self) -> bool:
-        """Whether a store is tried at all."""
+        """Whether stores are tried."""
         return True
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Blocks in files: one per key, whole or not there, in a folder of bounded size."""
+"""Blocks in files, one per key, in a folder of bounded size. A file is complete or absent."""
 
 import os
 from collections import OrderedDict, deque
@@ -120,11 +120,11 @@ class BlockFiles:
         self._size = sum(one.size for one in self._all())
 
     def has(self, key: bytes) -> bool:
-        """Whether there is a file. One that cannot be looked at is none."""
+        """Whether there is a readable file."""
         return os.path.exists(self._file(key))  # Path.exists raises most errors
 
     def use(self, key: bytes) -> bool:
-        """Note that a content is in use. False if it is not there."""
+        """Note that content is in use. False if there is no file of it."""
         try:
             os.utime(self._file(key))
         except FileNotFoundError:
@@ -150,7 +150,7 @@ class BlockFiles:
         return "damaged"
 
     def write(self, key: bytes, row: Bytes) -> None:
-        """Write a content, unless it is there. OSError if that is not possible."""
+        """Write content unless it has a file. OSError if that fails."""
         file = self._file(key)
         if file.exists():
             self.use(key)

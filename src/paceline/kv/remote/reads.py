@@ -180,9 +180,9 @@ class RemoteReads:
 
     def _claim(self, peer: Peer, one: RemoteRead) -> None:
         transfer, one.asked_at = one.transfer, monotonic()
-        place = {"first": transfer.first, "end": transfer.first + len(transfer.blocks)}
+        span = {"first": transfer.first, "end": transfer.first + len(transfer.blocks)}
         answered, name = partial(self._granted, one), one.remote.remote_request_id
-        peer.client.ask(answered, transfer.keys[-1], ask="claim", request=name, **place)
+        peer.client.ask(answered, transfer.keys[-1], ask="claim", request=name, **span)
 
     def _granted(self, one: RemoteRead, answer: Message) -> None:
         if one not in self._open:

@@ -60,7 +60,7 @@ class SideChannelServer:
         self.port = int(self.socket.last_endpoint.decode().rpartition(":")[2])
 
     def serve(
-        self, own: PeerMemory, prepare: Callable[[], None], released: Callable[[str], None]
+        self, memory: PeerMemory, prepare: Callable[[], None], released: Callable[[str], None]
     ) -> None:
         """Answer all questions that have arrived.
 
@@ -76,7 +76,7 @@ class SideChannelServer:
             prepare()
             try:
                 question = Message.of(frames)
-                answer = self._answer(question, own, released)
+                answer = self._answer(question, memory, released)
             except (ValueError, KeyError, TypeError):
                 continue
             if answer is not None:
@@ -84,17 +84,17 @@ class SideChannelServer:
                 self.socket.send_multipart([sender, *Message(numbered, answer.content).frames()])
 
     def _answer(
-        self, question: Message, own: PeerMemory, released: Callable[[str], None]
+        self, question: Message, memory: PeerMemory, released: Callable[[str], None]
     ) -> Message | None:
         asked = question.header
         if asked["ask"] == "memory":
-            return Message(own.header(), own.metadata)
+            return Message(memory.header(), memory.metadata)
         if asked["ask"] == "release":
             released(asked["request"])
             return None
         try:
-            place = asked["request"], asked["first"], asked["end"]
-            blocks = self._leases.claim(*place, question.content, monotonic())
+            span = asked["request"], asked["first"], asked["end"]
+            blocks = self._leases.claim(*span, question.content, monotonic())
         except OSError as error:
             return Message({"error": str(error)})
         return Message({"read_s": self._leases.read_s, "blocks": list(blocks)})
@@ -130,7 +130,7 @@ class SideChannelClient:
         self._send(Message({**asked, "number": number}, content))
 
     def notify(self, **message: Any) -> None:
-        """Send a message that has no answer."""
+        """Send a message and expect no answer."""
         self._send(Message(message))
 
     def _send(self, message: Message) -> None:

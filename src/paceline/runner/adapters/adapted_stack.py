@@ -19,21 +19,21 @@ from paceline.runner.parallel.group import SummedLinear
 
 
 class AdaptedRows:
-    """Positions grouped by adapter, so that each adapter has one product for all of its rows.
+    """Positions grouped by adapter, so that each adapter has one GEMM for all of its rows.
 
     It is set before the linears of a step, and again when a step goes on with some positions.
     """
 
     def __init__(self, adapters: Mapping[int, AdapterWeights]) -> None:
-        """`adapters` has the weights by place."""
+        """`adapters` has the weights by index."""
         self._adapters = adapters
         self._groups: list[tuple[AdapterWeights, Tensor]] = []
 
-    def set(self, places: Tensor) -> None:
-        """The place of the adapter of each position, [positions]."""
+    def set(self, indices: Tensor) -> None:
+        """The index of the adapter of each position, [positions]."""
         own = [
-            (weights, (places == place).nonzero()[:, 0])
-            for place, weights in self._adapters.items()
+            (weights, (indices == index).nonzero()[:, 0])
+            for index, weights in self._adapters.items()
         ]
         self._groups = [(weights, index) for weights, index in own if len(index)]
 
@@ -76,7 +76,7 @@ class AdaptedStack:
     """The layers of a stack, with the same weights in linears that add those of adapters."""
 
     def __init__(self, stack: TorchStack, adapters: Mapping[int, AdapterWeights]) -> None:
-        """`adapters` has the weights by place."""
+        """`adapters` has the weights by index."""
         self._stack, self._rows = stack, AdaptedRows(adapters)
         self._layers = [self._adapted(one, layer) for layer, one in enumerate(stack.layers)]
 
@@ -102,15 +102,15 @@ class AdaptedStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context, places = self._stack.context(batch, kv, attention), batch.adapters
-        assert places is not None, "a step without adapters"
-        self._rows.set(places)
+        context, indices = self._stack.context(batch, kv, attention), batch.adapters
+        assert indices is not None, "a step without adapters"
+        self._rows.set(indices)
         for number, layer in enumerate(self._layers):
             if inputs is not None:
                 inputs.keep(number, hidden)
             seen = layer.attend(hidden, context)
             if wanted is not None and layer is self._layers[-1]:
                 hidden, seen = hidden[wanted], seen[wanted]
-                self._rows.set(places[wanted])
+                self._rows.set(indices[wanted])
             layer.finish(hidden, seen)
         return hidden

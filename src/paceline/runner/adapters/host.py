@@ -41,27 +41,27 @@ class HostAdapters:
         return self._kept[identity]
 
 
-NO_PLACE = -1
+NO_ADAPTER = -1
 
 
-class AdapterPlaces:
-    """Of `max_loras` places, those that residents use stay as they are. An adapter stays in its
-    place until another one needs it, the least recently used first.
+class AdapterTable:
+    """Adapters on the device by index. An adapter that residents use keeps its index; otherwise the
+    least recently used one is replaced first.
 
-    `of_slot[s]` is the place of the adapter of slot s, or `NO_PLACE`.
+    `of_slot[s]` is the index of the adapter of slot s, or `NO_ADAPTER`.
     """
 
-    def __init__(self, places: int, slots: int, fill: Callable[[int, str], None]) -> None:
-        """`fill` puts an adapter into a place."""
+    def __init__(self, capacity: int, slots: int, fill: Callable[[int, str], None]) -> None:
+        """`fill` loads an adapter at an index."""
         self._fill = fill
-        self._identity = [""] * places
-        self._users = [0] * places
-        self._order = list(range(places))  # least recently used first
-        self.of_slot: I32 = np.full(slots, NO_PLACE, np.int32)
+        self._identity = [""] * capacity
+        self._users = [0] * capacity
+        self._order = list(range(capacity))  # least recently used first
+        self.of_slot: I32 = np.full(slots, NO_ADAPTER, np.int32)
         self.any_used = False
 
     def apply(self, plan: Plan) -> bool:
-        """Follow the changes of a plan. Returns whether a slot has another place now."""
+        """Follow the changes of a plan. Returns whether the index of a slot changed."""
         changed = False
         for slot in plan.released:
             changed |= self._release(slot)
@@ -75,35 +75,35 @@ class AdapterPlaces:
         return changed
 
     def of_rows(self, slot: Index) -> I32 | None:
-        """The places of these slots; None if none of them has an adapter."""
+        """The indices of the adapters of these slots; None if none of them has an adapter."""
         if not self.any_used:
             return None
         found = self.of_slot[slot]
-        return None if (found == NO_PLACE).all() else found
+        return None if (found == NO_ADAPTER).all() else found
 
     def _release(self, slot: int) -> bool:
-        place = int(self.of_slot[slot])
-        if place == NO_PLACE:
+        index = int(self.of_slot[slot])
+        if index == NO_ADAPTER:
             return False
-        self._users[place] -= 1
-        self.of_slot[slot] = NO_PLACE
+        self._users[index] -= 1
+        self.of_slot[slot] = NO_ADAPTER
         return True
 
     def _use(self, slot: int, identity: str) -> None:
         if identity not in self._identity:
-            free = next((place for place in self._order if not self._users[place]), None)
+            free = next((index for index in self._order if not self._users[index]), None)
             assert free is not None, "more adapters than max_loras in one step"
             self._fill(free, identity)
             self._identity[free] = identity
-        place = self._identity.index(identity)
-        self._order.remove(place)
-        self._order.append(place)
-        self._users[place] += 1
-        self.of_slot[slot] = place
+        index = self._identity.index(identity)
+        self._order.remove(index)
+        self._order.append(index)
+        self._users[index] += 1
+        self.of_slot[slot] = index
 
 
 class ResidentAdapters:
-    """The memory of the host is that of the device, so a place holds the adapter itself."""
+    """Adapters of residents on a CPU, whose weights stay where the host has them."""
 
     def __init__(
         self,
@@ -112,18 +112,18 @@ class ResidentAdapters:
         max_loras: int,
         slots: int,
     ) -> None:
-        """`weights` of the model get the adapters by place."""
+        """`weights` of the model get the adapters by index."""
         self.host, self._weights = host, weights
-        self._places = AdapterPlaces(max_loras, slots, self._fill)
+        self._table = AdapterTable(max_loras, slots, self._fill)
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
-        self._places.apply(plan)
+        self._table.apply(plan)
 
     def of_step(self, rows: Rows) -> Tensor | None:
-        """The places of the adapters, [positions]; None if no row has one."""
-        place = self._places.of_rows(rows.slot)
-        return None if place is None else from_numpy(np.repeat(place, rows.count))
+        """Adapter indices, [positions]; None if no row has one."""
+        index = self._table.of_rows(rows.slot)
+        return None if index is None else from_numpy(np.repeat(index, rows.count))
 
-    def _fill(self, place: int, identity: str) -> None:
-        self._weights[place] = self.host.weights(identity)
+    def _fill(self, index: int, identity: str) -> None:
+        self._weights[index] = self.host.weights(identity)

@@ -23,7 +23,7 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product of one layer."""
+    """One linear of one layer."""
 
     layer: int
     linear: LinearName
@@ -64,7 +64,7 @@ class SiteShape:
 
 
 class AdapterTargets:
-    """All modules of a model that can be adapted: attention, and MLPs that are no mixtures."""
+    """All modules of a model that can be adapted: attention, and MLPs without experts."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
         self.dtype = factory.dtype

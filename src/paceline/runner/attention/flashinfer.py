@@ -33,7 +33,7 @@ class Flashinfer(Attention):
 
     support = AttentionSupport(
         device="cuda",
-        windows=False,  # in CUDA graphs
+        windows=False,
         caps=False,
         sinks=False,
         head_dims=HEAD_DIMS,
@@ -44,7 +44,7 @@ class Flashinfer(Attention):
 
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
-        self._wrappers: list[dict[Any, Any]] = [{} for _ in range(PLANS)]
+        self._wrappers: list[dict[bool, Any]] = [{} for _ in range(PLANS)]
         self._next = 0
 
     def prepare(self, batch: Batch, kv: KVStore) -> "FlashinferStep":
@@ -93,7 +93,7 @@ class FlashinferStep(Prepared):
     """A step: one call for rows of one position and one for the others."""
 
     def __init__(
-        self, batch: Batch, kv: KVStore, scratch: Tensor, wrappers: dict[Any, Any]
+        self, batch: Batch, kv: KVStore, scratch: Tensor, wrappers: dict[bool, Any]
     ) -> None:
         self._batch, self._kv, self._scratch, self._wrappers = batch, kv, scratch, wrappers
         starts, contexts = lengths(batch)
@@ -104,7 +104,7 @@ class FlashinferStep(Prepared):
             for mine in (is_single, ~is_single)
             if mine.any()
         ]
-        self._planned: dict[int | None, list[Any]] = {}
+        self._planned: list[Any] = []
 
     def attend(
         self,
@@ -115,12 +115,10 @@ class FlashinferStep(Prepared):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        assert cap is sinks is None, "a model that this backend does not support"
-        if window not in self._planned:
-            self._planned[window] = [
-                self._plan(rows, query, window, scale) for rows in self._groups
-            ]
-        store, calls = keys_and_values(self._kv, layer), self._planned[window]
+        assert window is cap is sinks is None, "a model that this backend does not support"
+        if not self._planned:
+            self._planned = [self._plan(rows, query, scale) for rows in self._groups]
+        store, calls = keys_and_values(self._kv, layer), self._planned
         if len(calls) == 1:
             return calls[0].run(query, store)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -128,10 +126,10 @@ class FlashinferStep(Prepared):
             out[rows.at] = call.run(query[rows.at], store)
         return out
 
-    def _plan(self, rows: RowGroup, query: Tensor, window: int | None, scale: float) -> Any:
+    def _plan(self, rows: RowGroup, query: Tensor, scale: float) -> Any:
         kv, batch = self._kv, self._batch
         is_single = len(rows.index) == int(rows.starts[-1])
-        wrapper = self._wrappers.get((is_single, window))
+        wrapper = self._wrappers.get(is_single)
         if wrapper is None:
             if is_single:
                 wrapper = BatchDecodeWithPagedKVCacheWrapper(
@@ -139,7 +137,7 @@ class FlashinferStep(Prepared):
                 )
             else:
                 wrapper = BatchPrefillWithPagedKVCacheWrapper(self._scratch, "NHD", backend="fa2")
-            self._wrappers[is_single, window] = wrapper
+            self._wrappers[is_single] = wrapper
         used = -(-rows.contexts // kv.block_size)
         ends = np.concatenate([[0], np.cumsum(used)]).astype(np.int32)
         inside = np.arange(ends[-1]) - np.repeat(ends[:-1], used)
@@ -153,7 +151,6 @@ class FlashinferStep(Prepared):
             "q_data_type": query.dtype,
             "kv_data_type": kv.dtype,
             "sm_scale": scale,
-            "window_left": -1 if window is None else window - 1,
         }
         if is_single:
             wrapper.plan(*table, *shape, **kinds)

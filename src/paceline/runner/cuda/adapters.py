@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.arrays import Index
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
-from paceline.runner.adapters.host import NO_PLACE, AdapterPlaces, HostAdapters
+from paceline.runner.adapters.host import NO_ADAPTER, AdapterTable, HostAdapters
 from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
 from paceline.runner.cuda.gemm.library import Library
@@ -29,9 +29,9 @@ RANK_STEP = 16  # the least that tensor cores sum over
 class CudaAdaptedLinear:
     """A linear of the model and the first factors of all adapters, in one matrix:
 
-        lines   | of the model | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
+        lines   | of the model | part 0: index 0, index 1 ... | part 1: index 0, index 1 ... |
 
-    So one product computes both, and a kernel adds what the second factors make of it. Steps
+    So one GEMM computes both, and a kernel adds what the second factors make of it. Steps
     without adapters use the lines of the model alone, which lie where they would lie otherwise.
     """
 
@@ -50,35 +50,35 @@ class CudaAdaptedLinear:
             wide.bias[:outputs] = weights.bias
         self._wide = Library(wide, lines)
         self._split = SplitK.of(wide, Use.ADDED) if wide.bias is None else None
-        parts = len(layout.starts), layout.places, layout.rank
-        self._a = lines[outputs:].view(*parts, -1)  # [parts, places, rank, inputs]
-        self._b = lines.new_zeros((layout.part_columns, outputs))  # [places * rank, outputs]
+        parts = len(layout.starts), layout.capacity, layout.rank
+        self._a = lines[outputs:].view(*parts, -1)  # [parts, capacity, rank, inputs]
+        self._b = lines.new_zeros((layout.part_columns, outputs))  # [capacity * rank, outputs]
 
-    def put(self, place: int, parts: tuple[PartWeights, ...]) -> None:
-        """Put an adapter into a place. Where it has no weights it adds nothing."""
-        layout, first = self._layout, place * self._layout.rank
-        self._a[:, place].zero_()
+    def put(self, index: int, parts: tuple[PartWeights, ...]) -> None:
+        """Load an adapter at an index. Linears for which it has no weights add nothing."""
+        layout, first = self._layout, index * self._layout.rank
+        self._a[:, index].zero_()
         for part in parts:
             rank, number = part.a.shape[1], layout.starts.index(part.first)
-            self._a[number, place, :rank].copy_(part.a.t(), non_blocking=True)
+            self._a[number, index, :rank].copy_(part.a.t(), non_blocking=True)
             b = self._b[first : first + rank, part.first : part.end]
             b.copy_(part.b, non_blocking=True)
 
-    def __call__(self, x: Tensor, place: Tensor) -> Tensor:
-        """[n, inputs] to [n, outputs], of rows whose adapters are in these places."""
-        return add_adapted(self._wide.plain(x), self._b, place, self._layout)
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        """[n, inputs] to [n, outputs], of rows whose adapters have these indices."""
+        return add_adapted(self._wide.plain(x), self._b, index, self._layout)
 
-    def gated(self, x: Tensor, place: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
+    def gated(self, x: Tensor, index: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
         """act(gate) * up, of a linear that computes both."""
-        return gate_adapted(self._wide.plain(x), self._b, place, self._layout, is_silu, late)
+        return gate_adapted(self._wide.plain(x), self._b, index, self._layout, is_silu, late)
 
-    def add_to(self, total: Tensor, x: Tensor, place: Tensor) -> None:
-        """total += self(x, place), in place."""
+    def add_to(self, total: Tensor, x: Tensor, index: Tensor) -> None:
+        """total += self(x, index), in place."""
         if self._split is not None and len(x) <= self._split.most_rows:
             found = self._split.parts(x)
         else:
             found = self._wide.plain(x)
-        add_adapted(found, self._b, place, self._layout, total)
+        add_adapted(found, self._b, index, self._layout, total)
 
 
 Widen = Callable[[LinearWeights], CudaAdaptedLinear | None]  # makes room beside a linear
@@ -97,7 +97,7 @@ def nowhere(_linear: LinearName) -> Widen:
 class AdapterSizes:
     """How many adapters a GPU has room for, and of which rank."""
 
-    places: int
+    capacity: int
     max_rank: int
 
 
@@ -115,38 +115,38 @@ class AdapterRoom:
     def _widen(self, site: Site, weights: LinearWeights) -> CudaAdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
-        layout = AdapterLayout(sum(sizes), starts, self.sizes.places, self._rank)
+        layout = AdapterLayout(sum(sizes), starts, self.sizes.capacity, self._rank)
         self._linears[site] = CudaAdaptedLinear(weights, layout)
         return self._linears[site]
 
-    def put(self, place: int, adapter: AdapterWeights) -> None:
+    def put(self, index: int, adapter: AdapterWeights) -> None:
         for site, linear in self._linears.items():
-            linear.put(place, adapter.sites.get(site, ()))
+            linear.put(index, adapter.sites.get(site, ()))
 
 
 class CudaAdapters:
     """Copies an adapter to the GPU when a sequence needs it, behind all steps in flight.
 
-    `column[s]` is the place of the adapter of slot s, or -1. Padding rows have none.
+    `column[s]` is the index of the adapter of slot s, or -1. Padding rows have none.
     """
 
     def __init__(self, room: AdapterRoom, slots: int, device: torch.device) -> None:
         self.host = HostAdapters(room.targets, room.sizes.max_rank, pinned)
         self._room, self._staging = room, Staging(device)
-        self._places = AdapterPlaces(room.sizes.places, slots, self._fill)
-        self.column = torch.full((slots + 1,), NO_PLACE, dtype=torch.int32, device=device)
+        self._table = AdapterTable(room.sizes.capacity, slots, self._fill)
+        self.column = torch.full((slots + 1,), NO_ADAPTER, dtype=torch.int32, device=device)
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""
-        if self._places.apply(plan):
-            self._staging.send_into(self.column[:-1], self._places.of_slot)
+        if self._table.apply(plan):
+            self._staging.send_into(self.column[:-1], self._table.of_slot)
 
     def concern(self, slot: Index) -> bool:
         """Whether one of these slots has an adapter."""
-        return self._places.of_rows(slot) is not None
+        return self._table.of_rows(slot) is not None
 
-    def _fill(self, place: int, identity: str) -> None:
-        self._room.put(place, self.host.weights(identity))
+    def _fill(self, index: int, identity: str) -> None:
+        self._room.put(index, self.host.weights(identity))
 
 
 def pinned(adapter: AdapterWeights) -> AdapterWeights:

@@ -80,18 +80,20 @@ class NormedLinear:
     def __str__(self) -> str:
         return str(self._kernels)
 
-    def __call__(self, hidden: Tensor, places: Tensor | None = None) -> tuple[Tensor, DeferredNorm]:
-        if places is None:
+    def __call__(
+        self, hidden: Tensor, adapters: Tensor | None = None
+    ) -> tuple[Tensor, DeferredNorm]:
+        if adapters is None:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
-        return with_room(self._adapted)(x, places), late
+        return with_room(self._adapted)(x, adapters), late
 
-    def gated(self, hidden: Tensor, is_silu: bool, places: Tensor | None = None) -> Tensor:
+    def gated(self, hidden: Tensor, is_silu: bool, adapters: Tensor | None = None) -> Tensor:
         """Return act(gate) * up, of a linear that computes both."""
-        if places is None:
+        if adapters is None:
             return self._kernels.of(len(hidden)).gated(hidden, self._floor, is_silu)
         x, late = deferred(hidden, self._floor, self._weights)
-        return with_room(self._adapted).gated(x, places, is_silu, late)
+        return with_room(self._adapted).gated(x, adapters, is_silu, late)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,20 +126,20 @@ class ResidualLinear:
     def __str__(self) -> str:
         return str(self._kernels)
 
-    def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
-        if places is not None:
-            self._add_adapted(hidden, x, places)
+    def __call__(self, hidden: Tensor, x: Tensor, adapters: Tensor | None = None) -> None:
+        if adapters is not None:
+            self._add_adapted(hidden, x, adapters)
         elif self._norm is not None:
             add_normalized(hidden, self._kernels.of(len(x)).plain(x), *self._norm)
         else:
             self._kernels.of(len(x)).add_to(hidden, x)
 
-    def _add_adapted(self, hidden: Tensor, x: Tensor, places: Tensor) -> None:
+    def _add_adapted(self, hidden: Tensor, x: Tensor, adapters: Tensor) -> None:
         adapted = with_room(self._adapted)
         if self._norm is None:
-            adapted.add_to(hidden, x, places)
+            adapted.add_to(hidden, x, adapters)
         else:
-            add_normalized(hidden, adapted(x, places), *self._norm)
+            add_normalized(hidden, adapted(x, adapters), *self._norm)
 
 
 class SummedResidual:
@@ -150,11 +152,11 @@ class SummedResidual:
     def __str__(self) -> str:
         return str(self._linear.choice(Use.PLAIN))
 
-    def __call__(self, hidden: Tensor, x: Tensor, places: Tensor | None = None) -> None:
-        if places is None:
+    def __call__(self, hidden: Tensor, x: Tensor, adapters: Tensor | None = None) -> None:
+        if adapters is None:
             total = self._summed(self._linear(x))
         else:
-            total = self._summed(with_room(self._adapted)(x, places))
+            total = self._summed(with_room(self._adapted)(x, adapters))
         if self._norm is None:
             hidden.add_(total)
         else:

@@ -72,13 +72,11 @@ class CudaLayerContext:
     """What all layers read in one step."""
 
     position: Tensor  # [positions]
-    cells: Sequence[Tensor]  # by group: [positions], where at the first place each is written
+    cells: Sequence[Tensor]  # by group: [positions]; index of the first value that is written
     kv: KVStore
     attention: Prepared
-    places: Tensor | None  # [positions]; of adapters; None: no position has one
-    turns: Mapping[
-        RotaryTable, Tensor
-    ]  # of positions with coordinates: [positions, 2, head_dim / 2]
+    adapters: Tensor | None  # [positions]; index of each adapter; None: no position has one
+    rotary: Mapping[RotaryTable, Tensor]  # by table, for coordinates: [positions, 2, head_dim / 2]
 
 
 class CudaLayer:
@@ -89,7 +87,7 @@ class CudaLayer:
         factory: LayerFactory[CudaLinear],
         spec: LayerSpec,
         layer: int,
-        turns: RotaryTable,
+        rotary: RotaryTable,
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
@@ -100,10 +98,10 @@ class CudaLayer:
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
         self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
-        self._turns, self._turn = turns, HeadRotation(turns.by_position, None, 0.0)
+        self._rotary, self._rotation = rotary, HeadRotation(rotary.by_position, None, 0.0)
         if attention.head_norms is not None:
             factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
-            self._turn = HeadRotation(turns.by_position, factor, attention.head_norms.floor)
+            self._rotation = HeadRotation(rotary.by_position, factor, attention.head_norms.floor)
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
@@ -117,26 +115,27 @@ class CudaLayer:
         """The residual stream after this layer, of all positions or of the wanted ones."""
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
-        places, is_few = step.places, takes(*hidden.shape) and step.places is None
-        turning = attention if is_few and attention.rotates else None
-        turn, own = self._turn, step.turns.get(self._turns)
-        turn = turn if own is None else replace(turn, cos_sin=own, is_by_row=True)
-        found, late = self._qkv(hidden, places)
+        adapters, is_few = step.adapters, takes(*hidden.shape) and step.adapters is None
+        rotating = attention if is_few and attention.rotates else None
+        rotation, by_row = self._rotation, step.rotary.get(self._rotary)
+        if by_row is not None:
+            rotation = replace(rotation, cos_sin=by_row, is_by_row=True)
+        found, late = self._qkv(hidden, adapters)
         qkv = found.view(n, -1, spec.head_dim)
-        if turning is not None:
-            seen = turning.attend_new(qkv, turn, *how)
+        if rotating is not None:
+            seen = rotating.attend_new(qkv, rotation, *how)
         else:
             cells = step.cells[step.kv.groups.group[self._layer]]
-            rotate_and_store(qkv, turn, late, step.position, cells, step.kv, self._layer)
+            rotate_and_store(qkv, rotation, late, step.position, cells, step.kv, self._layer)
             seen = attention.attend(qkv[:, : spec.heads], *how)
         seen = seen.view(n, -1)
         if wanted is not None:
             hidden, seen = hidden.index_select(0, wanted), seen.index_select(0, wanted)
             if not len(wanted):
                 return hidden
-            places = None if places is None else places.index_select(0, wanted)
-        self._out(hidden, seen, places)
-        self._mlp.add_to(hidden, places)
+            adapters = None if adapters is None else adapters.index_select(0, wanted)
+        self._out(hidden, seen, adapters)
+        self._mlp.add_to(hidden, adapters)
         return hidden
 
 
@@ -154,9 +153,9 @@ class CudaMLP:
     def kernels(self) -> dict[str, str]:
         return {"gate_up": str(self._gate_up), "down": str(self._down)}
 
-    def add_to(self, hidden: Tensor, places: Tensor | None = None) -> None:
+    def add_to(self, hidden: Tensor, adapters: Tensor | None = None) -> None:
         """Add the MLP of the residual stream to it."""
-        self._down(hidden, self._gate_up.gated(hidden, self._is_silu, places), places)
+        self._down(hidden, self._gate_up.gated(hidden, self._is_silu, adapters), adapters)
 
 
 class CudaModel:
@@ -171,7 +170,7 @@ class CudaModel:
         factory: LayerFactory[CudaLinear],
         spec: DecoderSpec,
         max_model_len: int,
-        item_rows: int = 0,
+        image_rows: int = 0,
         adapters: AdapterSizes | None = None,
     ) -> None:
         config, group = factory.checkpoint.config, factory.group
@@ -183,19 +182,19 @@ class CudaModel:
         scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
         table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         self.images = image_encoder(factory, spec)  # None: the model has no images
-        self.first_item_id, ids = self.config.vocab, len(table)
-        items = 0 if self.images is None else item_rows
-        self.item_tokens = table.new_zeros(items, dtype=torch.int32)
-        if items and decides(group):
-            table = torch.cat((table, table.new_zeros(items, table.shape[1])))
+        self.first_image_id, ids = self.config.vocab, len(table)
+        rows = 0 if self.images is None else image_rows
+        self.image_tokens = table.new_zeros(rows, dtype=torch.int32)
+        if rows and decides(group):
+            table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
-        turns = {
+        rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
         }
-        self._turns = tuple(turns.values())
+        self._rotary = tuple(rotary.values())
         self._layers = [
-            CudaLayer(factory, one, layer, turns[one.attention.rope], self._beside(layer))
+            CudaLayer(factory, one, layer, rotary[one.attention.rope], self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
@@ -208,7 +207,7 @@ class CudaModel:
         max_model_len: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
-        item_rows: int = 0,
+        image_rows: int = 0,
         adapters: AdapterSizes | None = None,
         group: RankGroup | None = None,
     ) -> "CudaModel":
@@ -221,7 +220,7 @@ class CudaModel:
             spec = divide(spec, group.shard)
         with torch.inference_mode():
             factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
-            return CudaModel(factory, spec, max_model_len, item_rows, adapters)
+            return CudaModel(factory, spec, max_model_len, image_rows, adapters)
 
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""
@@ -249,9 +248,9 @@ class CudaModel:
         values of all positions are in the store afterwards, in these cells [groups, positions],
         and what some layers read in `inputs`."""
         hidden = self._embed(batch.tokens)
-        turns = self._turned(batch.coordinates)
+        rotary = self._rotary_of(batch.coordinates)
         step = CudaLayerContext(
-            batch.position, cells.unbind(), kv, attention, batch.adapters, turns
+            batch.position, cells.unbind(), kv, attention, batch.adapters, rotary
         )
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
@@ -260,30 +259,30 @@ class CudaModel:
             hidden = layer(hidden, step, wanted if number == last else None)
         return hidden
 
-    def _turned(self, coordinates: Tensor | None) -> Mapping[RotaryTable, Tensor]:
-        """The turns of positions by table, where they depend on coordinates."""
+    def _rotary_of(self, coordinates: Tensor | None) -> Mapping[RotaryTable, Tensor]:
+        """Rotary cos/sin of positions by table, where they depend on coordinates."""
         if coordinates is None:
             return {}
-        found = ((table, table.of(coordinates)) for table in self._turns)
-        return {table: turns for table, turns in found if turns is not None}
+        found = ((table, table.of(coordinates)) for table in self._rotary)
+        return {table: cos_sin for table, cos_sin in found if cos_sin is not None}
 
     def plain_tokens(self, tokens: Tensor) -> Tensor:
-        """The tokens of positions [n], also of those that have ids of rows of items."""
-        if not len(self.item_tokens):
+        """The tokens of positions [n]; for positions of images, those of the prompt."""
+        if not len(self.image_tokens):
             return tokens
-        row = (tokens - self.first_item_id).clamp(min=0)
-        instead = self.item_tokens.index_select(0, row)
-        return torch.where(tokens < self.first_item_id, tokens, instead)
+        row = (tokens - self.first_image_id).clamp(min=0)
+        instead = self.image_tokens.index_select(0, row)
+        return torch.where(tokens < self.first_image_id, tokens, instead)
 
     @property
-    def item_table(self) -> Tensor:
-        """Room for embeddings of images, [item_rows, width]; rank 0 has it for all ranks."""
+    def image_table(self) -> Tensor:
+        """Room for embeddings of images, [image_rows, width]; rank 0 has it for all ranks."""
         ranks = 1 if self.group is None else self.group.shard.size
         return self._embedding[self.config.vocab // ranks :]
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank, as the residual stream begins, [vocab,
-        width]; then those of items."""
+        width]; then those of images."""
         return self._embedding
 
     @torch.inference_mode()

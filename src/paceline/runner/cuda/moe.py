@@ -1,4 +1,4 @@
-"""A mixture of experts (MoE) on a GPU."""
+"""MoE layers on a GPU."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +32,7 @@ class CudaMoE:
     def __str__(self) -> str:
         return str(self._experts)
 
-    def add_to(self, hidden: Tensor, _places: Tensor | None = None) -> None:
+    def add_to(self, hidden: Tensor, _adapters: Tensor | None = None) -> None:
         """Add the experts of the residual stream to it. Experts are not adapted."""
         x, choice = self._router.choose(hidden, self._floor)
         total = torch.zeros_like(hidden) if self._has_parts else hidden

@@ -29,12 +29,12 @@ class CudaImages:
 
     So a step reads the embeddings of images as it reads those of tokens, also in a captured graph.
     While it is launched, positions of images have the ids of their rows; then they have their
-    tokens again. Models that read no images read `item_tokens` instead.
+    tokens again. Models that read no images read `image_tokens` instead.
     """
 
     def __init__(self, encoder: MultimodalEncoder, model: CudaModel, state: CudaState) -> None:
-        self._store = EncoderStore(encoder, model.item_table)
-        self._first, self._stand_for = model.first_item_id, model.item_tokens
+        self._store = EncoderStore(encoder, model.image_table)
+        self._first, self._stand_for = model.first_image_id, model.image_tokens
         self._state = state
 
     def encode(self, plan: Plan, requests: Mapping[int, Request]) -> None:

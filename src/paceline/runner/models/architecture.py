@@ -136,7 +136,7 @@ class AttentionSpec:
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
     rope               of queries and keys
-    rotary_dim         dimensions of each head that turn, from the first one on
+    rotary_dim         dimensions of each head with a rotary embedding, from the first one on
     scale              factor of the scores before the softmax
     output             from all heads to the width of the residual stream
     head_norms         of queries and keys
@@ -286,13 +286,13 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Of layers that are mixtures of experts (MoE).
+    """Sizes of MoE layers.
 
     count              experts of a layer
     chosen             experts that compute a position
     width              inside an expert
     shares_sum_to_one  shares of the chosen experts are divided by their sum
-    layers             whether each layer is a mixture; the others have a plain MLP
+    layers             whether each layer is an MoE; the others have a plain MLP
     clamp              what experts compute of gate and up, if not activation(gate) * up
     """
 

@@ -74,7 +74,7 @@ class ModelConfig:
     query_scale       factor of the scores before the softmax
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
-    experts           of layers that are mixtures; None: there are none
+    experts           of MoE layers; None: there are none
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text

@@ -60,7 +60,7 @@ def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice
 def experts(
     read: ConfigEntries, layers: int, traits: Traits, tensors: GGUFTensors
 ) -> ExpertSizes | None:
-    """The sizes of mixtures of experts. llama.cpp lets shares sum to one, if the file is silent."""
+    """The sizes of MoE layers. llama.cpp lets shares sum to one, if the file is silent."""
     if traits.experts is None or not read.get("expert_count"):
         return None
     return ExpertSizes(

@@ -168,7 +168,7 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
 
 
 def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | None:
-    """The sizes of mixtures of experts (MoE), and which layers they are."""
+    """The sizes of MoE layers, and which layers these are."""
     count = read.get("num_local_experts") or read.get("num_experts")
     if traits.experts is None or not count:
         return None

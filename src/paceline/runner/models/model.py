@@ -42,7 +42,7 @@ class Model:
         # The kernel for all layers does not stop for the other ranks.
         is_native = group is None and isinstance(stack.layers[0].attention.qkv, NativeLinear)
         self._layers = NativeStack(stack, spec.layers) if is_native else stack
-        self.adapters: dict[int, AdapterWeights] = {}  # by place
+        self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)

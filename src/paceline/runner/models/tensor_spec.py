@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from paceline.core.errors import ConfigError
 
@@ -145,7 +145,7 @@ class VisionNorm:
 
 @dataclass(frozen=True, slots=True)
 class VisionLinear:
-    """One product. Its outputs are those of several tensors, side by side."""
+    """One linear. Its outputs are those of several tensors, side by side."""
 
     weights: tuple[TensorSpec, ...]  # [outputs, inputs] each; a convolution has more dimensions
     biases: tuple[TensorSpec, ...]  # [outputs] each: one for every weight, or none
@@ -172,6 +172,35 @@ class VisionBlockSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """Pixels along each side of an image, and the embeddings that it becomes."""
+
+    side: int
+    embeddings: int
+
+
+class VisionSpec(Protocol):
+    """The description of a tower.
+
+    FEATURE   name of the tower, or the dotted path of its class
+    patch     a convolution with the stride of a patch
+    merge     patches along each side of a square that becomes one embedding
+    tile      images have this size; None: any size
+    """
+
+    FEATURE: ClassVar[str]
+
+    @property
+    def patch(self) -> VisionLinear: ...
+
+    @property
+    def merge(self) -> int: ...
+
+    @property
+    def tile(self) -> Tile | None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class SigLIPSpec:
     """Learned positions; squares of `merge` x `merge` patches become one embedding.
 
@@ -192,6 +221,11 @@ class SigLIPSpec:
     norm: VisionNorm
     projection: VisionLinear
     merge: int
+
+    @property
+    def tile(self) -> Tile:
+        side = self.side * self.patch.weights[0].shape[-1]
+        return Tile(side, (self.side // self.merge) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +250,9 @@ class QwenVisionSpec:
     merger: tuple[VisionLinear, VisionLinear]
     merge: int
 
-
-VisionSpec = SigLIPSpec | QwenVisionSpec
+    @property
+    def tile(self) -> None:
+        """Images have any size."""
 
 
 @dataclass(frozen=True, slots=True)

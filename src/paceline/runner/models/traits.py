@@ -88,7 +88,7 @@ class Traits:
     local_theta        the rotary base of layers with a window, if it differs *
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
-    experts            layers may be mixtures of experts (MoE)
+    experts            layers may be MoE
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
     sinks              each head has a score that takes weight and has no value

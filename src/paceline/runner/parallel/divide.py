@@ -148,10 +148,10 @@ def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
     weights: list[TensorSpec] = []
     biases: list[TensorSpec] = []
     begin = 0
-    for place, weight in enumerate(linear.weights):
+    for index, weight in enumerate(linear.weights):
         own = [(a - begin, b - begin) for a, b in runs if begin <= a < begin + weight.shape[0]]
         weights.append(weight.part(0, *own))
-        biases += [bias.part(0, *own) for bias in linear.biases[place : place + 1]]
+        biases += [bias.part(0, *own) for bias in linear.biases[index : index + 1]]
         begin += weight.shape[0]
     return replace(linear, weights=tuple(weights), biases=tuple(biases))
 

@@ -24,6 +24,8 @@ class DraftModel(ModelDrafter):
     goes back to where the drafts were right.
     """
 
+    weights = "model"
+
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
         self._model: Model | None = None

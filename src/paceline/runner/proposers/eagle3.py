@@ -24,6 +24,8 @@ class Eagle3(ModelDrafter):
     followed it elsewhere; this makes drafts a little worse, and the output stays the same.
     """
 
+    weights = "eagle3 head"
+
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
         self._head: Eagle3Head | None = None

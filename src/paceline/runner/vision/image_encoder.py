@@ -1,7 +1,6 @@
 """Turns the images of prompts into embeddings."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isqrt
 
 import torch
@@ -11,29 +10,16 @@ from paceline.core.multimodal import ItemContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec
-from paceline.runner.models.tensor_spec import SigLIPSpec, VisionSpec
+from paceline.runner.models.tensor_spec import Tile
 from paceline.runner.parallel.group import decides
 from paceline.runner.tensors import from_numpy
-from paceline.runner.vision.towers import QwenTower, SigLIPTower
+from paceline.runner.vision import towers
 
 # Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]
 
-
-def tower(factory: LayerFactory[Linear], spec: VisionSpec) -> Tower:
-    return SigLIPTower(factory, spec) if isinstance(spec, SigLIPSpec) else QwenTower(factory, spec)
-
-
 CHANNELS = 3
 PIXELS = "pixels"  # the array of an image: [height, width, channels], bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Pixels along each side of an image, and the embeddings that it becomes."""
-
-    side: int
-    embeddings: int
 
 
 class ImageEncoder:
@@ -81,9 +67,5 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         return None
     has_axes = any(layer.attention.rope.axes for layer in spec.layers)
     square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
-    tile = None
-    if isinstance(vision, SigLIPSpec):
-        side = vision.side * vision.patch.weights[0].shape[-1]
-        tile = Tile(side, (vision.side // vision.merge) ** 2)
-    encoder = tower(factory, vision) if decides(factory.group) else None
-    return ImageEncoder(encoder, spec.width, square, tile)
+    encoder = towers.load(factory, vision) if decides(factory.group) else None
+    return ImageEncoder(encoder, spec.width, square, vision.tile)

@@ -1,13 +1,16 @@
 """The vision tower of Qwen2.5-VL."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core import plugins
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import Rotation
@@ -20,6 +23,7 @@ from paceline.runner.models.tensor_spec import (
     VisionBlockSpec,
     VisionLinear,
     VisionNorm,
+    VisionSpec,
 )
 
 ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
@@ -108,7 +112,18 @@ class VisionBlock:
         return self._down(self._activation(gate) * up)
 
 
-class SigLIPTower:
+class VisionTower(ABC):
+    """Encodes images. It is built from a factory of layers and from its description."""
+
+    @abstractmethod
+    def __init__(self, factory: LayerFactory[Linear], spec: Any) -> None: ...
+
+    @abstractmethod
+    def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Images [height, width, channels] in bytes to embeddings [n, width] each."""
+
+
+class SigLIPTower(VisionTower):
     """Square images of one size, many at a time."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: SigLIPSpec) -> None:
@@ -125,7 +140,6 @@ class SigLIPTower:
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Images [height, width, channels] in bytes to embeddings [n, width] each."""
         read, side, merge = self._read, self._side, self._merge
         pixels = self._pixels(torch.stack([image[:read, :read] for image in images]))
         count, size = len(pixels), read // side
@@ -153,7 +167,7 @@ def position_ids(side: int) -> Tensor:
     return (index[:, None] * side + index[None, :]).flatten()
 
 
-class QwenTower:
+class QwenTower(VisionTower):
     """Images of any size that its squares of patches fill, one at a time.
 
     Patches are ordered by square, and squares by window, so that what is merged is adjacent and so
@@ -175,7 +189,6 @@ class QwenTower:
         self._rope = torch.tensor((each * 2, (1.0,) * len(each) * 2), device=factory.device)
 
     def __call__(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Images [height, width, channels] in bytes to embeddings [n, width] each."""
         return [self._encode(image) for image in images]
 
     @torch.inference_mode()
@@ -234,3 +247,11 @@ def patch_positions(rows: int, columns: int, merge: int) -> Tensor:
     )
     position = torch.stack((row, column), -1).view(rows, merge, columns, merge, 2)
     return position.transpose(1, 2).reshape(rows * columns, merge * merge, 2)
+
+
+TOWERS: Mapping[str, type[VisionTower]] = {"siglip": SigLIPTower, "qwen": QwenTower}
+
+
+def load(factory: LayerFactory[Linear], spec: VisionSpec) -> VisionTower:
+    """Load a tower by the name in its description, or by the dotted path of its class."""
+    return plugins.load("vision tower", spec.FEATURE, TOWERS, VisionTower)(factory, spec)

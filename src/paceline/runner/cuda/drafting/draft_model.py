@@ -107,6 +107,9 @@ class PairedModel(CudaModel):
 class CudaDraftModel(CudaModelDrafter):
     """Every step of the runner computes its positions with both models."""
 
+    weights = "model"
+    store_count = 1
+
     def __init__(self, config: SpeculationConfig, model: CudaModel, dtype: torch.dtype) -> None:
         """KV is of this type."""
         super().__init__(config, model.config.heads)

@@ -52,8 +52,8 @@ class CudaEagle3Head:
         self.config, self._attention = config, attention
         self.dtype, self.device = factory.dtype, factory.device
         self._fuse, self._qkv = factory.linear(spec.fuse), factory.qkv(attention)
-        turns = rotary_table(attention.rope, max_model_len + 1, factory.device)
-        self._turn = HeadRotation(turns, None, 0.0)
+        rotary = rotary_table(attention.rope, max_model_len + 1, factory.device)
+        self._rotation = HeadRotation(rotary, None, 0.0)
         self._factor = factory.factor(attention.second_norm).to(factory.dtype)
         self._out = ResidualLinear(ResidualParts.of(factory, attention.output, None))
         self._mlp = CudaMLP(factory, layer.mlp)
@@ -84,7 +84,7 @@ class CudaEagle3Head:
         floor = self._attention.norm.floor
         read = torch.cat((normalized(embedded, floor), normalized(hidden, floor)), dim=1)
         qkv = self._qkv(read).view(len(read), -1, self._attention.head_dim)
-        rotate_and_store(qkv, self._turn, DeferredNorm(hidden, 0.0, 0), position, cells, kv, 0)
+        rotate_and_store(qkv, self._rotation, DeferredNorm(hidden, 0.0, 0), position, cells, kv, 0)
         return qkv
 
     def forward(
@@ -120,6 +120,8 @@ class CudaEagle3(CudaModelDrafter):
         head      writes KV of       3 4 5 6        3 from the state that an earlier step wrote
     """
 
+    weights = "eagle3 head"
+    store_count = 2  # KV, and hidden states of the model
     behind = 2
 
     def __init__(
@@ -166,14 +168,14 @@ class CudaEagle3(CudaModelDrafter):
         self, tokens: Tensor, batch: Batch, attention: Any, hidden: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if hidden is None:
-            hidden = self._states.index_select(0, self._places(self.kv, batch.write_cell[0]))
+            hidden = self._states.index_select(0, self._indices(self.kv, batch.write_cell[0]))
         embedded = F.embedding(tokens, self._embedding)
         hidden = self._head.forward(embedded, hidden, batch, self.kv, attention)
         return self._head.logits(hidden), hidden
 
     def write(self, batch: Batch, cells: Tensor, kv: KVStore, inputs: Tensor) -> None:
         """The model computed a batch, in these cells of its store."""
-        self._states.index_copy_(0, self._places(kv, cells[0]), self._head.fuse(inputs))
+        self._states.index_copy_(0, self._indices(kv, cells[0]), self._head.fuse(inputs))
         position, size = batch.position, kv.block_size
         before = (position - 1).clamp(min=0)
         numbers = torch.arange(len(position), dtype=torch.int32, device=position.device)
@@ -191,8 +193,8 @@ class CudaEagle3(CudaModelDrafter):
         self._head.store(F.embedding(tokens, self._embedding), hidden, before, into, self.kv)
 
     @staticmethod
-    def _places(kv: KVStore, cells: Tensor) -> Tensor:
-        """Cells of a store, as numbers of positions in all blocks."""
+    def _indices(kv: KVStore, cells: Tensor) -> Tensor:
+        """Indices of the positions of cells, counted through all blocks of a store."""
         block = cells // kv.content.stride(0)
         offset = (cells - block * kv.content.stride(0)) // kv.content.stride(2)
         return block * kv.block_size + offset

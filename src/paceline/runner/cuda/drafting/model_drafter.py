@@ -74,6 +74,7 @@ class CudaModelDrafter(Drafter):
         self._sizes = [*(rows for rows in ROWS if rows < slots), slots]
         self.kv, *others = self.stores(runner.columns.table.device)
         self._stores = [self.kv, *others]
+        assert len(self._stores) == self.store_count, "memory is set aside for each store"
         self._held = {}
         self.reserve_host(0)
 

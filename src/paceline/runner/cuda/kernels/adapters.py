@@ -25,19 +25,19 @@ STREAM_CHUNK = 256  # inputs read at a time to find the lengths of rows
 class AdapterLayout:
     """Layout of adapters beside a linear:
 
-        columns   | outputs | part 0: place 0, place 1 ... | part 1: place 0, place 1 ... |
+        columns   | outputs | part 0: index 0, index 1 ... | part 1: index 0, index 1 ... |
 
-    Each place of a part has `rank` columns. `starts` has the first output of each part.
+    Each adapter of a part has `rank` columns. `starts` has the first output of each part.
     """
 
     outputs: int
     starts: tuple[int, ...]
-    places: int
+    capacity: int
     rank: int
 
     @property
     def part_columns(self) -> int:
-        return self.places * self.rank
+        return self.capacity * self.rank
 
     @property
     def columns(self) -> int:
@@ -45,16 +45,16 @@ class AdapterLayout:
 
 
 def add_adapted(
-    found: Tensor, b: Tensor, place: Tensor, layout: AdapterLayout, total: Tensor | None = None
+    found: Tensor, b: Tensor, index: Tensor, layout: AdapterLayout, total: Tensor | None = None
 ) -> Tensor:
     """Return a linear [n, outputs] and what the adapter of each row adds to it, or add both to
     `total` [n, outputs].
 
     `found` [n, columns] has the linear and, of all adapters, x @ a; if it is [splits, n, columns],
-    it has so many parts of their sum. `b` is [places * rank, outputs]; `place` [n] is -1 in rows
+    it has so many parts of their sum. `b` is [capacity * rank, outputs]; `index` [n] is -1 in rows
     without an adapter.
     """
-    rows, outputs = len(place), layout.outputs
+    rows, outputs = len(index), layout.outputs
     assert len(layout.starts) <= MOST_PARTS, f"a linear has {len(layout.starts)} parts"
     starts = (*layout.starts, outputs, outputs)[:MOST_PARTS]
     sizes = [end - start for start, end in zip(starts, (*starts[1:], outputs), strict=True)]
@@ -66,7 +66,7 @@ def add_adapted(
     _add_adapted[(triton.cdiv(rows, tile), tiles)](
         found,
         b,
-        place,
+        index,
         out,
         rows,
         SECOND=starts[1],
@@ -85,19 +85,19 @@ def add_adapted(
 def gate_adapted(
     found: Tensor,
     b: Tensor,
-    place: Tensor,
+    index: Tensor,
     layout: AdapterLayout,
     is_silu: bool,
     late: DeferredNorm,
 ) -> Tensor:
     """Return act(gate) * up of a linear and what adapters add to it, as in `add_adapted`."""
-    rows, width = len(place), layout.outputs // 2
+    rows, width = len(index), layout.outputs // 2
     tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
     out = torch.empty((rows, width), dtype=b.dtype, device=found.device)
     _gate_adapted[(triton.cdiv(rows, tile), triton.cdiv(width, LINES))](
         found,
         b,
-        place,
+        index,
         out,
         late.stream,
         late.floor,
@@ -208,7 +208,7 @@ def _adapted(
 def _add_adapted(
     found,
     b,
-    place,
+    index,
     out,
     rows,
     SECOND: tl.constexpr,
@@ -235,7 +235,7 @@ def _add_adapted(
     first = tl.where(part == 0, 0, tl.where(part == 1, before, both))
     line = start + (tile - first) * LINES + tl.arange(0, LINES)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    own = tl.load(place + row, mask=row < rows, other=-1)
+    own = tl.load(index + row, mask=row < rows, other=-1)
     total = _adapted(
         found, b, own, row, line, end, part, rows,
         OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, SPLITS,
@@ -251,7 +251,7 @@ def _add_adapted(
 def _gate_adapted(
     found,
     b,
-    place,
+    index,
     out,
     stream,
     floor,
@@ -276,7 +276,7 @@ def _gate_adapted(
     line = tl.program_id(1) * LINES + tl.arange(0, LINES)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    own = tl.load(place + row, mask=there, other=-1)
+    own = tl.load(index + row, mask=there, other=-1)
     gate = _adapted(
         found, b, own, row, line, half, 0, rows,
         OUTPUTS, COLUMNS, WIDTH, RANK, CHUNK, 1,

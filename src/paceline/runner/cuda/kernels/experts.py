@@ -1,4 +1,4 @@
-"""Grouped GEMMs of a mixture of experts (MoE), and the sum over the experts of a position.
+"""Grouped GEMMs of MoE layers, and the sum over the experts of a position.
 
 The lines of a tile are outputs of an expert, its columns are pairs: tensor cores take 64 outputs
 at a time, but as few as 8 pairs.

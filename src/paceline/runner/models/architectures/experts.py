@@ -1,4 +1,4 @@
-"""Text models whose layers may be mixtures of experts (MoE)."""
+"""Text models with MoE layers."""
 
 from paceline.runner.models.architecture import ClampedGate
 from paceline.runner.models.traits import ExpertNames, Traits
