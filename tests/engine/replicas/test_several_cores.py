@@ -15,8 +15,8 @@ import pytest
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.core.request import Finish
-from paceline.engine.adapter_control import load_question
 from paceline.engine.api import GenerationRequest
+from paceline.engine.arguments import load_question
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.stream import DeltaStream

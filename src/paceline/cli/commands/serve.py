@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.config_file import ConfigOption
-from paceline.cli.options import ModelArgument, ModelFlag, model_of
+from paceline.cli.options import ConfigOption, ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import ServingSettings, VllmFlags
 
 

@@ -23,8 +23,7 @@ from paceline.server.schemas.completions import (
     finite,
     prompt_column,
 )
-from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.envelope import Envelope, TextFrame, transfer_of
 from paceline.server.schemas.openapi import GENERATED
 from paceline.server.schemas.requests import CompletionRequest
 from paceline.text.tokenizer import Tokenizer

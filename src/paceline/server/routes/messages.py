@@ -25,8 +25,7 @@ from paceline.server.replies.reply_parsing import (
     ReplyReader,
 )
 from paceline.server.schemas.completions import encode
-from paceline.server.schemas.envelope import transfer_of
-from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.envelope import TextFrame, transfer_of
 from paceline.server.schemas.messages import (
     MessageBlocks,
     MessageBody,

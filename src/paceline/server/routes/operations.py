@@ -14,11 +14,10 @@ from paceline.engine.api import RequestError
 from paceline.engine.live.feed import LiveEngine
 from paceline.engine.live.frames import RequestLife
 from paceline.engine.transport.front_end_link import PeerVerb
-from paceline.server.context import ServerContext
+from paceline.server.context import ServerContext, part_ids
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, ApiError
 from paceline.server.live.frame_stream import EngineFrames
 from paceline.server.live.page_routes import page_routes
-from paceline.server.replies.open_requests import part_ids
 from paceline.server.responses.background import cancelled_here, events_here, removed_here
 from paceline.server.responses.conversations import Change, changed_here
 from paceline.server.responses.events import SentToPeers
