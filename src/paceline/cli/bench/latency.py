@@ -14,12 +14,18 @@ from paceline.cli.progress import RequestProgress
 
 @dataclass(frozen=True, slots=True)
 class LatencyBenchOptions:
-    """The model, and the batch."""
+    """The model, and the batch.
+
+    Attributes:
+        batch_size: Prompts in the batch.
+        num_iters: Measured runs.
+        num_iters_warmup: Runs before the measured ones.
+    """
 
     argument: ModelArgument = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in the batch.")] = 1
-    num_iters: Annotated[int, typer.Option(min=1, help="Measured runs.")] = 5
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 1
+    batch_size: Annotated[int, typer.Option(min=1)] = 1
+    num_iters: Annotated[int, typer.Option(min=1)] = 5
+    num_iters_warmup: Annotated[int, typer.Option(min=0)] = 1
     output: OutputOption = None
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)

@@ -38,23 +38,22 @@ SAMPLED = (
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Which model answers, and how."""
+    """Which model answers, and how.
+
+    Attributes:
+        system (TEXT): System message.
+        load (FILE): Continue a conversation that /save wrote.
+        temperature: Sampling temperature; 0 is greedy.
+        max_tokens: Maximum tokens of an answer.
+    """
 
     argument: ModelArgument = None
     url: UrlOption = None
     api_key: KeyOption = None
-    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
-    load: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Continue a conversation that /save wrote."),
-    ] = None
-    temperature: Annotated[
-        float,
-        typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=HOW),
-    ] = TEMPERATURE
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens of an answer.", rich_help_panel=HOW)
-    ] = 512
+    system: str = ""
+    load: Path | None = None
+    temperature: Annotated[float, typer.Option(min=0, rich_help_panel=HOW)] = TEMPERATURE
+    max_tokens: Annotated[int, typer.Option(min=1, rich_help_panel=HOW)] = 512
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
