@@ -1,7 +1,11 @@
-"""Options of the commands that simulate: the load, the device, and the settings of the server."""
+"""Options of the commands that simulate, what they check before they run, and what they print."""
 
-from collections.abc import Mapping
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -10,9 +14,19 @@ import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.commands.play import setting
-from paceline.simulator.device.drafting import Drafting
+from paceline.core.errors import ConfigError
+from paceline.core.system.host import processor_name
 from paceline.simulator.device.profile import Profile, shipped
-from paceline.simulator.loads import UNCUT, Clients, LoadSource, Phase, SyntheticLoad, TraceLoad
+from paceline.simulator.device.timed_runner import Drafting
+from paceline.simulator.loads import (
+    UNCUT,
+    Clients,
+    LoadSource,
+    Phase,
+    SyntheticLoad,
+    TraceLoad,
+    Workload,
+)
 from paceline.simulator.recorded import RecordedLoad, is_recording
 from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.workloads.call import FORMS, LengthDistribution
@@ -23,6 +37,30 @@ DEFAULT_COUNT = 1000  # conversations of a synthetic load
 THINK_S = 10.0
 DEFAULT_PROFILE = "h200-qwen3-0.6b"
 INPUT, OUTPUT, TURNS = (LengthDistribution("even", one, one) for one in (128, 64, 1))
+TargetsOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME:MS",
+        help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
+    ),
+]
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How requests are dealt out to replicas: prefix, as `paceline serve "
+        "--data-parallel-size` does; load, the same without prefixes; turns, to each in its turn; "
+        "sessions, which keeps conversations together.",
+        show_default="prefix",
+    ),
+]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with tables and charts to this file."),
+]
 
 
 def lengths(given: str | LengthDistribution) -> LengthDistribution:
@@ -240,27 +278,40 @@ class ServerModelOptions:
         return None
 
 
-TargetsOption = Annotated[
-    list[str],
-    typer.Option(
-        metavar="NAME:MS",
-        help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
-    ),
-]
-RouterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How requests are dealt out to replicas: prefix, as `paceline serve "
-        "--data-parallel-size` does; load, the same without prefixes; turns, to each in its turn; "
-        "sessions, which keeps conversations together.",
-        show_default="prefix",
-    ),
-]
-JobsOption = Annotated[
-    int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
-]
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write a page with tables and charts to this file."),
-]
+def check_drafts(*models: ServerModel) -> None:
+    """Refuse an acceptance that would have no effect: no model has drafts."""
+    drafts = [one.config.speculation.num_speculative_tokens for one in models]
+    if models[0].drafting is not None and not any(drafts):
+        raise WrongOption("--acceptance needs drafts, such as --set num_speculative_tokens=3")
+
+
+def check_explained(names: Iterable[str], load: Workload, title: str) -> None:
+    """ConfigError for a request that is not in the load, before anything runs."""
+    known = {one.id for one in load.requests}
+    for name in names:
+        if name not in known:
+            some = ", ".join(one.id for one in islice(load.requests, 5))
+            raise ConfigError(f"there is no request {name!r} in {title}, which has {some}, ...")
+
+
+def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:
+    """What is simulated, in sentences."""
+    profile = model.profile
+    lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
+    if isinstance(source, RecordedLoad) and source.ending:
+        lines.append(f"The recording is not complete: {source.ending}.")
+    if model.drafting is not None:
+        lines.append(f"Each draft is right with a chance of {model.drafting.acceptance:g}.")
+    return lines + doubts(model)
+
+
+def doubts(model: ServerModel) -> list[str]:
+    """Why results for this machine may be far off."""
+    return model.profile.doubts(processor_name(), platform.machine())
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """JSON alone on the standard output, and its warnings on the other one."""
+    print(json.dumps(record))
+    for line in record["warnings"]:
+        print(line, file=sys.stderr)

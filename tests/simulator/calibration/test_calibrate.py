@@ -13,8 +13,8 @@ from paceline.simulator.calibration.calibrate import calibrate, drafted_errors
 from paceline.simulator.calibration.grid import UNEVEN, DecodePoint, decode_points, mixed_points
 from paceline.simulator.calibration.step_meter import StepMeter
 from paceline.simulator.device.batch_summary import BatchSummary
-from paceline.simulator.device.drafting import Drafting, step_times
 from paceline.simulator.device.profile import HostTerms, Profile
+from paceline.simulator.device.timed_runner import Drafting, step_times
 from tests.simulator.calibration.support import CONFIG, TRUTH, KnownRunner
 
 

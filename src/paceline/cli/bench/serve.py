@@ -145,9 +145,8 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
 
 async def measured(options: ServeBenchOptions) -> tuple[ServerRun, dict[str, Any]]:
     """The run, and its settings."""
-    from paceline.bench.client import Target
-    from paceline.bench.serving import Load, client
-    from paceline.bench.serving import run as load_server
+    from paceline.bench.client import Load, Target, client
+    from paceline.bench.client import run as load_server
     from paceline.cli.http_client import first_model
 
     timing, shape = options.timing, options.shape

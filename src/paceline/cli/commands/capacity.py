@@ -12,8 +12,11 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     RouterOption,
     ServerModelOptions,
+    about,
+    check_drafts,
+    doubts,
+    print_record,
 )
-from paceline.cli.simulation_report import about, check_drafts, doubts, print_record
 from paceline.core.system.host import usable_cores
 from paceline.simulator.capacity import (
     CapacityAnswer,

@@ -19,8 +19,6 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     ServerModelOptions,
     TargetsOption,
-)
-from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,

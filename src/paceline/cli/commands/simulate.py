@@ -17,8 +17,6 @@ from paceline.cli.simulation_options import (
     RouterOption,
     ServerModelOptions,
     TargetsOption,
-)
-from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,

@@ -16,8 +16,7 @@ from paceline.engine.live.frames import RequestLife
 from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.server.context import ServerContext, part_ids
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, ApiError
-from paceline.server.live.frame_stream import EngineFrames
-from paceline.server.live.page_routes import page_routes
+from paceline.server.live.page_routes import EngineFrames, page_routes
 from paceline.server.responses.background import cancelled_here, events_here, removed_here
 from paceline.server.responses.conversations import Change, changed_here
 from paceline.server.responses.events import SentToPeers
