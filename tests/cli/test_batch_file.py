@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from paceline.cli.main import main
-from paceline.server.batches.batch_file import BatchRun, BatchStopped, Counts, Results, entries
+from paceline.server.batches.batch_file import BatchRun, BatchStopped, Results, entries
+from paceline.server.batches.counts import Counts
 from tests.cli.support import SMALL, wait_until
 from tests.cli.test_main import Terminal, posix_only
 from tests.server.support import Site, paced, served

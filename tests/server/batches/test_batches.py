@@ -11,14 +11,8 @@ import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, RateLimitError
 
 from paceline.server.batches import batch_store
-from paceline.server.batches.batch_file import (
-    BatchRun,
-    BatchStopped,
-    Counts,
-    Results,
-    entries,
-    is_aborted,
-)
+from paceline.server.batches.batch_file import BatchRun, BatchStopped, Results, entries, is_aborted
+from paceline.server.batches.counts import Counts
 from paceline.server.settings import ServerSettings
 from tests.server.support import Site, on_its_own_server, paced, served
 

@@ -19,7 +19,7 @@ from paceline.cli.commands.replay import (
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.core.errors import RequestError
 from paceline.sched.replay.records import RecordingError
-from paceline.viewer.replayed import RequestLives
+from paceline.viewer.request_lives import RequestLives
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

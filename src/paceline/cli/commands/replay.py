@@ -26,7 +26,7 @@ from paceline.sched.replay.reader import (
 )
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.replay.replayer import Replay, ReplaySummary
-from paceline.viewer.replayed import RequestLives
+from paceline.viewer.request_lives import RequestLives
 
 IDENTICAL, DIVERGED, UNREADABLE = 0, 1, 2
 COMPLETE = (RecordingEnd.CLOSED, RecordingEnd.CONTINUED, RecordingEnd.UNREAD)

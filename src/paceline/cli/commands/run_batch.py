@@ -12,7 +12,7 @@ from paceline.cli.command import WrongOption
 from paceline.cli.main import INTERRUPTED
 from paceline.cli.options import EngineOptions
 from paceline.cli.progress import RequestProgress
-from paceline.server.batches.batch_file import Counts
+from paceline.server.batches.counts import Counts
 
 BESIDE = 2  # open requests for each that can run, so that one is always ready
 

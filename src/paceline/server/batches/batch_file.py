@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 import httpx
 
 from paceline.core.errors import PacelineError
+from paceline.server.batches.counts import Counts
 from paceline.server.errors import ApiError
 
 METHODS = ("POST",)
@@ -21,26 +22,6 @@ REFUSED, TOO_MANY, CLOSED = 400, 429, 503
 DEFAULT_WAIT_S = 1.0
 HEADERS = {"Content-Type": "application/json"}
 BEGINNING = b'{"id": "batch_req_'  # of every line that is written
-
-
-@dataclass(slots=True)
-class Counts:
-    """Lines by result."""
-
-    answered: int = 0
-    refused: int = 0  # by the server, with a status
-    bad: int = 0  # lines that are not requests
-    skipped: int = 0  # answered by an earlier run
-
-    @property
-    def done(self) -> int:
-        return self.answered + self.refused + self.bad + self.skipped
-
-    def __str__(self) -> str:
-        return (
-            f"{self.answered} answered, {self.refused} refused, {self.bad} invalid lines, "
-            f"{self.skipped} skipped"
-        )
 
 
 class BatchStopped(PacelineError):

@@ -20,11 +20,11 @@ from paceline.server.batches.batch_file import (
     BatchLine,
     BatchRun,
     BatchStopped,
-    Counts,
     Results,
     entries,
     unchecked,
 )
+from paceline.server.batches.counts import Counts
 from paceline.server.batches.file_store import Description, FileStore, read_json, write_json
 from paceline.server.errors import BAD_REQUEST, NOT_FOUND, TOO_MANY, ApiError
 from paceline.server.tasks import BackgroundTasks
