@@ -23,7 +23,7 @@ from paceline.engine.frontend.stream import DeltaStream
 from paceline.engine.live.frames import Frame, FrameQuestion
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.messages import EngineFailed, EngineUnavailable, Question
-from paceline.engine.replicas.placements import Placement
+from paceline.engine.replicas.router import Placement
 from paceline.engine.replicas.several_cores import SeveralCores
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine

@@ -36,8 +36,7 @@ def run(options: LatencyBenchOptions) -> int:
 
     Ctrl-C ends the measurement, and the report has the runs that had finished.
     """
-    from paceline.bench.offline import latency
-    from paceline.bench.report import lines_of_latency, record_of_latency
+    from paceline.bench.report import latency, lines_of_latency, record_of_latency
     from paceline.hub.progress_bar import LoadingStatus
     from paceline.llm import LLM
 

@@ -28,8 +28,7 @@ class ThroughputBenchOptions:
 
 def run(options: ThroughputBenchOptions) -> int:
     """Measure the tokens per second of many prompts at once in this process."""
-    from paceline.bench.offline import throughput
-    from paceline.bench.report import lines_of_throughput, record_of_throughput
+    from paceline.bench.report import lines_of_throughput, record_of_throughput, throughput
     from paceline.hub.progress_bar import LoadingStatus
     from paceline.llm import LLM
 

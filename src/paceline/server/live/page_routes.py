@@ -26,10 +26,9 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
-from paceline.server.errors import NOT_FOUND, ApiError
+from paceline.server.errors import ERRORS, NOT_FOUND, ApiError
 from paceline.server.replies.generation_response import hung_up, until
 from paceline.server.replies.response_writer import BodyWriter, body_writer
-from paceline.server.schemas.openapi import ERRORS
 
 BODY = "http.response.body"
 RETRY_S = 0.5  # between two questions to an engine that does not answer

@@ -15,7 +15,15 @@ from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
+from paceline.server.errors import (
+    GATEWAY_TIMEOUT,
+    MESSAGE_ERRORS,
+    MESSAGE_GENERATED,
+    UNAVAILABLE,
+    ApiError,
+    ErrorBody,
+    fault_of,
+)
 from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import (
@@ -36,7 +44,6 @@ from paceline.server.schemas.messages import (
     delta_of,
     message_event,
 )
-from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
 from paceline.server.schemas.requests import ChatRequest
 from paceline.tools.calls import ContentDelta
 

@@ -14,7 +14,7 @@ from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import BROKEN, TOO_LARGE, ApiError
+from paceline.server.errors import BROKEN, ERRORS, GENERATED, TOO_LARGE, ApiError
 from paceline.server.parse import (
     asked_reply,
     check_common,
@@ -37,7 +37,6 @@ from paceline.server.routes.stored_responses import check_stored, items_before
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.constraints import RequestBody
 from paceline.server.schemas.envelope import Envelope
-from paceline.server.schemas.openapi import ERRORS, GENERATED
 from paceline.server.schemas.requests import InputTokensRequest, Messages, ResponseRequest
 from paceline.server.schemas.responses import ResponseBody, ResponseFault, usage_of
 from paceline.server.settings import ServerSettings
