@@ -12,8 +12,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from paceline.simulator.device.drafting import Drafting
 from paceline.simulator.device.profile import FrontEndTerms, Profile
+from paceline.simulator.device.timed_runner import Drafting
 from paceline.simulator.requests import SimulatedRequest
 from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.workloads.call import Segment

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.bench.offline import Repeats, Run, RunFailed, latency, throughput
+from paceline.bench.report import Repeats, Run, RunFailed, latency, throughput
 from paceline.engine.offline.offline import OfflineEngine
 from tests.bench.support import call
 from tests.engine.support import build

@@ -3,8 +3,9 @@
 import json
 from dataclasses import replace
 
-from paceline.bench.offline import Repeats, Run
 from paceline.bench.report import (
+    Repeats,
+    Run,
     lines_of,
     lines_of_latency,
     lines_of_throughput,

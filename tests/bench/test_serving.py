@@ -4,8 +4,8 @@ import asyncio
 
 import httpx
 
+from paceline.bench.client import Load, counter, prefix_cache_use, run
 from paceline.bench.samples import PrefixCacheUse
-from paceline.bench.serving import Load, counter, prefix_cache_use, run
 from tests.bench.support import TARGET, call
 from tests.server.support import Site, on_its_own_server, paced
 

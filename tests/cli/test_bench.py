@@ -106,7 +106,7 @@ def test_an_interrupted_throughput_says_that_nothing_was_measured(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.bench.offline.throughput", interrupted)
+    monkeypatch.setattr("paceline.bench.report.throughput", interrupted)
     assert main(["bench", "throughput", model, *SMALL]) == 130
     said = capsys.readouterr()
     assert said.out == ""

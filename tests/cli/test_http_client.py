@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.bench.serving import client
+from paceline.bench.client import client
 from paceline.cli.http_client import ServerError, first_model
 from tests.server.support import MODEL, Site, on_its_own_server
 

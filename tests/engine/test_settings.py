@@ -20,7 +20,7 @@ from paceline.engine.transport.process import ProcessCore
 from paceline.engine.transport.wire import as_declared, declared_types, encoder, plain, read_only
 from paceline.server.settings import ServerSettings
 from paceline.wiring.processes.supervisor import FrontEndSettings
-from paceline.wiring.ranks.rank_wire import BuildRank, RankedModel, to_rank
+from paceline.wiring.ranks.rank_processes import BuildRank, RankedModel, to_rank
 
 SAMPLES: dict[type[Any], Any] = {
     bool: True,

@@ -9,9 +9,9 @@ import pytest
 from paceline.core.errors import QueueFull
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
-from paceline.engine.shared_core_engine import SharedEngine
 from paceline.engine.transport.thread import ThreadCore
 from paceline.text.chat_template import ChatTemplate
+from paceline.wiring.processes.front_end_main import SharedEngine
 from tests.engine.support import ask, components, tokenizer
 
 

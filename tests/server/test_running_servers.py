@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.server.running_servers import RunningServer, announced, running_servers
+from paceline.server.listen import RunningServer, announced, running_servers
 
 HOLDS = """
 import sys
-from paceline.server.running_servers import RunningServer, announced
+from paceline.server.listen import RunningServer, announced
 
 with announced(RunningServer.here("other", "models/other", "http://127.0.0.1:9")):
     print("listed", flush=True)

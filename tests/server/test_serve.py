@@ -19,8 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
 from paceline.engine.streaming import StreamingEngine
 from paceline.server.app import create_app
-from paceline.server.listen import check_socket
-from paceline.server.running_servers import running_servers
+from paceline.server.listen import check_socket, running_servers
 from paceline.server.serve import serve
 from paceline.server.settings import ServerSettings
 from tests.conformance.architectures import SIZES

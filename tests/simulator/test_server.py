@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.simulator.device.drafting import Drafting
 from paceline.simulator.device.profile import Profile
 from paceline.simulator.device.time_curve import RowRates, TimeCurve
+from paceline.simulator.device.timed_runner import Drafting
 from paceline.simulator.requests import OUTPUT, SimulatedRequest
 from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer
 from paceline.workloads.call import Segment

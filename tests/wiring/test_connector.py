@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.server.app import create_app
 from paceline.server.settings import ServerSettings
 from paceline.wiring.model_files import load_tokenizer
-from paceline.wiring.vllm.kv_transfer import connector_config
+from paceline.wiring.vllm.configs import connector_config
 from tests.engine.trace.timeline import Timeline
 from tests.wiring.support import dummy_model
 

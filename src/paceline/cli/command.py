@@ -5,14 +5,16 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature
-from typing import Any, TypeGuard, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo, ParameterInfo
 
-from paceline.cli.setting_flags import FlagGroup
+from paceline.cli.setting_flags import FlagGroup, attributes
 from paceline.core.errors import ConfigError, PacelineError
 
 FAILED, WRONG = 1, 2  # exit statuses: the command failed; it was used wrongly
@@ -108,8 +110,12 @@ def bare(add_completion: bool = False) -> typer.Typer:
 
 
 def parameters(options: type[Any]) -> Iterator[Parameter]:
-    """A parameter for each field; a field that is a dataclass of options adds all of them."""
-    hints = get_type_hints(options, include_extras=True)
+    """A parameter for each field; a field that is a dataclass of options adds all of them.
+
+    The docstring has metavars and meanings, and `panel` is the title of options that name none.
+    """
+    hints, entries = get_type_hints(options, include_extras=True), attributes(options)
+    panel: str | None = getattr(options, "panel", None)
     for field in fields(options):
         kind = hints[field.name]
         if is_flag_group(kind):
@@ -119,7 +125,23 @@ def parameters(options: type[Any]) -> Iterator[Parameter]:
             yield from parameters(kind)
         else:
             default = default_of(field)
+            metavar, meaning = entries.get(field.name, ("", ""))
+            plain, option = typed_option(kind)
+            option.metavar, option.help = metavar or option.metavar, meaning or option.help
+            if isinstance(option, OptionInfo):
+                option.rich_help_panel = option.rich_help_panel or panel
+                if plain is bool and default is False and option.default is ...:
+                    option.param_decls = (f"--{field.name.replace('_', '-')}",)  # without --no-
+            kind = Annotated[plain, option]
             yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def typed_option(kind: Any) -> tuple[Any, ParameterInfo]:
+    """The type of a field, and an option or an argument that may be changed."""
+    if get_origin(kind) is not Annotated:
+        return kind, typer.Option()
+    plain, declared = get_args(kind)
+    return plain, copy(declared)
 
 
 def is_flag_group(kind: Any) -> TypeGuard[type[FlagGroup]]:

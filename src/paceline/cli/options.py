@@ -1,15 +1,21 @@
-"""Options of several commands."""
+"""Options of several commands, and `--config FILE`, which has values for options."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from importlib import import_module
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 
 from paceline.cli.command import WrongOption
-from paceline.cli.config_file import ConfigOption
 from paceline.cli.setting_flags import Settings
+from paceline.core.errors import nearest
 from paceline.hub.catalogue import DEFAULT, MODELS, REPOSITORIES
 
+KINDS = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
 REPOSITORY = (
     "a repository on Hugging Face: owner/name[@revision], for GGUF owner/name:FILE or "
     "owner/name:Q4_K_M."
@@ -18,6 +24,126 @@ WHICH = (
     f"{DEFAULT} or another name that `paceline pull --help` lists, a .gguf file, a model folder, "
     f"or {REPOSITORY}"
 )
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="URL of a server, for example http://127.0.0.1:8000."
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="PACELINE_API_KEY", metavar="KEY", help="API key of the server."
+    ),
+]
+
+
+def use_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the values of the file for options that neither a flag nor the environment sets."""
+    if path is not None and not context.resilient_parsing:
+        known = options_by_key(context.command)
+        context.default_map = {}
+        for key, value in content_of(path).items():
+            option = known.get(key.replace("-", "_"))
+            if option is None:
+                raise typer.BadParameter(unknown(path, key, known), ctx=context)
+            if option.name in context.default_map:
+                raise typer.BadParameter(f"{path} sets {option.opts[0]} twice", ctx=context)
+            context.default_map[option.name] = checked(context, option, f"{path}: {key}", value)
+    return path
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="YAML or TOML file with values for these options, by name; flags and environment "
+        "variables replace them.",
+        is_eager=True,
+        callback=use_config,
+    ),
+]
+
+
+def options_by_key(command: Any) -> dict[str, Any]:
+    """The options of a command by their flags and their names, with underscores.
+
+    A file cannot name another file.
+    """
+    found: dict[str, Any] = {}
+    for option in command.params:
+        if option.param_type_name == "option" and not option.is_eager:
+            names = [name.removeprefix("--") for name in option.opts if name.startswith("--")]
+            found |= {name.replace("-", "_"): option for name in (*names, option.name)}
+    return found
+
+
+def content_of(path: Path) -> Mapping[str, Any]:
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise typer.BadParameter(f"{path} must end in {', '.join(KINDS)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found: Any = tomllib.loads(text) if kind == "TOML" else parsed_yaml(text)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{path} is not {kind}: {error}") from None
+    if found is None:  # an empty file
+        return {}
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path} must have a line NAME: VALUE for each option")
+    return {str(key): value for key, value in cast("dict[Any, Any]", found).items()}
+
+
+def parsed_yaml(text: str) -> Any:
+    yaml: Any = import_module("yaml")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ValueError(str(error)) from None
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{place}: {error.problem}") from None
+
+
+def unknown(path: Path, key: str, known: Mapping[str, Any]) -> str:
+    return f"{path} has an unknown key {key!r}{nearest(key.replace('-', '_'), known)}"
+
+
+def checked(context: typer.Context, option: Any, where: str, value: Any) -> Any:
+    """The value in the words of the command line, if the option takes it."""
+    given = words(where, value, option.multiple)
+    try:
+        option.process_value(context, given)
+    except typer.BadParameter as error:
+        problem = f"{where} is {value!r}: {error.message}"
+        raise typer.BadParameter(problem, ctx=context) from None
+    return given
+
+
+def words(where: str, value: Any, several: bool) -> Any:
+    """A scalar as text; a list as texts, and a mapping as NAME=VALUE, where several are taken;
+    another mapping as JSON."""
+    if isinstance(value, dict) and not several:
+        return dumps(value, default=str)
+    if several and isinstance(value, dict):
+        pairs = cast("dict[Any, Any]", value).items()
+        return [f"{name}={word(where, one)}" for name, one in pairs]
+    if several and isinstance(value, list):
+        return [word(where, one) for one in cast("list[Any]", value)]
+    return [word(where, value)] if several else word(where, value)
+
+
+def word(where: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise typer.BadParameter(f"{where} is {value!r}; it must be a text, a number, true or false")
 
 
 def model_names() -> list[str]:
@@ -47,19 +173,6 @@ ModelFlag = Annotated[
         show_default=DEFAULT,
         callback=unless_argument,
         autocompletion=model_names,
-    ),
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", metavar="URL", help="URL of a server, for example http://127.0.0.1:8000."
-    ),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key", envvar="PACELINE_API_KEY", metavar="KEY", help="API key of the server."
     ),
 ]
 

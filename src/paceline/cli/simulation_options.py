@@ -1,18 +1,32 @@
-"""Options of the commands that simulate: the load, the device, and the settings of the server."""
+"""Options of the commands that simulate, what they check before they run, and what they print."""
 
-from collections.abc import Mapping
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from paceline.cli.command import WrongOption
 from paceline.cli.commands.play import setting
-from paceline.simulator.device.drafting import Drafting
+from paceline.core.errors import ConfigError
+from paceline.core.system.host import processor_name
 from paceline.simulator.device.profile import Profile, shipped
-from paceline.simulator.loads import UNCUT, Clients, LoadSource, Phase, SyntheticLoad, TraceLoad
+from paceline.simulator.device.timed_runner import Drafting
+from paceline.simulator.loads import (
+    UNCUT,
+    Clients,
+    LoadSource,
+    Phase,
+    SyntheticLoad,
+    TraceLoad,
+    Workload,
+)
 from paceline.simulator.recorded import RecordedLoad, is_recording
 from paceline.simulator.server import ServerModel, SimulatedServer
 from paceline.workloads.call import FORMS, LengthDistribution
@@ -23,6 +37,30 @@ DEFAULT_COUNT = 1000  # conversations of a synthetic load
 THINK_S = 10.0
 DEFAULT_PROFILE = "h200-qwen3-0.6b"
 INPUT, OUTPUT, TURNS = (LengthDistribution("even", one, one) for one in (128, 64, 1))
+TargetsOption = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME:MS",
+        help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
+    ),
+]
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How requests are dealt out to replicas: prefix, as `paceline serve "
+        "--data-parallel-size` does; load, the same without prefixes; turns, to each in its turn; "
+        "sessions, which keeps conversations together.",
+        show_default="prefix",
+    ),
+]
+JobsOption = Annotated[
+    int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with tables and charts to this file."),
+]
 
 
 def lengths(given: str | LengthDistribution) -> LengthDistribution:
@@ -51,28 +89,19 @@ def shares(pairs: list[str]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Who sends the requests."""
+    """Who sends the requests.
 
-    tenants: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=SHARE",
-            help="Deal requests without a tenant out to these; may be repeated.",
-            rich_help_panel=LOAD,
-        ),
-    ] = field(default_factory=list[str])
-    leaves_after: Annotated[
-        float,
-        typer.Option(
-            metavar="S", help="Seconds after which clients disconnect.", rich_help_panel=LOAD
-        ),
-    ] = inf
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Seed of the load, and of which drafts are right.", rich_help_panel=LOAD
-        ),
-    ] = 0
+    Attributes:
+        tenants (NAME=SHARE): Deal requests without a tenant out to these; may be repeated.
+        leaves_after (S): Seconds after which clients disconnect.
+        seed: Seed of the load, and of which drafts are right.
+    """
+
+    panel: ClassVar = LOAD
+
+    tenants: list[str] = field(default_factory=list[str])
+    leaves_after: float = inf
+    seed: Annotated[int, typer.Option(min=0)] = 0
 
     @property
     def clients(self) -> Clients:
@@ -83,72 +112,35 @@ class ClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticOptions:
-    """A load that is drawn at random."""
+    """A load that is drawn at random.
 
-    rate: Annotated[
-        str,
-        typer.Option(
-            metavar="R|R:S,R:S",
-            help="Requests per second, or several rates with seconds for each: 2:60,20:10.",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = "1"
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            help="1: Poisson arrivals; below 1: in bursts; above 1: more evenly.",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = 1.0
+    Attributes:
+        rate (R|R:S,R:S): Requests per second, or several rates with seconds for each: 2:60,20:10.
+        burstiness: 1: Poisson arrivals; below 1: in bursts; above 1: more evenly.
+        output_len (LENGTH): Output tokens, likewise.
+        prefix_len: Prompt tokens shared with other prompts.
+        num_prefixes: Number of different prefixes.
+        turns (LENGTH): Turns of a conversation, each of which repeats what was said.
+        think (S): Mean seconds from an answer to the next turn.
+    """
+
+    panel: ClassVar = SYNTHETIC
+
+    rate: str = "1"
+    burstiness: float = 1.0
     input_len: Annotated[
         LengthDistribution,
         typer.Option(
-            metavar="LENGTH",
-            parser=lengths,
-            help=f"Prompt tokens: {FORMS}.",
-            show_default="128",
-            rich_help_panel=SYNTHETIC,
+            metavar="LENGTH", parser=lengths, help=f"Prompt tokens: {FORMS}.", show_default="128"
         ),
     ] = INPUT
-    output_len: Annotated[
-        LengthDistribution,
-        typer.Option(
-            metavar="LENGTH",
-            parser=lengths,
-            help="Output tokens, likewise.",
-            show_default="64",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = OUTPUT
-    prefix_len: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Prompt tokens shared with other prompts.", rich_help_panel=SYNTHETIC
-        ),
-    ] = 0
-    num_prefixes: Annotated[
-        int,
-        typer.Option(min=1, help="Number of different prefixes.", rich_help_panel=SYNTHETIC),
-    ] = 1
-    turns: Annotated[
-        LengthDistribution,
-        typer.Option(
-            metavar="LENGTH",
-            parser=lengths,
-            help="Turns of a conversation, each of which repeats what was said.",
-            show_default="1",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = TURNS
-    think: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            help="Mean seconds from an answer to the next turn.",
-            rich_help_panel=SYNTHETIC,
-        ),
-    ] = THINK_S
+    output_len: Annotated[LengthDistribution, typer.Option(parser=lengths, show_default="64")] = (
+        OUTPUT
+    )
+    prefix_len: Annotated[int, typer.Option(min=0)] = 0
+    num_prefixes: Annotated[int, typer.Option(min=1)] = 1
+    turns: Annotated[LengthDistribution, typer.Option(parser=lengths, show_default="1")] = TURNS
+    think: Annotated[float, typer.Option(min=0)] = THINK_S
 
     def load(self, count: int, clients: Clients) -> SyntheticLoad:
         if not 0 < self.burstiness < inf:
@@ -175,34 +167,26 @@ class SyntheticOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """A trace or a recording, or else a synthetic load."""
+    """A trace or a recording, or else a synthetic load.
 
-    trace: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="TRACE",
-            help="Azure's CSV, Mooncake's JSON lines, JSON lines with at_s, input_len and "
-            "output_len, or a file that --record wrote. Without it, the load is synthetic.",
-        ),
-    ] = None
+    Attributes:
+        trace (TRACE): Azure's CSV, Mooncake's JSON lines, JSON lines with at_s, input_len and
+            output_len, or a file that --record wrote. Without it, the load is synthetic.
+        num_requests: Requests of the trace, or conversations of a synthetic load.
+        speed: Speed-up of the arrivals of a trace.
+        max_input_len: Cut longer prompts of a trace.
+        max_output_len: Cut longer outputs of a trace.
+    """
+
+    panel: ClassVar = LOAD
+
+    trace: Annotated[Path | None, typer.Argument()] = None
     num_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Requests of the trace, or conversations of a synthetic load.",
-            show_default=f"all, or {DEFAULT_COUNT}",
-            rich_help_panel=LOAD,
-        ),
+        int | None, typer.Option(min=1, show_default=f"all, or {DEFAULT_COUNT}")
     ] = None
-    speed: Annotated[
-        float, typer.Option(help="Speed-up of the arrivals of a trace.", rich_help_panel=LOAD)
-    ] = 1.0
-    max_input_len: Annotated[
-        int, typer.Option(min=1, help="Cut longer prompts of a trace.", rich_help_panel=LOAD)
-    ] = UNCUT
-    max_output_len: Annotated[
-        int, typer.Option(min=1, help="Cut longer outputs of a trace.", rich_help_panel=LOAD)
-    ] = UNCUT
+    speed: float = 1.0
+    max_input_len: Annotated[int, typer.Option(min=1)] = UNCUT
+    max_output_len: Annotated[int, typer.Option(min=1)] = UNCUT
     clients: ClientOptions = field(default_factory=ClientOptions)
     synthetic: SyntheticOptions = field(default_factory=SyntheticOptions)
 
@@ -239,62 +223,34 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerModelOptions:
-    """The device, the model and the settings of the simulated server."""
+    """The device, the model and the settings of the simulated server.
+
+    Attributes:
+        settings (NAME=VALUE): A setting of the scheduler, such as max_num_seqs=64; may be repeated.
+        depth: Steps in flight; 0: by the profile.
+        timeout (S): Seconds after which requests end; 0: no limit.
+        acceptance: Chance that a draft is right if those before it are; with --set
+            num_speculative_tokens=3.
+        draft_ms (MS): Milliseconds of the device for the next draft of all rows, such as a step of
+            a draft model.
+    """
+
+    panel: ClassVar = SERVER
 
     profile: Annotated[
         str,
         typer.Option(
             metavar="NAME",
             help=f"Step times: a file of `paceline calibrate`, or one of {', '.join(shipped())}.",
-            rich_help_panel=SERVER,
         ),
     ] = DEFAULT_PROFILE
-    settings: Annotated[
-        list[Any],
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            parser=setting,
-            help="A setting of the scheduler, such as max_num_seqs=64; may be repeated.",
-            rich_help_panel=SERVER,
-        ),
-    ] = field(default_factory=list[Any])
-    depth: Annotated[
-        int,
-        typer.Option(
-            min=0, max=16, help="Steps in flight; 0: by the profile.", rich_help_panel=SERVER
-        ),
-    ] = 0
-    timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            help="Seconds after which requests end; 0: no limit.",
-            rich_help_panel=SERVER,
-        ),
-    ] = 0.0
-    acceptance: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Chance that a draft is right if those before it are; "
-            "with --set num_speculative_tokens=3.",
-            show_default=False,
-            rich_help_panel=SERVER,
-        ),
-    ] = None
-    draft_ms: Annotated[
-        float,
-        typer.Option(
-            metavar="MS",
-            min=0,
-            help="Milliseconds of the device for the next draft of all rows, such as a step of a "
-            "draft model.",
-            rich_help_panel=SERVER,
-        ),
-    ] = 0.0
+    settings: Annotated[list[Any], typer.Option("--set", parser=setting)] = field(
+        default_factory=list[Any]
+    )
+    depth: Annotated[int, typer.Option(min=0, max=16)] = 0
+    timeout: Annotated[float, typer.Option(min=0)] = 0.0
+    acceptance: Annotated[float | None, typer.Option(min=0, max=1, show_default=False)] = None
+    draft_ms: Annotated[float, typer.Option(min=0)] = 0.0
 
     def model(
         self, source: LoadSource, seed: int, more: Mapping[str, Any] | None = None
@@ -322,27 +278,40 @@ class ServerModelOptions:
         return None
 
 
-TargetsOption = Annotated[
-    list[str],
-    typer.Option(
-        metavar="NAME:MS",
-        help="Count the requests within a target: ttft:200, tpot:50 or e2e:3000; may be repeated.",
-    ),
-]
-RouterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How requests are dealt out to replicas: prefix, as `paceline serve "
-        "--data-parallel-size` does; load, the same without prefixes; turns, to each in its turn; "
-        "sessions, which keeps conversations together.",
-        show_default="prefix",
-    ),
-]
-JobsOption = Annotated[
-    int, typer.Option(min=0, help="Simulations at a time; 0: as many as there are cores.")
-]
-HtmlOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write a page with tables and charts to this file."),
-]
+def check_drafts(*models: ServerModel) -> None:
+    """Refuse an acceptance that would have no effect: no model has drafts."""
+    drafts = [one.config.speculation.num_speculative_tokens for one in models]
+    if models[0].drafting is not None and not any(drafts):
+        raise WrongOption("--acceptance needs drafts, such as --set num_speculative_tokens=3")
+
+
+def check_explained(names: Iterable[str], load: Workload, title: str) -> None:
+    """ConfigError for a request that is not in the load, before anything runs."""
+    known = {one.id for one in load.requests}
+    for name in names:
+        if name not in known:
+            some = ", ".join(one.id for one in islice(load.requests, 5))
+            raise ConfigError(f"there is no request {name!r} in {title}, which has {some}, ...")
+
+
+def about(model: ServerModel, load: str, source: LoadSource) -> list[str]:
+    """What is simulated, in sentences."""
+    profile = model.profile
+    lines = [f"{load} on {profile.device or 'a device'} with {profile.model or 'a model'}."]
+    if isinstance(source, RecordedLoad) and source.ending:
+        lines.append(f"The recording is not complete: {source.ending}.")
+    if model.drafting is not None:
+        lines.append(f"Each draft is right with a chance of {model.drafting.acceptance:g}.")
+    return lines + doubts(model)
+
+
+def doubts(model: ServerModel) -> list[str]:
+    """Why results for this machine may be far off."""
+    return model.profile.doubts(processor_name(), platform.machine())
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """JSON alone on the standard output, and its warnings on the other one."""
+    print(json.dumps(record))
+    for line in record["warnings"]:
+        print(line, file=sys.stderr)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.multimodal import Item
 from paceline.core.plan import Timings
-from paceline.engine.adapter_control import AdapterControl
+from paceline.engine.arguments import AdapterControl
 from paceline.engine.frontend.outputs import (
     Alternative,
     ChoiceOutput,
@@ -19,9 +19,9 @@ from paceline.engine.frontend.outputs import (
     TokenLogprob,
     Usage,
 )
+from paceline.engine.loop.figures import Report
 from paceline.engine.loop.messages import EngineFailed, EngineUnavailable
 from paceline.engine.params import SamplingParams
-from paceline.engine.report import Report
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.text.chat_messages import images_of
 

@@ -76,7 +76,7 @@ class EngineComponents:
             size = self.trace.block_bytes
             found.append(StepTrace(file, self.scheduler, block_bytes=size))
         if self.kv_events is not None:
-            events = import_module("paceline.engine.kv_events.publisher")  # it needs pyzmq
+            events = import_module("paceline.engine.kv_events")  # it needs pyzmq
             found.append(events.CacheObserver.publishing(self.scheduler, self.kv_events))
         return all_of(found)
 

@@ -19,9 +19,8 @@ from typing import Any, Literal, Self, Unpack
 
 from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
-from paceline.engine.adapter_control import AdapterControl
 from paceline.engine.api import GenerationRequest, Message, Report, SamplingParams, TokenizedPrompt
-from paceline.engine.arguments import SamplingFields, TemplateFields, split
+from paceline.engine.arguments import AdapterControl, SamplingFields, TemplateFields, split
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.prompt_reader import PromptReader

@@ -20,7 +20,6 @@ from paceline.server.middleware import (
 )
 from paceline.server.routes.batches import batch_routes
 from paceline.server.routes.chat import chat_routes
-from paceline.server.routes.compaction import compaction_routes
 from paceline.server.routes.completions import completion_routes
 from paceline.server.routes.conversations import conversation_routes, item_routes
 from paceline.server.routes.embeddings import embedding_routes
@@ -32,7 +31,7 @@ from paceline.server.routes.operations import (
     dashboard_routes,
     probe_routes,
 )
-from paceline.server.routes.responses import response_routes
+from paceline.server.routes.responses import compaction_routes, response_routes
 from paceline.server.routes.stored_responses import stored_response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
 from paceline.server.scoreboard import Scoreboard

@@ -1,21 +1,29 @@
-"""Figures of all processes of a server in shared memory, and what follows from them."""
+"""Figures of all processes of a server in shared memory, and the load header for routers."""
 
+import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from math import ceil
 from mmap import mmap
 from tempfile import TemporaryFile
 from time import monotonic
 
+import msgspec
 import numpy as np
 
 from paceline.core.arrays import F64
+from paceline.engine.api import Report
 from paceline.engine.frontend.metrics import Metrics
 from paceline.server.telemetry.http_metrics import HttpMetrics
 
 REMEMBERED_IDS = 4096
+REMEMBERED_ENDS = 64
+LONGEST_WAIT_S = 60
+FRESH_S = 0.1  # a report this old is sent again, so that many requests do not ask the core
+USAGE = "kv_cache_usage_perc"
+NAMES = (USAGE, "num_requests_waiting")  # of gauges; routers know them from vLLM
 
 
 class RecentIds:
@@ -41,10 +49,6 @@ class RecentIds:
         found = (self._rows[:, 1:] == digest).any(axis=1)
         found[self._row] = False
         return not found.any()
-
-
-REMEMBERED_ENDS = 64
-LONGEST_WAIT_S = 60
 
 
 class RequestRate:
@@ -207,3 +211,28 @@ def shared_board(file: int, row: int, engines: int = 1) -> Scoreboard:
     """The board of several processes in one of them. A negative row counts from the end."""
     cells = np.frombuffer(mmap(file, 0), np.float64).reshape(-1, width_of(engines))
     return Scoreboard(cells, row % len(cells))
+
+
+class LoadReport:
+    """Requests that want a report at the same time share one question to the engine."""
+
+    def __init__(self, reports: Callable[[], Awaitable[Sequence[Report]]]) -> None:
+        self._reports = reports
+        self._lock = asyncio.Lock()
+        self._named: Mapping[str, float] = {}
+        self._until = 0.0  # when the figures are too old
+
+    async def header(self, kind: str) -> bytes:
+        """The value of `endpoint-load-metrics`, as TEXT or JSON; empty for any other format."""
+        if kind not in ("TEXT", "JSON"):
+            return b""
+        async with self._lock:
+            if monotonic() >= self._until:
+                gauges = [report.gauges for report in await self._reports()]
+                summed = {name: float(sum(one[name] for one in gauges)) for name in NAMES}
+                self._named = summed | {USAGE: summed[USAGE] / len(gauges)}
+                self._until = monotonic() + FRESH_S
+        if kind == "JSON":
+            return b"JSON " + msgspec.json.encode({"named_metrics": self._named})
+        named = (f"named_metrics.{name}={value}" for name, value in self._named.items())
+        return f"TEXT {', '.join(named)}".encode()

@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from paceline.engine.api import EngineFailed
 from paceline.server.connections import Acceptor, ClientConnection, TurnWrites, connection_limit
 from paceline.server.context import ServerContext
-from paceline.server.listen import url_of
-from paceline.server.running_servers import RunningServer, announced
+from paceline.server.listen import RunningServer, announced, url_of
 from paceline.server.telemetry.request_log import JsonFormatter
 
 log = logging.getLogger("paceline.server")

@@ -19,9 +19,13 @@ from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
 from paceline.sched.transfers.swapping import Rates
 from paceline.simulator.device.batch_summary import BatchSummary
-from paceline.simulator.device.drafting import DraftedSequences, Drafting, step_times
 from paceline.simulator.device.profile import FrontEndTerms, Profile
-from paceline.simulator.device.timed_runner import TimedRunner
+from paceline.simulator.device.timed_runner import (
+    DraftedSequences,
+    Drafting,
+    TimedRunner,
+    step_times,
+)
 from paceline.simulator.requests import Coming, SimulatedRequest
 from paceline.simulator.results.request_log import RequestLog
 from paceline.simulator.results.timeline import Occupancy, Timeline

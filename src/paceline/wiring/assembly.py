@@ -40,9 +40,9 @@ from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
 from paceline.wiring.ranks.ranked_runner import RankedBlocks, assemble_ranks
 from paceline.wiring.recording import scheduler_of
-from paceline.wiring.settings import pop_settings, sort_settings
-from paceline.wiring.vllm.kv_events import kv_events_in, record_events
-from paceline.wiring.vllm.kv_transfer import connector_config
+from paceline.wiring.settings import part_of, pop_settings, sort_settings
+from paceline.wiring.vllm.configs import connector_config, kv_events_in
+from paceline.wiring.vllm.values import EVENTS
 
 USUAL = 1  # different adapters of running sequences, as in vLLM
 
@@ -215,7 +215,11 @@ def build(
         )
         return build_encoder(model, folder, rest, own, record)
     if events is not None:
-        record_events(rest)
+        require(
+            part_of(CacheConfig, rest).enable_prefix_caching,
+            f"{EVENTS} reports cached prefixes, which needs enable_prefix_caching",
+        )
+        rest["enable_kv_cache_events"] = True
     with collection_paused():
         source: ModelSource = find_model(model, own, device, progress)
         draft = find_draft_weights(rest, own, device, progress, source)

@@ -24,9 +24,7 @@ from paceline.wiring.memory import (
     longest_within,
     tables_of_one,
 )
-from paceline.wiring.vllm import kv_transfer as kv_transfer_config
-from paceline.wiring.vllm.kv_transfer import with_role
-from paceline.wiring.vllm.speculative import spelled_out
+from paceline.wiring.vllm.configs import spelled_out
 from paceline.wiring.vllm.table import VLLM
 from paceline.wiring.vllm.values import as_json
 
@@ -270,7 +268,7 @@ def sort_settings(settings: dict[str, Any]) -> tuple[dict[str, Any], LoadConfig]
 
     ConfigError names the nearest setting for an unknown name.
     """
-    settings = as_json(spelled_out(kv_transfer_config.spelled_out(with_role(settings))))
+    settings = as_json(spelled_out(settings))
     ours = {name: settings[name] for name in LOAD_SETTINGS if name in settings}
     rest = {name: value for name, value in settings.items() if name not in ours}
     for name in rest:

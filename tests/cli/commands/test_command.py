@@ -420,7 +420,7 @@ def test_the_heading_names_the_discipline_and_the_host(capsys: pytest.CaptureFix
 def test_the_totals_count_forks_and_copies(capsys: pytest.CaptureFixture[str]) -> None:
     out = play(capsys, "--workload", "families")
     assert f"{12 + 5 + 8 + 12 + 6 + 10 + 6} generated" in out
-    assert "families: 14 forks, 12 blocks copied" in out
+    assert "sequence groups: 14 forks, 12 blocks copied" in out
     assert "families" not in play(capsys, "--workload", "basics")
 
 

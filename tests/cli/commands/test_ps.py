@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.server.running_servers import RunningServer, announced
+from paceline.server.listen import RunningServer, announced
 
 
 def test_servers_are_listed(

@@ -2,9 +2,8 @@
 
 from paceline.core.plan import Timings
 from paceline.engine.frontend.metrics import SECONDS, Lengths, Metrics
-from paceline.engine.loop.figures import first_figures
+from paceline.engine.loop.figures import Histogram, first_figures
 from paceline.engine.loop.messages import Capacity
-from paceline.engine.report import Histogram
 
 NOW = first_figures(Capacity(256, 4, 96, 8, 64))
 ONE = Lengths(prompt=7, outputs=[2], n=1, max_tokens=None)

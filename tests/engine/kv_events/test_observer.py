@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.core.settings.features import ConnectorConfig
 from paceline.engine.frontend.frontend import Frontend
-from paceline.engine.kv_events.wire import wire_key
+from paceline.engine.kv_events import wire_key
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import Question
 from paceline.engine.loop.ports import NOT_OBSERVED

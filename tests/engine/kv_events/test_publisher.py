@@ -11,8 +11,8 @@ import zmq
 from paceline.core.errors import ConfigError
 from paceline.core.events import BlockRemoved, BlockStored
 from paceline.core.settings.features import KVEventsConfig
-from paceline.engine.kv_events import publisher as module
-from paceline.engine.kv_events.publisher import EventPublisher
+from paceline.engine import kv_events as module
+from paceline.engine.kv_events import EventPublisher
 from tests.engine.kv_events.consumer import Consumer
 from tests.engine.kv_events.support import Endpoints, endpoints
 

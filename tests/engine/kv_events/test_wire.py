@@ -7,7 +7,7 @@ import pytest
 from msgspec import msgpack
 
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
-from paceline.engine.kv_events.wire import encode_batch, wire_key
+from paceline.engine.kv_events import encode_batch, wire_key
 from tests.engine.kv_events.consumer import decoded
 
 KEYS = [bytes([place]) * 16 for place in range(8)]

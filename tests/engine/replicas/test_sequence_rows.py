@@ -5,7 +5,7 @@ import numpy as np
 from paceline.core.request import Request
 from paceline.engine.choice_rows import NOBODY, ChoiceRows
 from paceline.engine.loop.messages import Delivery
-from paceline.engine.replicas.placements import SequenceRows
+from paceline.engine.replicas.router import SequenceRows
 
 
 def ask(name: str, handle: int, n: int = 1) -> Request:

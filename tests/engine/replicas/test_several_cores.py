@@ -15,15 +15,15 @@ import pytest
 from paceline.core.errors import ConfigError, QueueFull, RequestError
 from paceline.core.plan import Plan
 from paceline.core.request import Finish
-from paceline.engine.adapter_control import load_question
 from paceline.engine.api import GenerationRequest
+from paceline.engine.arguments import load_question
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.frontend.stream import DeltaStream
 from paceline.engine.live.frames import Frame, FrameQuestion
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.messages import EngineFailed, EngineUnavailable, Question
-from paceline.engine.replicas.placements import Placement
+from paceline.engine.replicas.router import Placement
 from paceline.engine.replicas.several_cores import SeveralCores
 from paceline.engine.settings import CoreSettings
 from paceline.engine.streaming import StreamingEngine

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.engine.adapter_control import load_question
+from paceline.engine.arguments import load_question
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.loop.messages import Capacity, Delivery, EngineFailed, Question
 from paceline.engine.loop.ports import Receiver

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from paceline.integrations.ray.forwarded import (
+from paceline.integrations.ray.everywhere import (
     FIRST_BLOCKS,
     ForwardedRequest,
     ReceivedRequest,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from paceline.integrations.ray.forwarded import ForwardedRequest
+from paceline.integrations.ray.everywhere import ForwardedRequest
 from paceline.integrations.ray.router import PrefixRouter
 
 

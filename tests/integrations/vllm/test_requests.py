@@ -1,6 +1,6 @@
 """What clients say for our policies, and why a request stopped."""
 
-from paceline.integrations.vllm.requests import hints
+from paceline.integrations.vllm.settings import hints
 
 
 def test_hints_for_policies_are_taken_from_extra_args() -> None:

@@ -23,8 +23,7 @@ from paceline.engine.live.frames import (
     StreamStart,
     StreamStatus,
 )
-from paceline.server.live.frame_stream import MOST_BEHIND, PageStream, frame_events
-from paceline.server.live.page_routes import PageFiles
+from paceline.server.live.page_routes import MOST_BEHIND, PageFiles, PageStream, frame_events
 from paceline.server.replies.response_writer import SentBody
 from paceline.server.settings import ServerSettings
 from tests.engine.live.shown import ShownEngine
@@ -178,9 +177,9 @@ def answer_of(run: int, *numbers: int, more: bool = False) -> FrameAnswer:
 
 
 def test_the_status_of_an_engine_that_dies_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.server.live.frame_stream.RETRY_S", 0.0)
+    monkeypatch.setattr("paceline.server.live.page_routes.RETRY_S", 0.0)
     gone = EngineFailed("it died")
-    monkeypatch.setattr("paceline.server.live.frame_stream.SILENCE_S", -1.0)
+    monkeypatch.setattr("paceline.server.live.page_routes.SILENCE_S", -1.0)
     source = ScriptedSource(answer_of(1, 1, 2), gone, gone, answer_of(2, 1), answer_of(2, 2))
     assert source.sent()[1:] == [
         ("frame", 1),
@@ -214,7 +213,7 @@ def test_a_page_that_does_not_read_is_sent_no_more(
             await site.until(lambda: not site.server.server_state.connections)
 
     monkeypatch.setattr(LiveControl, "frames", large)
-    monkeypatch.setattr("paceline.server.live.frame_stream.LAST_S", 0.1)
+    monkeypatch.setattr("paceline.server.live.page_routes.LAST_S", 0.1)
     on_its_own_server(scenario, ServerSettings(dashboard=True))
     assert 0 < len(asked) < 100
     assert not [one.message for one in caplog.records if one.levelname == "ERROR"]

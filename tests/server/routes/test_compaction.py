@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from paceline.server.responses.input import SUMMARY, compaction, messages, summary_of
-from paceline.server.routes.compaction import TASK
+from paceline.server.routes.responses import TASK
 from tests.server.conftest import Play
 from tests.server.fed import FedSite, on_fed_server
 from tests.server.sample_replies import HERMES, feed

@@ -206,7 +206,7 @@ def test_all_parts_of_a_request_are_explained() -> None:
 
 
 def test_an_id_that_is_in_use_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.server.replies.open_requests.REMEMBERED_IDS", 1)
+    monkeypatch.setattr("paceline.server.context.REMEMBERED_IDS", 1)
 
     async def scenario(site: Site) -> None:
         async def ask(name: str) -> httpx.Response:

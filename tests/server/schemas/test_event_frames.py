@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.server.schemas.event_frames import NumberedFrame, TextFrame, cut, quoted
+from paceline.server.schemas.envelope import NumberedFrame, TextFrame, cut, quoted
 
 
 @pytest.mark.parametrize("fields", [{}, {"a": "0"}, {"a": '"0"1', "z": ["1", 0]}])

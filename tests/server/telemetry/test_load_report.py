@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.telemetry.load_report import LoadReport
+from paceline.server.scoreboard import LoadReport
 from tests.server.conftest import Play
 from tests.server.support import Site
 

@@ -8,21 +8,21 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.core.plan import Admitted, Plan
 from paceline.core.settings.config import Config
-from paceline.simulator.calibration import grid, step_meter, survey
+from paceline.simulator.calibration import grid, step_meter
 from paceline.simulator.calibration.calibrate import calibrate, drafted_errors
 from paceline.simulator.calibration.grid import UNEVEN, DecodePoint, decode_points, mixed_points
 from paceline.simulator.calibration.step_meter import StepMeter
 from paceline.simulator.device.batch_summary import BatchSummary
-from paceline.simulator.device.drafting import Drafting, step_times
 from paceline.simulator.device.profile import HostTerms, Profile
+from paceline.simulator.device.timed_runner import Drafting, step_times
 from tests.simulator.calibration.support import CONFIG, TRUTH, KnownRunner
 
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_meter, "MOST", 3)
-    monkeypatch.setattr(survey, "TIMES", 1)
-    monkeypatch.setattr(survey, "MOST_TIMES", 1)
+    monkeypatch.setattr(grid, "TIMES", 1)
+    monkeypatch.setattr(grid, "MOST_TIMES", 1)
     monkeypatch.setattr(grid, "EACH", 4)
 
 

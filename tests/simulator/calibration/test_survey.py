@@ -8,10 +8,16 @@ import pytest
 
 from paceline.core.plan import StepResult
 from paceline.core.settings.config import Config
-from paceline.simulator.calibration import survey
-from paceline.simulator.calibration.grid import DecodePoint, decode_points
+from paceline.simulator.calibration import grid
+from paceline.simulator.calibration.grid import (
+    DecodePoint,
+    Survey,
+    Timed,
+    decode_points,
+    spread,
+    typical,
+)
 from paceline.simulator.calibration.step_meter import Observation, StepMeter
-from paceline.simulator.calibration.survey import Survey, Timed, spread, typical
 from paceline.simulator.device.batch_summary import BatchSummary
 from paceline.simulator.device.profile import Profile, StepTerms
 from tests.simulator.calibration.support import TRUTH, KnownRunner
@@ -60,7 +66,7 @@ def test_points_are_timed_again_if_the_machine_was_busy(monkeypatch: pytest.Monk
     assert worst(again) < 0.01
     assert not again.busy
     for name in ("TIMES", "MOST_TIMES"):
-        monkeypatch.setattr(survey, name, 1)
+        monkeypatch.setattr(grid, name, 1)
     once = surveyed()
     assert worst(once) > 0.5
     assert once.busy > 2

@@ -9,9 +9,13 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.core.settings.config import Config
 from paceline.engine.loop.turn_times import TurnTimer
-from paceline.simulator.device.drafting import DraftedSequences, Drafting, step_times
 from paceline.simulator.device.profile import Profile
-from paceline.simulator.device.timed_runner import TimedRunner
+from paceline.simulator.device.timed_runner import (
+    DraftedSequences,
+    Drafting,
+    TimedRunner,
+    step_times,
+)
 from paceline.simulator.requests import SimulatedRequest
 from paceline.simulator.results.figures import SimulationReport
 from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer

@@ -14,7 +14,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.ranks.rank_main import RankTasks
-from paceline.wiring.ranks.rank_wire import KeepAdapter, NumberedTask, ReadAdapter
+from paceline.wiring.ranks.rank_processes import KeepAdapter, NumberedTask, ReadAdapter
 from tests.runner.adapters.support import write_adapter
 from tests.runner.support import tiny
 

@@ -30,8 +30,7 @@ from paceline.wiring import assembly
 from paceline.wiring.device import ModelLoad, device_named
 from paceline.wiring.model import find_checkpoint, find_draft_weights
 from paceline.wiring.ranks import ranked_runner as ranked_blocks
-from paceline.wiring.ranks.rank_processes import RankProcesses
-from paceline.wiring.ranks.rank_wire import CopyBlocks, RankedModel
+from paceline.wiring.ranks.rank_processes import CopyBlocks, RankedModel, RankProcesses
 from paceline.wiring.ranks.ranked_runner import RankedRunner, assemble_ranks
 from tests.conformance.architectures import Case, architectures
 from tests.runner.adapters.support import write_adapter

@@ -10,7 +10,7 @@ from paceline import LLM, SamplingParams
 from paceline.core.errors import ConfigError
 from paceline.core.settings.features import KVEventsConfig
 from paceline.wiring.settings import sort_settings
-from paceline.wiring.vllm.kv_events import kv_events_in
+from paceline.wiring.vllm.configs import kv_events_in
 from tests.engine.kv_events.consumer import Consumer
 from tests.engine.kv_events.support import endpoints
 

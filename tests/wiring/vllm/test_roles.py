@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.wiring.settings import sort_settings
-from paceline.wiring.vllm.kv_transfer import with_role
+from paceline.wiring.vllm.configs import with_role
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.config import Config
 from paceline.llm import LLM
 from paceline.wiring.settings import sort_settings
-from paceline.wiring.vllm.speculative import spelled_out
+from paceline.wiring.vllm.configs import spelled_out
 from tests.wiring.support import dummy_model
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 4}

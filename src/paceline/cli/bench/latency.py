@@ -14,12 +14,18 @@ from paceline.cli.progress import RequestProgress
 
 @dataclass(frozen=True, slots=True)
 class LatencyBenchOptions:
-    """The model, and the batch."""
+    """The model, and the batch.
+
+    Attributes:
+        batch_size: Prompts in the batch.
+        num_iters: Measured runs.
+        num_iters_warmup: Runs before the measured ones.
+    """
 
     argument: ModelArgument = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in the batch.")] = 1
-    num_iters: Annotated[int, typer.Option(min=1, help="Measured runs.")] = 5
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 1
+    batch_size: Annotated[int, typer.Option(min=1)] = 1
+    num_iters: Annotated[int, typer.Option(min=1)] = 5
+    num_iters_warmup: Annotated[int, typer.Option(min=0)] = 1
     output: OutputOption = None
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -30,8 +36,7 @@ def run(options: LatencyBenchOptions) -> int:
 
     Ctrl-C ends the measurement, and the report has the runs that had finished.
     """
-    from paceline.bench.offline import latency
-    from paceline.bench.report import lines_of_latency, record_of_latency
+    from paceline.bench.report import latency, lines_of_latency, record_of_latency
     from paceline.hub.progress_bar import LoadingStatus
     from paceline.llm import LLM
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbits
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import typer
@@ -27,51 +27,28 @@ def span(given: str | Span) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class ShapeOptions:
-    """Lengths of prompts and outputs, in tokens."""
+    """Lengths of prompts and outputs, in tokens.
 
-    input_len: Annotated[
-        Span,
-        typer.Option(
-            metavar="N|N-M",
-            parser=span,
-            help="Prompt tokens, or a range to draw from.",
-            show_default="128",
-            rich_help_panel=SHAPE,
-        ),
-    ] = INPUT
-    output_len: Annotated[
-        Span,
-        typer.Option(
-            metavar="N|N-M",
-            parser=span,
-            help="Output tokens, or a range to draw from.",
-            show_default="64",
-            rich_help_panel=SHAPE,
-        ),
-    ] = OUTPUT
-    prefix_len: Annotated[
-        int,
-        typer.Option(min=0, help="Prompt tokens shared with other prompts.", rich_help_panel=SHAPE),
-    ] = 0
-    num_prefixes: Annotated[
-        int,
-        typer.Option(min=1, help="Number of different shared prefixes.", rich_help_panel=SHAPE),
-    ] = 1
-    vocab_size: Annotated[
-        int,
-        typer.Option(
-            min=16,
-            help="Prompts are random token ids below this; at most the vocabulary of the model.",
-            rich_help_panel=SHAPE,
-        ),
-    ] = 8192
+    Attributes:
+        input_len (N|N-M): Prompt tokens, or a range to draw from.
+        output_len (N|N-M): Output tokens, or a range to draw from.
+        prefix_len: Prompt tokens shared with other prompts.
+        num_prefixes: Number of different shared prefixes.
+        vocab_size: Prompts are random token ids below this; at most the vocabulary of the model.
+        seed: Seed of lengths, arrivals and prompts.
+    """
+
+    panel: ClassVar = SHAPE
+
+    input_len: Annotated[Span, typer.Option(parser=span, show_default="128")] = INPUT
+    output_len: Annotated[Span, typer.Option(parser=span, show_default="64")] = OUTPUT
+    prefix_len: Annotated[int, typer.Option(min=0)] = 0
+    num_prefixes: Annotated[int, typer.Option(min=1)] = 1
+    vocab_size: Annotated[int, typer.Option(min=16)] = 8192
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            help="Seed of lengths, arrivals and prompts.",
-            show_default="the same lengths and arrivals in each run, with new prompts",
-            rich_help_panel=SHAPE,
+            min=0, show_default="the same lengths and arrivals in each run, with new prompts"
         ),
     ] = None
 

@@ -27,57 +27,31 @@ TRACE, WHEN, REPORT = "trace", "arrivals", "report"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When requests arrive: at a rate, or as in a trace."""
+    """When requests arrive: at a rate, or as in a trace.
 
-    num_prompts: Annotated[
-        int, typer.Option(min=1, help="Number of requests.", rich_help_panel=WHEN)
-    ] = 100
-    request_rate: Annotated[
-        float,
-        typer.Option(
-            metavar="R",
-            help="Mean requests per second; inf: all at once.",
-            rich_help_panel=WHEN,
-        ),
-    ] = inf
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            help="1: Poisson arrivals; below 1: in bursts; above 1: more evenly.",
-            rich_help_panel=WHEN,
-        ),
-    ] = 1.0
-    max_concurrency: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Maximum number of open requests; 0: no limit.", rich_help_panel=WHEN
-        ),
-    ] = 0
-    warmup: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Requests before the measurement, one by one.", rich_help_panel=WHEN
-        ),
-    ] = 1
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Take arrivals and lengths of the first --num-prompts requests of this file: "
-            "Azure's CSV, Mooncake's JSON lines, or JSON lines with input_toks, output_toks and "
-            "arrival_time_ns.",
-            rich_help_panel=TRACE,
-        ),
-    ] = None
-    trace_speed: Annotated[
-        float, typer.Option(help="Speed-up of the arrivals of the trace.", rich_help_panel=TRACE)
-    ] = 1.0
-    max_input_len: Annotated[
-        int, typer.Option(min=1, help="Cut longer prompts of the trace.", rich_help_panel=TRACE)
-    ] = 2**20
-    max_output_len: Annotated[
-        int, typer.Option(min=1, help="Cut longer outputs of the trace.", rich_help_panel=TRACE)
-    ] = 2**20
+    Attributes:
+        num_prompts: Number of requests.
+        request_rate (R): Mean requests per second; inf: all at once.
+        burstiness: 1: Poisson arrivals; below 1: in bursts; above 1: more evenly.
+        max_concurrency: Maximum number of open requests; 0: no limit.
+        warmup: Requests before the measurement, one by one.
+        trace (FILE): Take arrivals and lengths of the first --num-prompts requests of this file:
+            Azure's CSV, Mooncake's JSON lines, or JSON lines with input_toks, output_toks and
+            arrival_time_ns.
+        trace_speed: Speed-up of the arrivals of the trace.
+        max_input_len: Cut longer prompts of the trace.
+        max_output_len: Cut longer outputs of the trace.
+    """
+
+    num_prompts: Annotated[int, typer.Option(min=1, rich_help_panel=WHEN)] = 100
+    request_rate: Annotated[float, typer.Option(rich_help_panel=WHEN)] = inf
+    burstiness: Annotated[float, typer.Option(rich_help_panel=WHEN)] = 1.0
+    max_concurrency: Annotated[int, typer.Option(min=0, rich_help_panel=WHEN)] = 0
+    warmup: Annotated[int, typer.Option(min=0, rich_help_panel=WHEN)] = 1
+    trace: Annotated[Path | None, typer.Option(rich_help_panel=TRACE)] = None
+    trace_speed: Annotated[float, typer.Option(rich_help_panel=TRACE)] = 1.0
+    max_input_len: Annotated[int, typer.Option(min=1, rich_help_panel=TRACE)] = 2**20
+    max_output_len: Annotated[int, typer.Option(min=1, rich_help_panel=TRACE)] = 2**20
 
     def __post_init__(self) -> None:
         for name in ("request_rate", "burstiness", "trace_speed"):
@@ -98,54 +72,33 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ServeBenchOptions:
-    """The server, the load, and the report."""
+    """The server, the load, and the report.
 
-    url: Annotated[str, typer.Option(metavar="URL", help="URL of an OpenAI-compatible server.")] = (
-        "http://127.0.0.1:8000"
-    )
+    Attributes:
+        url (URL): URL of an OpenAI-compatible server.
+        model (NAME): Name of the model; default: the first that the server lists.
+        endpoint: completions: prompts of exact length; chat: messages of about that length.
+        ignore_eos: Generate every output to its full length.
+        timeout (S): Seconds to wait for the next byte of a response.
+        further (NAME:MS): More targets of --goodput.
+        goodput (NAME:MS): Count the requests within targets, for example ttft:200 tpot:50 e2e:3000.
+        plot (FILE): Draw the run: .svg, .png or .html. Needs the extra `plot`.
+    """
+
+    url: str = "http://127.0.0.1:8000"
     api_key: KeyOption = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Name of the model; default: the first that the server lists."
-        ),
-    ] = None
-    endpoint: Annotated[
-        Literal["completions", "chat"],
-        typer.Option(
-            help="completions: prompts of exact length; chat: messages of about that length."
-        ),
-    ] = "completions"
-    ignore_eos: Annotated[bool, typer.Option(help="Generate every output to its full length.")] = (
-        True
-    )
-    timeout: Annotated[
-        float,
-        typer.Option(metavar="S", min=0, help="Seconds to wait for the next byte of a response."),
-    ] = 600.0
+    model: str | None = None
+    endpoint: Literal["completions", "chat"] = "completions"
+    ignore_eos: bool = True
+    timeout: Annotated[float, typer.Option(min=0)] = 600.0
     timing: Timing = field(default_factory=Timing)
     shape: ShapeOptions = field(default_factory=ShapeOptions)
-    further: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME:MS", help="More targets of --goodput."),
-    ] = None
-    goodput: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME:MS",
-            help="Count the requests within targets, for example ttft:200 tpot:50 e2e:3000.",
-            rich_help_panel=REPORT,
-        ),
-    ] = field(default_factory=list[str])
+    further: Annotated[list[str] | None, typer.Argument()] = None
+    goodput: Annotated[list[str], typer.Option(rich_help_panel=REPORT)] = field(
+        default_factory=list[str]
+    )
     output: OutputOption = None
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw the run: .svg, .png or .html. Needs the extra `plot`.",
-            rich_help_panel=REPORT,
-        ),
-    ] = None
+    plot: Annotated[Path | None, typer.Option(rich_help_panel=REPORT)] = None
 
     def __post_init__(self) -> None:
         if self.further and not self.goodput:
@@ -192,9 +145,8 @@ def plotter(path: Path | None) -> Callable[[Sequence[Sample], Sequence[str]], No
 
 async def measured(options: ServeBenchOptions) -> tuple[ServerRun, dict[str, Any]]:
     """The run, and its settings."""
-    from paceline.bench.client import Target
-    from paceline.bench.serving import Load, client
-    from paceline.bench.serving import run as load_server
+    from paceline.bench.client import Load, Target, client
+    from paceline.bench.client import run as load_server
     from paceline.cli.http_client import first_model
 
     timing, shape = options.timing, options.shape

@@ -13,10 +13,14 @@ from paceline.cli.options import EngineOptions, ModelArgument
 
 @dataclass(frozen=True, slots=True)
 class ThroughputBenchOptions:
-    """The model, and the load."""
+    """The model, and the load.
+
+    Attributes:
+        num_prompts: Number of prompts, all at once.
+    """
 
     argument: ModelArgument = None
-    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, all at once.")] = 32
+    num_prompts: Annotated[int, typer.Option(min=1)] = 32
     output: OutputOption = None
     shape: ShapeOptions = field(default_factory=ShapeOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -24,8 +28,7 @@ class ThroughputBenchOptions:
 
 def run(options: ThroughputBenchOptions) -> int:
     """Measure the tokens per second of many prompts at once in this process."""
-    from paceline.bench.offline import throughput
-    from paceline.bench.report import lines_of_throughput, record_of_throughput
+    from paceline.bench.report import lines_of_throughput, record_of_throughput, throughput
     from paceline.hub.progress_bar import LoadingStatus
     from paceline.llm import LLM
 

@@ -17,35 +17,22 @@ FEWEST_S = 30.0  # in which there is time for host, front end, and some steps of
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """The model, and how long to measure."""
+    """The model, and how long to measure.
+
+    Attributes:
+        output (FILE): Write the profile here instead of printing it.
+        name (NAME): Name of the profile.
+        seconds: Seconds to measure for, without loading the model. With few of them, few kinds of
+            steps are timed.
+        max_error (PERCENT): If steps that the fit did not see are further off on average, the exit
+            status is 1.
+    """
 
     argument: ModelArgument = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the profile here instead of printing it."
-        ),
-    ] = None
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the profile.", show_default="device-model")
-    ] = ""
-    seconds: Annotated[
-        float,
-        typer.Option(
-            min=FEWEST_S,
-            help="Seconds to measure for, without loading the model. With few of them, few kinds "
-            "of steps are timed.",
-        ),
-    ] = 180.0
-    max_error: Annotated[
-        float,
-        typer.Option(
-            metavar="PERCENT",
-            min=0.0,
-            help="If steps that the fit did not see are further off on average, the exit status "
-            "is 1.",
-        ),
-    ] = 100 * MOST_ERROR
+    output: Annotated[Path | None, typer.Option("--output", "-o")] = None
+    name: Annotated[str, typer.Option(show_default="device-model")] = ""
+    seconds: Annotated[float, typer.Option(min=FEWEST_S)] = 180.0
+    max_error: Annotated[float, typer.Option(min=0.0)] = 100 * MOST_ERROR
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 

@@ -2,9 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
-
-import typer
+from typing import Any, ClassVar
 
 from paceline.cli.bench.options import OutputOption, writable
 from paceline.cli.command import WrongOption
@@ -14,8 +12,11 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     RouterOption,
     ServerModelOptions,
+    about,
+    check_drafts,
+    doubts,
+    print_record,
 )
-from paceline.cli.simulation_report import about, check_drafts, doubts, print_record
 from paceline.core.system.host import usable_cores
 from paceline.simulator.capacity import (
     CapacityAnswer,
@@ -35,24 +36,21 @@ WHOLE = 1000  # requests/s, from which on a rate has no decimals
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """99th percentiles that a server must keep."""
+    """99th percentiles that a server must keep.
 
-    ttft_p99: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Time to first token.", rich_help_panel=LIMITS),
-    ] = None
-    itl_p99: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Gap between two tokens.", rich_help_panel=LIMITS),
-    ] = None
-    tpot_p99: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="Time per output token.", rich_help_panel=LIMITS),
-    ] = None
-    e2e_p99: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="End-to-end latency.", rich_help_panel=LIMITS),
-    ] = None
+    Attributes:
+        ttft_p99 (S): Time to first token.
+        itl_p99 (S): Gap between two tokens.
+        tpot_p99 (S): Time per output token.
+        e2e_p99 (S): End-to-end latency.
+    """
+
+    panel: ClassVar = LIMITS
+
+    ttft_p99: float | None = None
+    itl_p99: float | None = None
+    tpot_p99: float | None = None
+    e2e_p99: float | None = None
 
     @property
     def limits(self) -> LatencyLimits:
@@ -64,14 +62,16 @@ class LimitOptions:
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """The load, the limits, and the report."""
+    """The load, the limits, and the report.
+
+    Attributes:
+        replicas: Also find how many replicas the load needs as it is.
+    """
 
     load: LoadOptions = field(default_factory=LoadOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
     server: ServerModelOptions = field(default_factory=ServerModelOptions)
-    replicas: Annotated[
-        bool, typer.Option(help="Also find how many replicas the load needs as it is.")
-    ] = True
+    replicas: bool = True
     router: RouterOption = None
     jobs: JobsOption = 0
     output: OutputOption = None

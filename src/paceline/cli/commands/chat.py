@@ -1,23 +1,24 @@
-"""`paceline chat`: a conversation in the terminal."""
+"""`paceline chat`: a conversation in the terminal, which files keep as the body of a chat."""
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 
-from paceline.cli import conversation_file
 from paceline.cli.backend import ModelBackend, check_decoded, check_url, open_backend
 from paceline.cli.options import EngineOptions, KeyOption, ModelArgument, UrlOption
-from paceline.cli.sampling import HOW, SamplingOptions, changed
+from paceline.cli.sampling import HOW, KINDS, SamplingOptions, changed, checked
 from paceline.core.errors import PacelineError, RequestError
+from paceline.core.system.files import json_object
 from paceline.viewer.play.palette import DIM, Palette
 
 QUOTES = '"""'
@@ -34,27 +35,28 @@ TEMPERATURE = 0.7
 SAMPLED = (
     f"temperature is {TEMPERATURE}: answers differ between runs; add --temperature 0 to repeat"
 )
+ROLES = ("system", "user", "assistant")
+Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Which model answers, and how."""
+    """Which model answers, and how.
+
+    Attributes:
+        system (TEXT): System message.
+        load (FILE): Continue a conversation that /save wrote.
+        temperature: Sampling temperature; 0 is greedy.
+        max_tokens: Maximum tokens of an answer.
+    """
 
     argument: ModelArgument = None
     url: UrlOption = None
     api_key: KeyOption = None
-    system: Annotated[str, typer.Option(metavar="TEXT", help="System message.")] = ""
-    load: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Continue a conversation that /save wrote."),
-    ] = None
-    temperature: Annotated[
-        float,
-        typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=HOW),
-    ] = TEMPERATURE
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens of an answer.", rich_help_panel=HOW)
-    ] = 512
+    system: str = ""
+    load: Path | None = None
+    temperature: Annotated[float, typer.Option(min=0, rich_help_panel=HOW)] = TEMPERATURE
+    max_tokens: Annotated[int, typer.Option(min=1, rich_help_panel=HOW)] = 512
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
@@ -204,12 +206,12 @@ class Chat:
     def save(self, file: str) -> None:
         if not file:
             raise RequestError("/save needs the name of a file")
-        conversation_file.save(Path(file).expanduser(), self.messages, self.params)
+        save_conversation(Path(file).expanduser(), self.messages, self.params)
         self._screen.note(f"saved {len(self.messages)} messages")
 
     def load(self, file: str) -> None:
         """Continue with the messages and the parameters of a file."""
-        messages, params = conversation_file.load(Path(file).expanduser())
+        messages, params = load_conversation(Path(file).expanduser())
         self.messages, self.params = messages, {**self.params, **params}
         first = next(iter(messages), {"role": ""})
         self._system = first["content"] if first["role"] == "system" else ""
@@ -245,3 +247,33 @@ class Chat:
         passed = perf_counter() - begun
         self._screen.write("\n")
         self._screen.note(f"{tokens} tokens, {tokens / passed:.1f} tokens/s")
+
+
+def save_conversation(
+    path: Path, messages: Sequence[Mapping[str, str]], params: Mapping[str, Any]
+) -> None:
+    """RequestError if the file cannot be written."""
+    content = json.dumps({"messages": messages, **params}, indent=1, ensure_ascii=False)
+    try:
+        path.write_text(content + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def load_conversation(path: Path) -> tuple[Messages, dict[str, Any]]:
+    """Messages and parameters of a file; PacelineError if it has something else."""
+    content = json_object(path)
+    messages = content.pop("messages", None)
+    if not isinstance(messages, list) or not all(map(is_message, cast("list[Any]", messages))):
+        raise RequestError(f"{path} has no conversation: messages must have a role and a content")
+    if unknown := [name for name in content if name not in KINDS]:
+        raise RequestError(f"{path} has an unknown parameter {unknown[0]!r}")
+    return cast("Messages", messages), checked(content)
+
+
+def is_message(value: Any) -> bool:
+    match value:
+        case {"role": str(role), "content": str()}:
+            return role in ROLES and len(cast("dict[str, Any]", value)) == len(("role", "content"))
+        case _:
+            return False

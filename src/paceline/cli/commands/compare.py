@@ -19,8 +19,6 @@ from paceline.cli.simulation_options import (
     LoadOptions,
     ServerModelOptions,
     TargetsOption,
-)
-from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,
@@ -52,26 +50,21 @@ SHOWN = 5  # requests that gained most, and as many that lost most
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The load, the variants, and the report."""
+    """The load, the variants, and the report.
+
+    Attributes:
+        policies (A,B): Policies, the first of which the others replace.
+        variants (NAME=VALUE,...): Settings to try with each policy, such as max_num_seqs=64; may be
+            repeated.
+        explain (ID): Explain this request in each variant; may be repeated.
+    """
 
     load: LoadOptions = field(default_factory=LoadOptions)
-    policies: Annotated[
-        str, typer.Option(metavar="A,B", help="Policies, the first of which the others replace.")
-    ] = "fcfs,fair,shortest,deadline"
-    variants: Annotated[
-        list[str],
-        typer.Option(
-            "--settings",
-            metavar="NAME=VALUE,...",
-            help="Settings to try with each policy, such as max_num_seqs=64; may be repeated.",
-        ),
-    ] = field(default_factory=list[str])
+    policies: str = "fcfs,fair,shortest,deadline"
+    variants: Annotated[list[str], typer.Option("--settings")] = field(default_factory=list[str])
     server: ServerModelOptions = field(default_factory=ServerModelOptions)
     goodput: TargetsOption = field(default_factory=list[str])
-    explain: Annotated[
-        list[str],
-        typer.Option(metavar="ID", help="Explain this request in each variant; may be repeated."),
-    ] = field(default_factory=list[str])
+    explain: list[str] = field(default_factory=list[str])
     jobs: JobsOption = 0
     output: OutputOption = None
     html: HtmlOption = None

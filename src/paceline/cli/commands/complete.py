@@ -25,33 +25,23 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class CompleteOptions:
-    """The prompt, what completes it, and how to sample."""
+    """The prompt, what completes it, and how to sample.
 
-    prompt: Annotated[
-        str,
-        typer.Argument(metavar="PROMPT", help="Text to complete; - reads standard input."),
-    ]
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Apply the chat template: answer PROMPT as a message.")
-    ] = False
+    Attributes:
+        prompt (PROMPT): Text to complete; - reads standard input.
+        chat: Apply the chat template: answer PROMPT as a message.
+        max_tokens: Maximum tokens to generate.
+        temperature: Sampling temperature; 0 is greedy.
+        n: Number of completions; several are printed when all have ended.
+    """
+
+    prompt: Annotated[str, typer.Argument()]
+    chat: bool = False
     url: UrlOption = None
     api_key: KeyOption = None
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum tokens to generate.", rich_help_panel=HOW)
-    ] = 64
-    temperature: Annotated[
-        float,
-        typer.Option(min=0, help="Sampling temperature; 0 is greedy.", rich_help_panel=HOW),
-    ] = 0.0
-    n: Annotated[
-        int,
-        typer.Option(
-            "--n",
-            min=1,
-            help="Number of completions; several are printed when all have ended.",
-            rich_help_panel=HOW,
-        ),
-    ] = 1
+    max_tokens: Annotated[int, typer.Option(min=1, rich_help_panel=HOW)] = 64
+    temperature: Annotated[float, typer.Option(min=0, rich_help_panel=HOW)] = 0.0
+    n: Annotated[int, typer.Option("--n", min=1, rich_help_panel=HOW)] = 1
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 

@@ -33,15 +33,17 @@ class DemoFailed(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The question, the model and the port."""
+    """The question, the model and the port.
 
-    question: Annotated[str, typer.Option(help="Question to ask.")] = QUESTION
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A model, as `paceline serve` takes it.")
-    ] = None
-    port: Annotated[
-        int, typer.Option(help="Port of the server; 0: any free port.", min=0, max=65535)
-    ] = 0
+    Attributes:
+        question: Question to ask.
+        model (NAME): A model, as `paceline serve` takes it.
+        port: Port of the server; 0: any free port.
+    """
+
+    question: str = QUESTION
+    model: str | None = None
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 0
 
 
 def run(options: DemoOptions) -> int:

@@ -26,20 +26,16 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """A recording and one of its requests, or a request of a server."""
+    """A recording and one of its requests, or a request of a server.
 
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE_OR_ID",
-            help="A file that --record wrote; or the id of a request of a server, from the "
-            "response's id or X-Request-Id.",
-        ),
-    ]
-    request: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="A request in FILE. Without it, list the requests."),
-    ] = None
+    Attributes:
+        subject (FILE_OR_ID): A file that --record wrote; or the id of a request of a server, from
+            the response's id or X-Request-Id.
+        request (ID): A request in FILE. Without it, list the requests.
+    """
+
+    subject: Annotated[str, typer.Argument()]
+    request: str | None = None
     alone: AloneFlag = False
     url: UrlOption = None
     api_key: KeyOption = None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, ClassVar, TextIO
 
 import typer
 
@@ -71,69 +71,46 @@ WHAT, HOW, SHOWN = "what to play", "how to schedule", "how to show it"
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a run is shown: delay, step, fast, no_color, ascii, width, explain, json."""
+    """How a run is shown.
 
-    delay: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            parser=seconds,
-            help="Seconds between two steps in a terminal.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = 0.3
-    step: Annotated[
-        bool,
-        typer.Option("--step", help="Wait for Enter after each step.", rich_help_panel=SHOWN),
-    ] = False
-    fast: Annotated[
-        bool,
-        typer.Option("--fast", help="Print the whole picture at once.", rich_help_panel=SHOWN),
-    ] = False
-    no_color: Annotated[
-        bool,
-        typer.Option(
-            "--no-color",
-            help="Draw without colours; the variable NO_COLOR does the same.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = False
-    ascii: Annotated[
-        bool,
-        typer.Option("--ascii", help="Draw with ASCII letters only.", rich_help_panel=SHOWN),
-    ] = False
-    width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=40, max=10_000, help="Columns of a line.", rich_help_panel=SHOWN
-        ),
-    ] = None
-    explain: Annotated[
-        list[str],
-        typer.Option(
-            metavar="ID",
-            help="Also explain this request; may be repeated.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = field(default_factory=list[str])
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one line of JSON per step instead of a picture.",
-            rich_help_panel=SHOWN,
-        ),
-    ] = False
+    Attributes:
+        delay (S): Seconds between two steps in a terminal.
+        step: Wait for Enter after each step.
+        fast: Print the whole picture at once.
+        no_color: Draw without colours; the variable NO_COLOR does the same.
+        ascii: Draw with ASCII letters only.
+        width (N): Columns of a line.
+        explain (ID): Also explain this request; may be repeated.
+        json: Print one line of JSON per step instead of a picture.
+    """
+
+    panel: ClassVar = SHOWN
+
+    delay: Annotated[float, typer.Option(parser=seconds)] = 0.3
+    step: bool = False
+    fast: bool = False
+    no_color: bool = False
+    ascii: bool = False
+    width: Annotated[int | None, typer.Option(min=40, max=10_000)] = None
+    explain: list[str] = field(default_factory=list[str])
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The workload and how to play it; a file and a built-in workload exclude each other."""
+    """The workload and how to play it; a file and a built-in workload exclude each other.
 
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="A workload in JSON or YAML; - is standard input."),
-    ] = None
+    Attributes:
+        file (FILE): A workload in JSON or YAML; - is standard input.
+        settings (NAME=VALUE): Replace a setting of the workload, such as max_num_seqs=2; may be
+            repeated.
+        policy: Order of admission: fcfs, priority, shortest, longest, deadline, fair, or a dotted
+            path to a class, such as my_policies.Mine with PYTHONPATH=. set.
+        depth (N): Plan up to N steps ahead of their results.
+        max_steps (N): Stop after N steps.
+    """
+
+    file: Annotated[str | None, typer.Argument()] = None
     workload: Annotated[
         str | None,
         typer.Option(
@@ -143,40 +120,12 @@ class Options:
             rich_help_panel=WHAT,
         ),
     ] = None
-    settings: Annotated[
-        list[Any],
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            parser=setting,
-            help="Replace a setting of the workload, such as max_num_seqs=2; may be repeated.",
-            rich_help_panel=HOW,
-        ),
-    ] = field(default_factory=list[Any])
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="Order of admission: fcfs, priority, shortest, longest, deadline, fair, or a "
-            "dotted path to a class, such as my_policies.Mine with PYTHONPATH=. set.",
-            rich_help_panel=HOW,
-        ),
-    ] = None
-    depth: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=DEEPEST,
-            help="Plan up to N steps ahead of their results.",
-            rich_help_panel=HOW,
-        ),
-    ] = 1
-    max_steps: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, max=1_000_000, help="Stop after N steps.", rich_help_panel=HOW
-        ),
-    ] = 1_000
+    settings: Annotated[list[Any], typer.Option("--set", parser=setting, rich_help_panel=HOW)] = (
+        field(default_factory=list[Any])
+    )
+    policy: Annotated[str | None, typer.Option(rich_help_panel=HOW)] = None
+    depth: Annotated[int, typer.Option(min=1, max=DEEPEST, rich_help_panel=HOW)] = 1
+    max_steps: Annotated[int, typer.Option(min=1, max=1000000, rich_help_panel=HOW)] = 1000
     display: Display = field(default_factory=Display)
 
     def __post_init__(self) -> None:

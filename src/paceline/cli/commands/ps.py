@@ -21,7 +21,7 @@ def run(options: PsOptions) -> int:
 
     These are the servers that the same user started with `paceline serve`.
     """
-    from paceline.server.running_servers import running_servers
+    from paceline.server.listen import running_servers
 
     servers = running_servers()
     if options.json:

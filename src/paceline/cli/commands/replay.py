@@ -38,27 +38,22 @@ AloneFlag = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The recording, and what to print."""
+    """The recording, and what to print.
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
-    explain: Annotated[
-        str | None, typer.Option(metavar="ID", help="Also explain this request.")
-    ] = None
-    until: Annotated[
-        int | None, typer.Option(metavar="STEP", min=1, help="Stop after planning this step.")
-    ] = None
+    Attributes:
+        file (FILE): A file that --record wrote.
+        explain (ID): Also explain this request.
+        until (STEP): Stop after planning this step.
+        trace (OUT): Write a timeline to this file, which Perfetto opens.
+        json: Print each plan as a line of JSON; everything else goes to standard error.
+    """
+
+    file: Annotated[Path, typer.Argument()]
+    explain: str | None = None
+    until: Annotated[int | None, typer.Option(min=1)] = None
     alone: AloneFlag = False
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT", help="Write a timeline to this file, which Perfetto opens."),
-    ] = None
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print each plan as a line of JSON; everything else goes to standard error.",
-        ),
-    ] = False
+    trace: Path | None = None
+    json: bool = False
 
 
 def run(options: ReplayOptions) -> int:

@@ -8,11 +8,13 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class RemoveOptions:
-    """The model."""
+    """The model.
 
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name that `paceline list` prints.")
-    ]
+    Attributes:
+        model (MODEL): A name that `paceline list` prints.
+    """
+
+    model: Annotated[str, typer.Argument()]
 
 
 def run(options: RemoveOptions) -> int:

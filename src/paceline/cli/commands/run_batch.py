@@ -19,30 +19,19 @@ BESIDE = 2  # open requests for each that can run, so that one is always ready
 
 @dataclass(frozen=True, slots=True)
 class RunBatchOptions:
-    """The files and the model."""
+    """The files and the model.
 
-    input: Annotated[
-        Path,
-        typer.Option("--input", "-i", metavar="FILE", help="Requests, one JSON object per line."),
-    ]
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Responses; an existing file is continued."
-        ),
-    ]
-    max_concurrency: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=0, help="Maximum number of open requests; 0: twice max_num_seqs."
-        ),
-    ] = 0
-    served_model_name: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME", help="Another name of the model, as requests use it; may be repeated."
-        ),
-    ] = field(default_factory=list[str])
+    Attributes:
+        input (FILE): Requests, one JSON object per line.
+        output (FILE): Responses; an existing file is continued.
+        max_concurrency (N): Maximum number of open requests; 0: twice max_num_seqs.
+        served_model_name (NAME): Another name of the model, as requests use it; may be repeated.
+    """
+
+    input: Annotated[Path, typer.Option("--input", "-i")]
+    output: Annotated[Path, typer.Option("--output", "-o")]
+    max_concurrency: Annotated[int, typer.Option(min=0)] = 0
+    served_model_name: list[str] = field(default_factory=list[str])
     engine: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:

@@ -5,30 +5,26 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.config_file import ConfigOption
-from paceline.cli.options import ModelArgument, ModelFlag, model_of
+from paceline.cli.options import ConfigOption, ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import ServingSettings, VllmFlags
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The model, the address and all settings."""
+    """The model, the address and all settings.
+
+    Attributes:
+        host: Address to listen on; 0.0.0.0 for all interfaces.
+        port: Port to listen on; 0: any free port.
+        uds (PATH): Unix socket to listen at instead of a port.
+    """
 
     argument: ModelArgument = None
     model: ModelFlag = None
     config: ConfigOption = None
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
-    ] = 8000
-    uds: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH", help="Unix socket to listen at instead of a port.", show_default=False
-        ),
-    ] = ""
+    host: str = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000
+    uds: Annotated[str, typer.Option(show_default=False)] = ""
     settings: ServingSettings = field(default_factory=ServingSettings)
     vllm: VllmFlags = field(default_factory=VllmFlags)
 

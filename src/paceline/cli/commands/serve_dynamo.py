@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from paceline.cli.config_file import ConfigOption
-from paceline.cli.options import ModelArgument, ModelFlag, model_of
+from paceline.cli.options import ConfigOption, ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import Settings
 from paceline.engine.settings import EngineSettings
 from paceline.integrations.dynamo.settings import DynamoSettings

@@ -17,8 +17,6 @@ from paceline.cli.simulation_options import (
     RouterOption,
     ServerModelOptions,
     TargetsOption,
-)
-from paceline.cli.simulation_report import (
     about,
     check_drafts,
     check_explained,
@@ -32,22 +30,21 @@ from paceline.simulator.results.page import simulation_page
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """The load, the server, and the report."""
+    """The load, the server, and the report.
+
+    Attributes:
+        policy: Order of admission: fcfs, fair, shortest, deadline, priority, longest.
+        replicas: Servers that share the load.
+        explain (ID): Also explain this request; may be repeated.
+    """
 
     load: LoadOptions = field(default_factory=LoadOptions)
     server: ServerModelOptions = field(default_factory=ServerModelOptions)
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Order of admission: fcfs, fair, shortest, deadline, priority, longest."),
-    ] = None
-    replicas: Annotated[
-        int, typer.Option(min=1, max=MOST_REPLICAS, help="Servers that share the load.")
-    ] = 1
+    policy: str | None = None
+    replicas: Annotated[int, typer.Option(min=1, max=MOST_REPLICAS)] = 1
     router: RouterOption = None
     goodput: TargetsOption = field(default_factory=list[str])
-    explain: Annotated[
-        list[str], typer.Option(metavar="ID", help="Also explain this request; may be repeated.")
-    ] = field(default_factory=list[str])
+    explain: list[str] = field(default_factory=list[str])
     output: OutputOption = None
     html: HtmlOption = None
     json: JsonFlag = False

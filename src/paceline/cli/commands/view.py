@@ -21,12 +21,15 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The recording, and where to show it."""
+    """The recording, and where to show it.
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that --record wrote.")]
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)
-    ] = 8001
+    Attributes:
+        file (FILE): A file that --record wrote.
+        port: Port to listen on; 0: any free port.
+    """
+
+    file: Annotated[Path, typer.Argument()]
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8001
     alone: AloneFlag = False
 
 

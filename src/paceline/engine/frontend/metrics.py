@@ -9,8 +9,7 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.core.plan import Timings
 from paceline.core.request import Finish
-from paceline.engine.loop.figures import TOKENS_PER_STEP, WAITING_FOR_GRAMMAR
-from paceline.engine.report import Histogram, Report
+from paceline.engine.loop.figures import TOKENS_PER_STEP, WAITING_FOR_GRAMMAR, Histogram, Report
 
 LATENCY_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),

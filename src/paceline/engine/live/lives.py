@@ -13,7 +13,7 @@ from paceline.core.events import Happened, Moment
 from paceline.core.request import Sequence
 from paceline.engine.frontend.metrics import LATENCY_S
 from paceline.engine.live.frames import LatencyCounts, LifeMoment, LifePhase, RequestLife
-from paceline.engine.report import Histogram
+from paceline.engine.loop.figures import Histogram
 from paceline.engine.trace.step_trace import PHASES
 from paceline.sched.explain import sentences
 from paceline.sched.scheduler import Scheduler

@@ -11,16 +11,20 @@ from typing import Any, Self, Unpack
 from paceline.core.adapter import LoRARequest
 from paceline.core.errors import RequestError
 from paceline.core.request import Finish, Request
-from paceline.engine.adapter_control import LoRARequests
 from paceline.engine.api import GenerationRequest, Message, Report, RequestOutput, SamplingParams
-from paceline.engine.arguments import ChatFields, GenerateFields, SamplingFields, split
+from paceline.engine.arguments import (
+    ChatFields,
+    GenerateFields,
+    LoRARequests,
+    SamplingFields,
+    split,
+)
 from paceline.engine.components import EngineComponents, Factory
 from paceline.engine.frontend.prompt_reader import tokenized
 from paceline.engine.long_work import interrupts_deferred
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import EngineFailed, Question
-from paceline.engine.offline.adapters import adapted, load_now
-from paceline.engine.offline.batch import OutputCollector, PromptBatch
+from paceline.engine.offline.batch import OutputCollector, PromptBatch, adapted, load_now
 from paceline.engine.offline.progress import Progress
 from paceline.engine.prompts import (
     Params,

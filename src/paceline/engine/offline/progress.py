@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from paceline.engine.loop.ports import Clock
 
@@ -22,12 +22,29 @@ class PromptCounts:
     written: int = 0  # tokens of their outputs
 
 
-class Bar(Protocol):
-    """Draws a batch on a terminal."""
+class TerminalBar:
+    """The bar of a batch on a terminal, drawn with rich. Only `draw` redraws it, so it needs no
+    thread."""
 
-    def draw(self, done: int, text: str) -> None: ...
+    def __init__(self, total: int, stream: TextIO) -> None:
+        # Only a terminal needs rich, so it is imported for a terminal only.
+        console, progress = import_module("rich.console"), import_module("rich.progress")
+        self._bar = progress.Progress(
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[text]}"),
+            progress.TimeRemainingColumn(),
+            console=console.Console(file=stream),
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("", total=total, text="")
+        self._bar.start()
 
-    def close(self) -> None: ...
+    def draw(self, done: int, text: str) -> None:
+        self._bar.update(self._task, completed=done, text=text, refresh=True)
+
+    def close(self) -> None:
+        self._bar.stop()
 
 
 class Progress:
@@ -40,12 +57,10 @@ class Progress:
         self._stream = stream or sys.stderr
         self._begun = clock()
         self._drawn = float("-inf")
-        self._bar: Bar | None = None
+        self._bar: TerminalBar | None = None
         if self._stream.isatty():
             with suppress(ModuleNotFoundError):
-                # Only a terminal needs rich, so it is imported for a terminal only.
-                drawing = import_module("paceline.engine.offline.progress_bar")
-                self._bar = drawing.TerminalBar(total, self._stream)
+                self._bar = TerminalBar(total, self._stream)
 
     def __enter__(self) -> "Progress":
         return self

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Any
 
-from paceline.engine.adapter_control import undoing
+from paceline.engine.arguments import undoing
 from paceline.engine.live.frames import FrameQuestion
 from paceline.engine.loop.figures import NO_REQUESTS, first_figures
 from paceline.engine.loop.messages import Capacity, EngineFailed, Question, Verb

@@ -20,8 +20,8 @@ from paceline.engine.loop.messages import (
     Refused,
 )
 from paceline.engine.loop.ports import Receiver
-from paceline.engine.replicas.placements import Placement, Placements
 from paceline.engine.replicas.questions import EngineQuestions
+from paceline.engine.replicas.router import Placement, Placements
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.restart import RestartingCore
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
-from paceline.engine.adapter_control import in_place, loaded_name, names_of
+from paceline.engine.arguments import in_place, loaded_name, names_of
 from paceline.engine.loop.messages import (
     Capacity,
     Delivery,

@@ -29,7 +29,7 @@ from paceline.wiring.model_files import download, sampling_rules
 from paceline.wiring.processes.serving import ServedModel, exit_on_sigterm, loaded
 from paceline.wiring.recording import begin_files
 from paceline.wiring.settings import part_of
-from paceline.wiring.vllm.kv_events import kv_events_in
+from paceline.wiring.vllm.configs import kv_events_in
 from paceline.wiring.vllm.values import EVENTS, as_json
 
 CONFIG = "config.json"

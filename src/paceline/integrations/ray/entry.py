@@ -12,8 +12,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.api import EngineFailed
-from paceline.integrations.ray.everywhere import Combination, WholeResponse, combination_for
-from paceline.integrations.ray.forwarded import ForwardedRequest
+from paceline.integrations.ray.everywhere import (
+    Combination,
+    ForwardedRequest,
+    WholeResponse,
+    combination_for,
+)
 from paceline.server.errors import (
     BROKEN,
     MESSAGES,

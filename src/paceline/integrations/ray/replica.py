@@ -17,8 +17,7 @@ from paceline.core.system.host import keep_heap
 from paceline.engine.api import EngineFailed
 from paceline.engine.transport.front_end_link import PeerVerb
 from paceline.hub.repository_files import silent
-from paceline.integrations.ray.everywhere import WholeResponse
-from paceline.integrations.ray.forwarded import ForwardedRequest, ReceivedRequest
+from paceline.integrations.ray.everywhere import ForwardedRequest, ReceivedRequest, WholeResponse
 from paceline.server.context import ServerContext
 from paceline.server.routes.operations import answer_peer
 from paceline.server.settings import ServerSettings

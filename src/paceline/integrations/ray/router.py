@@ -8,10 +8,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from paceline.engine.replicas.router import PrefixAffinity
-from paceline.integrations.ray.forwarded import ForwardedRequest
-
-# What a replica needs to know of a request. The rest of a scope belongs to the process.
-
+from paceline.integrations.ray.everywhere import ForwardedRequest
 
 MOST_BLOCKS = 65536  # of text, that are remembered of each replica
 

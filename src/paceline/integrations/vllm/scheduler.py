@@ -23,10 +23,14 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from paceline.core.errors import RequestError
-from paceline.integrations.vllm.outputs import OutputWriter
-from paceline.integrations.vllm.requests import our_request
-from paceline.integrations.vllm.settings import EXPLAIN, EngineLimits, refuse, scheduler_config
-from paceline.integrations.vllm.statistics import EngineStats
+from paceline.integrations.vllm.outputs import EngineStats, OutputWriter
+from paceline.integrations.vllm.settings import (
+    EXPLAIN,
+    EngineLimits,
+    our_request,
+    refuse,
+    scheduler_config,
+)
 from paceline.integrations.vllm.worker_steps import WorkerStep, WorkerSteps, Yielded
 
 logger = init_logger("vllm.paceline")  # vLLM sets up loggers below its own name

@@ -1,11 +1,13 @@
-"""Settings of our scheduler from those of vLLM, and what it refuses."""
+"""Settings and requests of our scheduler from those of vLLM, and what it refuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.plan import Ended
+from paceline.core.request import Request
 from paceline.core.settings.config import Config, JournalConfig, PolicyConfig, QueueConfig
 from paceline.integrations.vllm.worker_steps import NULL_BLOCKS
 
@@ -40,6 +42,7 @@ REFUSED = {
     "EAGLE and MTP": "a hit in the prefix cache lacks the hidden states that their drafts need",
     "the second model runner": "VLLM_USE_V2_MODEL_RUNNER has messages of its own",
 }
+HINTS = ("tenant", "deadline", "token_deadline")  # in `extra_args`, or `vllm_xargs` over HTTP
 
 
 def refuse(used: Mapping[str, bool]) -> None:
@@ -106,3 +109,37 @@ def scheduler_config(limits: EngineLimits, chosen: Mapping[str, Any]) -> Config:
 
 
 # pyright: reportMissingModuleSource=false
+
+
+def hints(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What clients say about a request for our policies, besides its priority."""
+    return {name: extra_args[name] for name in HINTS if name in extra_args} if extra_args else {}
+
+
+def our_request(request: Any, arrival: float) -> Request:
+    """The same request for our scheduler. RequestError if it cannot be served."""
+    params = request.sampling_params
+    if params is None or request.prompt_token_ids is None or request.mm_features:
+        raise RequestError(f"request {request.request_id!r} is not a text prompt that is sampled")
+    eos, lora = request.eos_token_id, request.lora_request
+    return Request(
+        id=request.request_id,
+        prompt=request.prompt_token_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        eos_token_ids=() if eos is None else (eos,),
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        priority=request.priority,
+        arrival=arrival,
+        cache_salt=request.cache_salt or "",
+        adapter="" if lora is None else lora.lora_name,
+        reads_cache=not request.skip_reading_prefix_cache,
+        **hints(params.extra_args),
+    )
+
+
+def stop_reason(request: Any, end: Ended) -> int | None:
+    """The stop token that ended a request; None for the end token of the model."""
+    is_eos = end.stop_token == request.eos_token_id and not request.sampling_params.ignore_eos
+    return None if is_eos else end.stop_token

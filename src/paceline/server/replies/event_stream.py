@@ -9,7 +9,7 @@ from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
 from paceline.engine.long_work import LongWork
 from paceline.server.replies.response_writer import LONG_ANSWER, BodyWriter, ResponseWriter, weight
 from paceline.server.schemas.completions import ChatLogprob, chat_logprobs
-from paceline.server.schemas.event_frames import TextFrame, quoted
+from paceline.server.schemas.envelope import TextFrame, quoted
 from paceline.text.detokenizer import Detokenizer, utf8_decoder
 from paceline.text.tokenizer import Tokenizer
 from paceline.tools.calls import ContentDelta

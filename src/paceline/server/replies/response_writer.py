@@ -8,7 +8,7 @@ from starlette.types import Scope, Send
 from paceline.engine.api import RequestOutput, SamplingParams, Stream, TextDelta
 from paceline.engine.long_work import LongWork
 from paceline.server.errors import ErrorBody
-from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.envelope import TextFrame
 
 EXTENSION = "paceline.body"  # of an ASGI scope; `OPEN` there makes a writer after the start
 OPEN = "open"

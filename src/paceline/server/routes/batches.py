@@ -16,11 +16,10 @@ from paceline.server.batches.batch_store import BatchRequest, BatchStore
 from paceline.server.batches.file_store import FileStore
 from paceline.server.body import check_values
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, TOO_LARGE, ApiError, readable
+from paceline.server.errors import BAD_REQUEST, ERRORS, TOO_LARGE, ApiError, readable
 from paceline.server.parse import check_text, unsupported
 from paceline.server.routes.stored_responses import page
 from paceline.server.schemas.constraints import REFUSED, RequestBody, Words, refused
-from paceline.server.schemas.openapi import ERRORS
 from paceline.server.settings import ServerSettings
 
 PURPOSES = ("batch",)

@@ -12,7 +12,7 @@ from paceline.engine.api import ChoiceOutput, RequestOutput, Stream, TextDelta
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import ErrorBody
+from paceline.server.errors import GENERATED, ErrorBody
 from paceline.server.parse import (
     Conversation,
     asked_reply,
@@ -36,9 +36,7 @@ from paceline.server.schemas.completions import (
     event,
     prompt_column,
 )
-from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.event_frames import TextFrame
-from paceline.server.schemas.openapi import GENERATED
+from paceline.server.schemas.envelope import Envelope, TextFrame, transfer_of
 from paceline.server.schemas.requests import BatchChatRequest, ChatBody, ChatRequest
 from paceline.text.chat_messages import text_of
 from paceline.tools.calls import joined

@@ -9,7 +9,7 @@ from paceline.engine.api import GenerationRequest, RequestOutput, Stream, TextDe
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import ErrorBody
+from paceline.server.errors import GENERATED, ErrorBody
 from paceline.server.parse import check_prompts, completion_asks
 from paceline.server.replies.event_stream import TokenOffsets, echoed_offsets
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
@@ -23,9 +23,7 @@ from paceline.server.schemas.completions import (
     finite,
     prompt_column,
 )
-from paceline.server.schemas.envelope import Envelope, transfer_of
-from paceline.server.schemas.event_frames import TextFrame
-from paceline.server.schemas.openapi import GENERATED
+from paceline.server.schemas.envelope import Envelope, TextFrame, transfer_of
 from paceline.server.schemas.requests import CompletionRequest
 from paceline.text.tokenizer import Tokenizer
 

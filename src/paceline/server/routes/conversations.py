@@ -10,14 +10,13 @@ from pydantic import Field
 
 from paceline.server.body import parsed
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, NOT_FOUND, ApiError
+from paceline.server.errors import BAD_REQUEST, ERRORS, NOT_FOUND, ApiError
 from paceline.server.parse import check_text
 from paceline.server.responses.conversations import appended, conversation, too_large, with_own_ids
 from paceline.server.responses.input import input_items, messages
 from paceline.server.responses.store import Item, StoredConversation
 from paceline.server.routes.stored_responses import MOST_ITEMS, NOT_KEPT, page
 from paceline.server.schemas.constraints import RequestBody, Words
-from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import Messages
 
 

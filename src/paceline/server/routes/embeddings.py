@@ -27,7 +27,7 @@ from paceline.engine.embeddings import (
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.errors import BAD_REQUEST, ERRORS, ApiError
 from paceline.server.parse import each_prompt, unsupported
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.response_writer import WholeWriter
@@ -54,7 +54,6 @@ from paceline.server.schemas.embeddings import (
     TextsBody,
     encoded,
 )
-from paceline.server.schemas.openapi import ERRORS
 from paceline.text.pooling_files import EmbeddingDefaults
 
 Scores = Sequence[PoolingOutput[Score]]

@@ -17,8 +17,15 @@ from paceline.core.system.host import usable_cores
 from paceline.engine.trace.trace_file import TraceWindows
 from paceline.server.body import check_values
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, UNAVAILABLE, ApiError
-from paceline.server.schemas.openapi import ERRORS, GENERATED, INVOKED, PROBED
+from paceline.server.errors import (
+    BAD_REQUEST,
+    ERRORS,
+    GENERATED,
+    INVOKED,
+    PROBED,
+    UNAVAILABLE,
+    ApiError,
+)
 
 # The route of an invocation by the field that only its bodies have.
 INVOKED_ROUTES = {

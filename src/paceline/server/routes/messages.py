@@ -15,7 +15,15 @@ from paceline.engine.sampling_rules import SamplingRules
 from paceline.server.body import parsed
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.context import ServerContext
-from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, ErrorBody, fault_of
+from paceline.server.errors import (
+    GATEWAY_TIMEOUT,
+    MESSAGE_ERRORS,
+    MESSAGE_GENERATED,
+    UNAVAILABLE,
+    ApiError,
+    ErrorBody,
+    fault_of,
+)
 from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import (
@@ -25,8 +33,7 @@ from paceline.server.replies.reply_parsing import (
     ReplyReader,
 )
 from paceline.server.schemas.completions import encode
-from paceline.server.schemas.envelope import transfer_of
-from paceline.server.schemas.event_frames import TextFrame
+from paceline.server.schemas.envelope import TextFrame, transfer_of
 from paceline.server.schemas.messages import (
     MessageBlocks,
     MessageBody,
@@ -37,7 +44,6 @@ from paceline.server.schemas.messages import (
     delta_of,
     message_event,
 )
-from paceline.server.schemas.openapi import MESSAGE_ERRORS, MESSAGE_GENERATED
 from paceline.server.schemas.requests import ChatRequest
 from paceline.tools.calls import ContentDelta
 

@@ -14,15 +14,12 @@ from paceline.engine.api import RequestError
 from paceline.engine.live.feed import LiveEngine
 from paceline.engine.live.frames import RequestLife
 from paceline.engine.transport.front_end_link import PeerVerb
-from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, ApiError
-from paceline.server.live.frame_stream import EngineFrames
-from paceline.server.live.page_routes import page_routes
-from paceline.server.replies.open_requests import part_ids
+from paceline.server.context import ServerContext, part_ids
+from paceline.server.errors import BAD_REQUEST, ERRORS, NOT_FOUND, PROBED, UNAVAILABLE, ApiError
+from paceline.server.live.page_routes import EngineFrames, page_routes
 from paceline.server.responses.background import cancelled_here, events_here, removed_here
 from paceline.server.responses.conversations import Change, changed_here
 from paceline.server.responses.events import SentToPeers
-from paceline.server.schemas.openapi import ERRORS, PROBED
 from paceline.server.schemas.requests import AbortRequest, LoadAdapterRequest, UnloadAdapterRequest
 from paceline.server.telemetry.prometheus import EngineMetrics, MergedFamilies, exposition
 

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal, Protocol
 from fastapi import APIRouter, Query, Response
 
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.errors import BAD_REQUEST, ERRORS, ApiError
 from paceline.server.parse import unsupported
 from paceline.server.responses.background import EventResponse, cancelled, removed, stored
 from paceline.server.responses.conversations import conversation, conversation_id
 from paceline.server.responses.store import Item
-from paceline.server.schemas.openapi import ERRORS
 from paceline.server.settings import ServerSettings
 
 JSON = "application/json"

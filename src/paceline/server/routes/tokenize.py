@@ -9,9 +9,8 @@ from fastapi import APIRouter, Response
 
 from paceline.engine.api import GenerationRequest
 from paceline.server.context import ServerContext
-from paceline.server.errors import BAD_REQUEST, ApiError
+from paceline.server.errors import BAD_REQUEST, ERRORS, ApiError
 from paceline.server.parse import check_template, with_documents
-from paceline.server.schemas.openapi import ERRORS
 from paceline.server.schemas.requests import DetokenizeRequest, TokenizeRequest
 from paceline.text.chat_messages import images_of
 from paceline.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from paceline.server.schemas.completions import ChatLogprob
-from paceline.server.schemas.event_frames import NumberedFrame
+from paceline.server.schemas.envelope import NumberedFrame
 from paceline.server.schemas.responses import (
     FunctionCallItem,
     OutputMessage,

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.arrays import F64
 from paceline.engine.frontend.metrics import LATENCY_S
-from paceline.engine.report import Histogram
+from paceline.engine.loop.figures import Histogram
 from paceline.server.errors import BROKEN
 from paceline.server.telemetry.prometheus import METRIC_HELP, buckets
 

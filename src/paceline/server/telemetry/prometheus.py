@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 
 from paceline.core.request import Finish
 from paceline.engine.frontend.metrics import GRAMMARS
-from paceline.engine.loop.figures import WAITING_FOR_GRAMMAR
-from paceline.engine.report import Histogram, Report
+from paceline.engine.loop.figures import WAITING_FOR_GRAMMAR, Histogram, Report
 
 METRIC_HELP = {
     # gauges

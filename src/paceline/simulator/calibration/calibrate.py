@@ -14,15 +14,16 @@ from paceline.core.settings.config import Config
 from paceline.simulator.calibration.grid import (
     DecodePoint,
     GraphSizes,
+    Survey,
+    Timed,
     decode_points,
     mixed_points,
     moves,
 )
 from paceline.simulator.calibration.step_meter import Observation, StepMeter
-from paceline.simulator.calibration.survey import Survey, Timed
-from paceline.simulator.device.drafting import Drafting, step_times
 from paceline.simulator.device.profile import HostTerms, MoveTerms, Profile, StepTerms
 from paceline.simulator.device.time_curve import NO_RATES, NOTHING, RowRates, TimeCurve, larger
+from paceline.simulator.device.timed_runner import Drafting, step_times
 
 Knees = dict[str, tuple[float, ...]]  # by the name of an amount; where a curve may bend
 SMALLEST = 1e-15  # a coefficient below it is 0

@@ -11,8 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.features import KVEventsConfig
 from paceline.core.settings.load import Device
 from paceline.engine.transport.child_process import ProcessPlace
-from paceline.wiring.vllm.kv_events import EXAMPLE
-from paceline.wiring.vllm.kv_transfer import SETTING, content_of
+from paceline.wiring.vllm.configs import EVENTS_EXAMPLE, TRANSFER, content_of
 from paceline.wiring.vllm.values import EVENTS, mapping_in
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -63,9 +62,9 @@ def settings_of(settings: Mapping[str, Any], engine: int) -> dict[str, Any]:
     has a name in the timeline."""
     found = dict(settings)
     if found.get(EVENTS):
-        found[EVENTS] = events_of(mapping_in(EVENTS, found[EVENTS], EXAMPLE), engine)
-    if found.get(SETTING):
-        found[SETTING] = transfer_of(content_of(found[SETTING]), engine)
+        found[EVENTS] = events_of(mapping_in(EVENTS, found[EVENTS], EVENTS_EXAMPLE), engine)
+    if found.get(TRANSFER):
+        found[TRANSFER] = transfer_of(content_of(found[TRANSFER]), engine)
     if found.get("record"):
         path = Path(found["record"])
         found["record"] = str(path.with_stem(f"{path.stem}-engine{engine}"))

@@ -39,8 +39,14 @@ from paceline.llm import FACTORY
 from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext
-from paceline.server.listen import bound_sockets, check_port, check_socket, url_of
-from paceline.server.running_servers import RunningServer, announced
+from paceline.server.listen import (
+    RunningServer,
+    announced,
+    bound_sockets,
+    check_port,
+    check_socket,
+    url_of,
+)
 from paceline.server.scoreboard import shared_memory
 from paceline.server.settings import ServerSettings
 from paceline.text.chat_template import ChatTemplate

@@ -32,7 +32,7 @@ from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import ExchangeFailed, RankGroup
 from paceline.wiring.device import ModelLoad, device_named
 from paceline.wiring.model import find_checkpoint, find_draft_weights
-from paceline.wiring.ranks.rank_wire import (
+from paceline.wiring.ranks.rank_processes import (
     BuildRank,
     CopyBlocks,
     DropAdapter,

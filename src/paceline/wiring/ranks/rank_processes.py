@@ -1,4 +1,4 @@
-"""The other ranks of a divided model: processes that are started, watched and ended here."""
+"""The other ranks of a divided model: their messages, and the processes, which end here."""
 
 import logging
 from collections.abc import Callable, Generator, Sequence
@@ -12,18 +12,90 @@ from threading import Condition, Thread
 from typing import Any
 from weakref import finalize, ref
 
+import msgspec
+
+from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import DeviceLost, PacelineError
 from paceline.core.plan import Plan
+from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.messages import EngineFailed
 from paceline.engine.transport import wire
 from paceline.engine.transport.child_process import ChildProcess
-from paceline.engine.transport.plan_wire import PlanWriter
+from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
+from paceline.engine.transport.wire import Close, read_only
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
-from paceline.wiring.ranks.rank_wire import BuildRank, NumberedTask, RankedModel, RankTask, ToRank
 
 CLOSE_S = 5.0  # for a rank to exit by itself; then it is killed
 NEWS_S = 2.0  # for the news that a rank is gone to arrive after an exchange with it failed
+
+
+class RankedModel(msgspec.Struct, array_like=True, frozen=True):
+    """What all ranks load a part of, and how they exchange tensors."""
+
+    name: str
+    settings: dict[str, Any]  # of the scheduler; read them with `as_declared`
+    load: LoadConfig
+    adapters: AdapterConfig
+    backend: str  # of torch.distributed
+
+
+class BuildRank(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Load a part of a model, and run plans on it."""
+
+    rank: int
+    size: int
+    store: str  # a file through which ranks find each other
+    model: RankedModel
+
+
+class ReadAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Read the files of an adapter. The answer is its version."""
+
+    adapter: int  # the number under which it is kept
+    path: str
+    held: tuple[int, ...]  # earlier ones that may still be kept; others are forgotten
+
+
+class ShareRows(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Copy blocks from now on through rows of a file: [ranks - 1, rows, bytes of a block]."""
+
+    path: str
+    rows: int
+
+
+class CopyBlocks(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Copy blocks to the first rows, or these to blocks."""
+
+    blocks: tuple[int, ...]
+    to_host: bool
+
+
+RankTask = ReadAdapter | ShareRows | CopyBlocks
+
+
+class NumberedTask(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Work beside the steps. The answer has the same number."""
+
+    number: int
+    task: RankTask
+
+
+class KeepAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Plans after this one may use an adapter that was read."""
+
+    identity: str
+    adapter: int
+
+
+class DropAdapter(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """No further plan uses an adapter."""
+
+    identity: str
+
+
+ToRank = BuildRank | EncodedPlan | NumberedTask | KeepAdapter | DropAdapter | Close
+to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=read_only)
 
 
 class RankProcesses:

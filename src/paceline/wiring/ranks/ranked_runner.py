@@ -25,12 +25,12 @@ from paceline.runner.parallel.divide import Shard, check_size
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.device import Device, ModelLoad
-from paceline.wiring.ranks.rank_processes import RankProcesses
-from paceline.wiring.ranks.rank_wire import (
+from paceline.wiring.ranks.rank_processes import (
     CopyBlocks,
     DropAdapter,
     KeepAdapter,
     RankedModel,
+    RankProcesses,
     ReadAdapter,
     ShareRows,
 )

@@ -1,27 +1,130 @@
-"""Publishes KV events over ZMQ, on a thread of its own."""
+"""Publishes KV events over ZMQ in vLLM's wire format, on a thread of its own."""
 
 import logging
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from threading import Thread
 from time import time, time_ns
+from typing import Any, NamedTuple
 
 import zmq
+from msgspec import msgpack
 
+from paceline.core.adapter import adapter_name
 from paceline.core.errors import ConfigError
-from paceline.core.events import AllBlocksCleared, CacheEvent
-from paceline.core.settings.features import KVEventsConfig
-from paceline.engine.kv_events.wire import encode_batch
+from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Medium
+from paceline.core.settings.features import EventEncoding, KVEventsConfig
 from paceline.engine.loop.ports import StepObserver
 from paceline.engine.transport.child_process import Alarm
 from paceline.sched.scheduler import Scheduler
 
+HIGHEST_BIT = 1 << 63
 log = logging.getLogger(__name__)
-
 LINGER_MS = 1000  # for subscribers to take the last batches
 SEQUENCE_BYTES = 8
 END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)  # the sequence number after a replay
 REQUEST_FRAMES = 3  # the client, an empty frame, the first sequence number
+
+
+class WireEvent(NamedTuple):
+    """An event under its name in vLLM. The first `required` fields are always written."""
+
+    name: str
+    required: int
+    fields: dict[str, Any]
+
+
+def wire_key(key: bytes) -> int:
+    """A key as a 64-bit integer: its last 8 bytes, with the highest bit set.
+
+    Routers index integers of 64 bits. With that bit, msgpack never writes a shorter form, which
+    some of them do not read.
+    """
+    return int.from_bytes(key[-8:], "big") | HIGHEST_BIT
+
+
+def encode_batch(
+    time: float, events: Iterable[CacheEvent], block_size: int, encoding: EventEncoding, rank: int
+) -> bytes:
+    form = as_array if encoding == "array" else as_map
+    return msgpack.encode([time, [form(one) for one in joined(events, block_size)], rank])
+
+
+def as_array(event: WireEvent) -> list[Any]:
+    """The name and the fields by place, without those at the end that are empty."""
+    values = [*event.fields.values()]
+    while len(values) > event.required and values[-1] is None:
+        values.pop()
+    return [event.name, *values]
+
+
+def as_map(event: WireEvent) -> dict[str, Any]:
+    """The fields by name, without those that are empty."""
+    written = {
+        name: value
+        for place, (name, value) in enumerate(event.fields.items())
+        if place < event.required or value is not None
+    }
+    return {"type": event.name, **written}
+
+
+def joined(events: Iterable[CacheEvent], block_size: int) -> Iterator[WireEvent]:
+    """The same events in the same order, consecutive ones in one where the format allows it."""
+    for (kind, medium), alike in groupby(events, lambda one: (type(one), medium_of(one))):
+        if kind is AllBlocksCleared:
+            yield WireEvent("AllBlocksCleared", 0, {})
+        elif kind is BlockRemoved:
+            keys = [wire_key(one.key) for one in alike if isinstance(one, BlockRemoved)]
+            yield WireEvent("BlockRemoved", 1, {"block_hashes": keys, "medium": medium})
+        else:
+            stored = (one for one in alike if isinstance(one, BlockStored))
+            yield from (stored_event(chain, block_size) for chain in chains(stored))
+
+
+def medium_of(event: CacheEvent) -> Medium | None:
+    return None if isinstance(event, AllBlocksCleared) else event.medium
+
+
+def chains(stored: Iterable[BlockStored]) -> Iterator[list[BlockStored]]:
+    """Blocks that follow one another in the same prompt."""
+    chain: list[BlockStored] = []
+    for one in stored:
+        if chain and one.parent != chain[-1].key:
+            yield chain
+            chain = []
+        chain.append(one)
+    yield chain
+
+
+def stored_event(chain: list[BlockStored], block_size: int) -> WireEvent:
+    first = chain[0]
+    extra = [extra_keys(one) for one in chain]
+    return WireEvent(
+        "BlockStored",
+        5,
+        {
+            "block_hashes": [wire_key(one.key) for one in chain],
+            "parent_block_hash": None if first.parent is None else wire_key(first.parent),
+            "token_ids": [token for one in chain for token in one.tokens],
+            "block_size": block_size,
+            "lora_id": None,
+            "medium": first.medium,
+            "lora_name": adapter_name(first.adapter) or None,
+            "extra_keys": extra if any(extra) else None,
+        },
+    )
+
+
+def extra_keys(block: BlockStored) -> list[Any] | None:
+    """What a key depends on besides tokens, in vLLM's order: the adapter, the items with their
+    offsets, and in the first block the salt."""
+    found: list[Any] = [adapter_name(block.adapter)] if block.adapter else []
+    found += map(list, block.items)
+    if block.salt and block.parent is None:
+        found.append(block.salt)
+    return found or None
 
 
 class EventPublisher:

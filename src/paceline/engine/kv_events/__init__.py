@@ -1,1 +1,0 @@
-"""Tells routers which blocks are cached."""
