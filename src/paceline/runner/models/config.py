@@ -168,7 +168,7 @@ class ModelConfig:
             whole = ConfigEntries(raw, "config.json")
             named = hf_config.architecture(whole)
             read = hf_config.of_decoder(whole, named)
-            weights = hf_config.quantization(read, named.traits, quantization)
+            weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)
             if (vision := named.traits.vision) is None:
                 return found

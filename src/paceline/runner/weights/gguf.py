@@ -11,7 +11,7 @@ from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.tensors import from_numpy, to_floats
-from paceline.runner.weights import expert_stacks as mxfp4
+from paceline.runner.weights import mxfp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 
 # The values of 4-bit codes that are not evenly spaced.
