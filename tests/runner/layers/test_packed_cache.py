@@ -98,6 +98,13 @@ def test_only_a_model_that_has_not_changed_is_found(model: Path) -> None:
     assert (after.parent, after.name != before.name) == (before.parent, True)
 
 
+def test_what_weights_are_quantized_to_is_part_of_their_name(model: Path) -> None:
+    fill(model)
+    cache, read = PackedCache([model], ALL, quantization="int4"), []
+    cache.packed("eight", lambda: read.append("eight") or PlainMatrix(WEIGHTS["eight"]))
+    assert read == ["eight"]
+
+
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 

@@ -11,7 +11,13 @@ from paceline.runner.models.tensor_spec import Cut, Run, Shape, TensorSpec
 from paceline.runner.weights.checkpoint import part_of
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 from paceline.runner.weights.mxfp4 import GROUP, Mxfp4Matrix
-from paceline.runner.weights.weight_format import Quantization, Read, WeightFormat, plain_rules
+from paceline.runner.weights.weight_format import (
+    EXPERTS,
+    Quantization,
+    Read,
+    WeightFormat,
+    plain_rules,
+)
 
 PER_BYTE = 2
 TYPES = ("U8",)
@@ -27,7 +33,7 @@ class Mxfp4(WeightFormat):
     """
 
     name: ClassVar[str] = "mxfp4"
-    on_load: ClassVar[str] = r".*\.experts\..*"
+    of_experts: ClassVar[bool] = True
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         outputs, inputs = weight.whole_shape
@@ -53,7 +59,7 @@ class Mxfp4(WeightFormat):
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Quantization:
         rules = plain_rules(config.get("modules_to_not_convert"))
-        return Quantization(None, (*rules, (cls.on_load, cls())))
+        return Quantization(None, (*rules, (EXPERTS, cls())))
 
     def quantize(self, weight: Tensor) -> Matrix:
         return PlainMatrix(weight) if weight.shape[1] % GROUP else Mxfp4Matrix.of(weight)

@@ -75,5 +75,5 @@ def automatic(checkpoint: Checkpoint) -> LinearChoice:
     if not is_available():
         return LinearChoice(FLOAT32, "the int8 kernels cannot be compiled here")
     if missing := NATIVE.supports(describe(checkpoint.config)):
-        return LinearChoice(INT8, f"the file is quantized; torch computes the rest: {missing}")
-    return LinearChoice(INT8, "the file is quantized")
+        return LinearChoice(INT8, f"the weights are quantized; torch computes the rest: {missing}")
+    return LinearChoice(INT8, "the weights are quantized")

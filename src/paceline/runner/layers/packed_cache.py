@@ -56,9 +56,12 @@ class PackedCache:
     deleted, and those that were not used for longest when there is no room.
     """
 
-    def __init__(self, files: Sequence[Path], limits: CacheLimits | None = None) -> None:
+    def __init__(
+        self, files: Sequence[Path], limits: CacheLimits | None = None, quantization: str = "auto"
+    ) -> None:
         self._limits = limits or CacheLimits()
-        self._path = packed_folder(files[0]) / f"{layout()}-{state_of(files)}.safetensors"
+        state = state_of(files, quantization)
+        self._path = packed_folder(files[0]) / f"{layout()}-{state}.safetensors"
         self._packed: dict[str, PackedWeights] = {}
         self._is_new = False
         for place in places(self._path):
@@ -103,12 +106,13 @@ def layout() -> str:
     return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.int4_group())))
 
 
-def state_of(files: Sequence[Path]) -> str:
-    """A digest of the files of a model: it changes when one is replaced."""
+def state_of(files: Sequence[Path], quantization: str) -> str:
+    """A digest of the files of a model, and of what they are quantized to while they are loaded: it
+    changes when one is replaced."""
     states = [
         (str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
     ]
-    return sha256(json.dumps(states).encode()).hexdigest()[:16]
+    return sha256(json.dumps([quantization, states]).encode()).hexdigest()[:16]
 
 
 def write(place: Path, packed: dict[str, PackedWeights]) -> None:

@@ -18,13 +18,14 @@ from paceline.runner.models.tensor_spec import TensorSpec
 
 Read = Callable[[TensorSpec], Any]  # gives a tensor as it is stored, of this rank, on the device
 PACKAGE = "paceline.runner.formats"  # one file per format, found by its name
+EXPERTS = r".*\.experts\..*"  # names of their modules
 
 
 class WeightFormat(ABC):
     """How a checkpoint stores the weights of a linear."""
 
     name: ClassVar[str]
-    on_load: ClassVar[str] = ".*"  # modules that are quantized on load, a pattern of whole names
+    of_experts: ClassVar[bool] = False  # it is for linears of experts alone
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors that a checkpoint has for the weights of a linear, or for a part of them."""
@@ -81,6 +82,12 @@ def plain_rules(modules: Sequence[str] | None) -> tuple[tuple[str, None], ...]:
 UNQUANTIZED = Quantization()
 
 
+def on_load(format: WeightFormat) -> Quantization:
+    """Plain weights that are quantized to a format while they are loaded."""
+    modules = EXPERTS if format.of_experts else ".*"
+    return Quantization(None, ((modules, QuantizedOnLoad(format)),))
+
+
 def known() -> list[str]:
     """The names of all formats that checkpoints may have."""
     return [one.name for one in iter_modules(import_module(PACKAGE).__path__)]
@@ -96,5 +103,9 @@ def load_for_plain(name: str) -> WeightFormat:
     """A format that the weights of plain checkpoints can be quantized to."""
     kind = load(name)
     if kind.quantize is WeightFormat.quantize:
-        raise ConfigError(f"the weights of a plain checkpoint cannot be quantized to {name!r}")
+        able = (one for one in known() if load(one).quantize is not WeightFormat.quantize)
+        raise ConfigError(
+            f"the weights of a plain checkpoint cannot be quantized to {name!r}; choose "
+            f"{', '.join(able)}"
+        )
     return kind()
