@@ -75,34 +75,40 @@ def by_block(name: str, rows: int, columns: int) -> Callable[[Tensor], Written]:
 
 
 def grouped(weight: Tensor, bits: int, group: Tensor, is_symmetric: bool) -> list[Tensor]:
-    """Codes [outputs, inputs], scales and zeros [outputs, groups], by the group of each input."""
-    most, count = (1 << bits) - 1, int(group.max()) + 1
-    scale, zero = torch.empty(len(weight), count), torch.empty(len(weight), count)
-    for one in range(count):
-        low, high = weight[:, group == one].aminmax(dim=1)
-        if is_symmetric:
-            scale[:, one] = torch.maximum(low.abs(), high.abs()) / (most // 2)
-            zero[:, one] = 1 << bits - 1
-        else:
-            scale[:, one] = (high.clamp(min=0) - low.clamp(max=0)) / most
-            zero[:, one] = (-low.clamp(max=0) / scale[:, one]).round().clamp(1, most)
+    """Codes [outputs, inputs], scales and zeros [outputs, groups], by the group of each input.
+    Groups have one size."""
+    most = (1 << bits) - 1
+    ordered = of_inputs(weight, group.argsort(stable=True))
+    groups = ordered.view(len(weight), int(group.max()) + 1, -1)
+    low, high = groups.aminmax(dim=2)
+    if is_symmetric:
+        scale = torch.maximum(low.abs(), high.abs()) / (most // 2)
+        zero = torch.full_like(scale, 1 << bits - 1)
+    else:
+        scale = (high.clamp(min=0) - low.clamp(max=0)) / most
+        zero = (-low.clamp(max=0) / scale).round().clamp(1, most)
     scale = scale.half().float()
-    codes = (weight / scale[:, group] + zero[:, group]).round().clamp(0, most)
-    return [codes.long(), scale, zero.long()]
+    codes = (weight / of_inputs(scale, group) + of_inputs(zero, group)).round().clamp(0, most)
+    return [codes.int(), scale, zero.int()]
+
+
+def of_inputs(groups: Tensor, group: Tensor) -> Tensor:
+    """What each input has of its group."""
+    return groups.index_select(1, group)
 
 
 def value(codes: Tensor, scale: Tensor, zero: Tensor, group: Tensor) -> Tensor:
-    return (codes - zero[:, group]).float() * scale[:, group]
+    return (codes - of_inputs(zero, group)).float() * of_inputs(scale, group)
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] = ()) -> Tensor:
     """Words of 32 bits along the first dimension."""
     per = 32 // bits
     rows = codes.view(-1, per, *codes.shape[1:])
-    total = torch.zeros_like(rows[:, 0])
+    total = torch.zeros_like(rows[:, 0], dtype=torch.int32)
     for place, number in enumerate(order or range(per)):
-        total |= rows[:, number] << bits * place
-    return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
+        total |= rows[:, number].int() << bits * place
+    return total
 
 
 def groups_of(inputs: int, size: int = GROUP) -> Tensor:

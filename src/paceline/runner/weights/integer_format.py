@@ -26,8 +26,10 @@ def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) ->
     """Codes of words, the lowest bits first, along a dimension. With `order`, the code of the i-th
     number is at the place order[i] in its word."""
     places = range(0, WORD_BITS, bits)
-    shifts = torch.tensor([places[at] for at in order] or list(places), device=words.device)
-    codes = words.to(torch.int64).unsqueeze(dim + 1)
+    shifts = torch.tensor(
+        [places[at] for at in order] or list(places), dtype=torch.int32, device=words.device
+    )
+    codes = words.unsqueeze(dim + 1)
     shape = [1] * codes.dim()
     shape[dim + 1] = len(shifts)
     found = codes >> shifts.view(shape) & (1 << bits) - 1
