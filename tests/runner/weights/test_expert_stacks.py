@@ -129,6 +129,14 @@ def test_other_quantizations_and_numbers_of_experts_are_refused(tmp_path: Path) 
         SafetensorsFolder(folder_of(tmp_path, wrong, **MXFP4))
 
 
+def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:
+    tensors = packed_tensors()
+    tensors["model.layers.1.mlp.experts.down_proj_scales"][2, 5, 0] = 255
+    found = SafetensorsFolder(folder_of(tmp_path, tensors, **MXFP4))
+    with pytest.raises(ConfigError, match=r"layers.1.mlp.experts.2.down_proj.*not finite"):
+        Model.load(found, weights="int8")
+
+
 def test_experts_in_tensors_of_their_own_are_refused(tmp_path: Path) -> None:
     config = {**Case("qwen3moe").entries, **MXFP4}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -107,6 +107,24 @@ def test_a_scale_that_is_not_finite_is_named(tmp_path: Path) -> None:
         Model.load(found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "shape"),
+    [
+        ("fp8 by tensors", "weight_scale", ()),
+        ("fp8 by blocks", "weight_scale_inv", (4, 2)),
+        ("compressed int4", "weight_scale", (64, 2)),
+        ("gptq", "scales", (2, 64)),
+        ("awq", "scales", (2, 64)),
+    ],
+)
+def test_a_scale_that_is_infinite_is_named(
+    kind: str, name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = damaged(tmp_path, kind, f"q_proj.{name}", torch.full(shape, float("inf")))
+    with pytest.raises(ConfigError, match=rf"q_proj.{name}' has scales that are not finite"):
+        Model.load(found, weights="int8")
+
+
 def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: Path) -> None:
     wrong = torch.zeros(3, 5, dtype=torch.int32)
     with pytest.raises(ConfigError, match=r"q_proj.qweight \[3, 5\] instead of \[8, 64\]"):

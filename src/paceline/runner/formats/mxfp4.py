@@ -21,6 +21,7 @@ from paceline.runner.weights.weight_format import (
 
 PER_BYTE = 2
 TYPES = ("U8",)
+NOT_FINITE = 255  # an exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Mxfp4(WeightFormat):
 
     def read(self, weight: TensorSpec, read: Read) -> Matrix:
         blocks, exponents = (read(one) for one in self.stored(weight))
+        if bool((exponents == NOT_FINITE).any()):
+            raise ConfigError(f"{weight.name} has scales that are not finite")
         matrix = Mxfp4Matrix(blocks.flatten(1), exponents)
         if weight.cut is not None and runs_of_groups(weight.cut) is None:
             return PlainMatrix(part_of(matrix.dense(), weight.cut))
