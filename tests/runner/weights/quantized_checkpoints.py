@@ -166,6 +166,26 @@ def packed(
     return write
 
 
+def nvfp4(is_divisor: bool) -> Callable[[Tensor], Written]:
+    def write(weight: Tensor) -> Written:
+        groups = weight.view(len(weight), -1, 16)
+        whole = weight.abs().max() / (6 * 448)
+        scale = (groups.abs().amax(dim=2) / 6 / whole).to(FP8)
+        step = scale.float().unsqueeze(2) * whole
+        sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        near = ((groups / step).abs().unsqueeze(3) - sizes).abs().argmin(dim=3)
+        codes = (near + 8 * (groups < 0)).flatten(1).byte()
+        packed = codes[:, ::2] + 16 * codes[:, 1::2]
+        value = (sizes[near] * groups.sign() * step).flatten(1)
+        if is_divisor:
+            names = {"weight_packed": packed, "weight_global_scale": 1 / whole.view(1)}
+            return {**names, "weight_scale": scale, "input_global_scale": torch.ones(1)}, value
+        scales = {"weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.tensor(1.0)}
+        return {"weight": packed, **scales}, value
+
+    return write
+
+
 def compressed(kind: str, inputs: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
@@ -229,6 +249,25 @@ KINDS = {
             "checkpoint_format": "gptq_v2",
         },
         gptq(4, past=0),
+    ),
+    "nvfp4": Kind(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "ignore": ["lm_head", "model.layers.1.mlp*"],
+        },
+        nvfp4(is_divisor=False),
+    ),
+    "compressed nvfp4": Kind(
+        compressed(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "dynamic": "local", "type": "float"},
+            num_bits=4,
+            type="float",
+            strategy="tensor_group",
+            group_size=16,
+        ),
+        nvfp4(is_divisor=True),
     ),
     "awq": Kind({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
 }

@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_plain_checkpoint(kind: str, tmp_path: Path) -> 
 
 
 EIGHT_BITS = ["compressed int8", "compressed int8 weights"]  # with a scale for each output
-ROUNDED = [kind for kind in KINDS if "fp8" in kind or kind == "gptq of 8 bits"]
+ROUNDED = [one for one in KINDS if "fp8" in one or "nvfp4" in one or one == "gptq of 8 bits"]
 FOUR_BITS = [kind for kind in KINDS if kind not in (*EIGHT_BITS, *ROUNDED)]
 
 
@@ -144,7 +144,8 @@ def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: Path) -> None:
         ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits are not supported"),
         ({"quant_method": "gptq", "lm_head": True}, "quantized lm_head"),
         ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
-        (compressed("nvfp4-pack-quantized", num_bits=4), "4 bits in format 'nvfp4-pack-quantized'"),
+        (compressed("marlin-24", num_bits=4), "4 bits in format 'marlin-24'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt with 'FP8' is not supported"),
         (compressed("float-quantized", num_bits=8, strategy="attn_head"), "scales by 'attn_head'"),
         ({"quant_method": "compressed-tensors"}, "has no config_groups"),
         ("fp8", "quantization_config is 'fp8', not an object"),

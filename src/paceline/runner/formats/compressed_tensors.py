@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from paceline.core.errors import ConfigError
+from paceline.runner.formats.modelopt import Modelopt
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.integer_format import Grouping, PackedRows
 from paceline.runner.weights.matrix import Matrix
@@ -15,7 +16,8 @@ NAME = "compressed-tensors"
 CODES = {"float-quantized": ("F8_E4M3",), "int-quantized": ("I8",)}
 BITS = 8
 STRATEGIES = ("tensor", "channel", "block")
-KNOWN = (*CODES, "naive-quantized", "pack-quantized")
+NVFP4 = "nvfp4-pack-quantized"
+KNOWN = (*CODES, "naive-quantized", "pack-quantized", NVFP4)
 
 
 class CompressedTensors(WeightFormat):
@@ -58,6 +60,10 @@ def format_of(group: Mapping[str, Any], kind: str, name: str) -> WeightFormat:
     strategy = str(weights.get("strategy") or "tensor")
     if kind == "naive-quantized":
         kind = "float-quantized" if number == "float" else "int-quantized"
+    if kind == NVFP4:
+        is_static = bool(group.get("input_activations"))
+        codes, whole = "weight_packed", "weight_global_scale"
+        return Modelopt(codes, whole, True, "input_global_scale" if is_static else "")
     if kind == "pack-quantized":
         if number != "int" or strategy not in ("group", "channel"):
             raise ConfigError(f"{NAME}: {name} is pack-quantized {number} by {strategy!r}")
