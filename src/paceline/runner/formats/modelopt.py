@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -46,7 +46,7 @@ class Modelopt(WeightFormat):
         if inputs % GROUP:
             raise ConfigError(f"{weight.name} has {inputs} inputs, no multiple of {GROUP}")
         found = [
-            replace(beside(weight, self.codes, (outputs, inputs // 2)), types=("U8",)),
+            beside(weight, self.codes, (outputs, inputs // 2), ("U8",)),
             beside(weight, "weight_scale", (outputs, inputs // GROUP), SCALE),
             beside(weight, self.whole, ()),
         ]
@@ -69,12 +69,14 @@ class Modelopt(WeightFormat):
         algorithm = config.get("quant_algo")
         if algorithm != ALGORITHM:
             raise ConfigError(f"modelopt with {algorithm!r} is not supported; {ALGORITHM} is")
-        log.info(
-            "weights in %s are decoded when they are loaded: no kernel computes them", ALGORITHM
-        )
+        say_decoded()
         names = config.get("ignore") or config.get("exclude_modules") or ()
         rules = tuple((pattern(str(name)), None) for name in names)
         return Quantization(cls(), rules)
+
+
+def say_decoded() -> None:
+    log.info("weights in %s are decoded when they are loaded: no kernel has them", ALGORITHM)
 
 
 def pattern(name: str) -> str:
