@@ -9,7 +9,7 @@ from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
     from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
-    from paceline.runner.cuda.kernels.expert_choice import Router, choose_experts
+    from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
     from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
     from tests.gpu.linears import expected_experts, experts_of, fp8_experts
 except ImportError:
@@ -72,7 +72,7 @@ def test_a_router_chooses_the_same_every_time(rows: int, is_biased: bool) -> Non
     hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(128, 2048, device="cuda")
     bias = torch.randn(128, device="cuda") if is_biased else None
-    router = Router.of(weight, bias, 8, shares_sum_to_one=True)
+    router = ExpertRouter.of(weight, bias, 8, shares_sum_to_one=True)
     x, _ = router.choose(hidden, 0.5)
     due, _ = torch.nn.functional.linear(x.float(), weight, bias).topk(8)
     got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
-from paceline.runner.cuda.kernels.expert_choice import ALONE, Router, choose_experts
+from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from tests.gpu.fp8_linears import close
 from tests.gpu.linears import expected_experts, experts_of, fp8_experts
@@ -54,7 +54,7 @@ def test_each_pair_is_in_one_tile_of_its_expert(
 def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> None:
     hidden, weight = torch.randn(rows, 40), torch.randn(12, 40)
     bias = torch.randn(12) if is_biased else None
-    router = Router.of(weight, bias, 3, shares_sum_to_one=True)
+    router = ExpertRouter.of(weight, bias, 3, shares_sum_to_one=True)
     for _ in range(2):  # the second finds its counters as the first did
         x, choice = router.choose(hidden, 0.5)
         length = (hidden.square().sum(dim=1, keepdim=True) + 0.25).sqrt()

@@ -137,11 +137,11 @@ class Attention(ABC):
 
 def load(name: str) -> Attention:
     """Load a backend by its module name in `attention`, or by the dotted path of a class."""
-    attention = plugins.load("attention backend", name, PACKAGE, Attention)()
+    kind: Any = plugins.load("attention backend", name, PACKAGE, Attention)
+    attention: Attention = kind()
     support: object = getattr(attention, "support", None)
     if not isinstance(support, AttentionSupport):
         raise ConfigError(f"attention backend {name!r} does not declare its support")
-    kind = type(attention)
     if support.device == "cuda" and kind.prepare_graph is Attention.prepare_graph:
         raise ConfigError(f"attention backend {name!r} is for a GPU and has no prepare_graph")
     if support.mixed_graphs and kind.prepare_mixed_graph is Attention.prepare_mixed_graph:

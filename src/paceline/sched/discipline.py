@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -256,5 +256,5 @@ class Discipline(ABC):
 def load(config: Config, components: SchedulerComponents) -> Discipline:
     """The discipline by module name in `disciplines`, or by dotted path to a class."""
     package = "paceline.sched.disciplines"
-    kind = plugins.load("discipline", config.step.discipline, package, Discipline)
+    kind: Any = plugins.load("discipline", config.step.discipline, package, Discipline)
     return kind(config, components)

@@ -159,7 +159,7 @@ def load_model(
     log.info("loading weights: %s", chosen)
     # A file of packed weights has whole products, and ranks have parts.
     is_packed = chosen.is_native and len(checkpoint.files) > 0 and group is None
-    packed = PackedCache(checkpoint.files) if is_packed else None
+    packed = PackedCache(checkpoint.files, quantization=own.quantization) if is_packed else None
     return Model.load(
         checkpoint,
         weights=chosen.name,

@@ -25,6 +25,7 @@ from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from paceline.runner.weights.files import open_checkpoint
 from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
+from paceline.runner.weights.weight_format import UNQUANTIZED
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.model_files import download, load_tokenizer
 from paceline.wiring.settings import part_of
@@ -54,7 +55,13 @@ def find_checkpoint(
     """The same without the tokenizer: the weights, and where they are."""
     form, quantization = own.load_format, own.quantization
     if form == "dummy":
-        return Dummy(config_in(name).loaded_as(quantization), device=device), name
+        config = config_in(name)
+        if config.quantization != UNQUANTIZED:
+            raise ConfigError(
+                f"load_format is 'dummy', which draws plain weights, and the config.json of {name} "
+                "has a quantization_config: remove it, and set quantization"
+            )
+        return Dummy(config.loaded_as(quantization), device=device), name
     if name in named_shapes() and repository_named(name) is None:
         raise ConfigError(
             f"{name} is a shape without weights; set load_format to 'dummy' for random weights"

@@ -6,11 +6,7 @@ from paceline.runner.layers.linear_choice import KERNELS, choose
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
-
-class Quantized(Dummy):
-    """Weights as from a file of few bits."""
-
-    is_quantized = True
+QUANTIZED = Dummy(tiny().loaded_as("int8"))
 
 
 def test_by_name() -> None:
@@ -21,14 +17,14 @@ def test_by_name() -> None:
 
 
 def test_weights_keep_the_precision_of_their_file() -> None:
-    exact, quantized = choose("auto", Dummy(tiny())), choose("auto", Quantized(tiny()))
+    exact, quantized = choose("auto", Dummy(tiny())), choose("auto", QUANTIZED)
     assert str(exact) == "float32 (as precise as the file; --weights int8 is faster)"
-    assert str(quantized) == "int8 (the file is quantized)"
+    assert str(quantized) == "int8 (the weights are quantized)"
 
 
 def test_without_a_compiler_float32_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_available", lambda: False)
-    choice = choose("auto", Quantized(tiny()))
+    choice = choose("auto", QUANTIZED)
     assert str(choice) == "float32 (the int8 kernels cannot be compiled here)"
 
 

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.native_linear import NativeLinear
+from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import is_available
+from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.quantized_matrix import OrderedMatrix, groups_of_int4
 from tests.runner.support import stepped
 
 if not is_available():
@@ -60,6 +63,53 @@ def test_the_largest_sums_of_4_bits_are_exact(sign: float) -> None:
     product, x = NativeLinear(weight, None, torch.float32), torch.full((9, 96), sign * 127)
     assert product.matrix.bits == 4
     assert torch.equal(product(x), torch.full((9, 40), sign * 127 * 15 * 93))
+
+
+def random_mxfp4(outputs: int, inputs: int) -> Mxfp4Matrix:
+    codes = torch.randint(256, (outputs, inputs // 2), dtype=torch.uint8)
+    return Mxfp4Matrix(codes, torch.randint(115, 125, (outputs, inputs // 32), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 9])
+def test_numbers_of_mxfp4_are_exact(rows: int) -> None:
+    """Those of unit vectors are the weights themselves."""
+    matrix = random_mxfp4(70, 96)
+    linear = NativeLinear(PackedWeights.of(matrix), None, torch.float32)
+    assert linear.matrix.bits == 4
+    found = torch.cat([linear(part) for part in torch.eye(96).split(rows)])
+    torch.testing.assert_close(found.t(), matrix.dense(), rtol=1e-6, atol=1e-7)
+    x = torch.randn(rows, 96)
+    assert close(linear(x), x @ matrix.dense().t())
+
+
+@pytest.mark.parametrize("code", [0x77, 0xFF])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_of_mxfp4_are_right(code: int, sign: float) -> None:
+    codes = torch.full((40, 48), code, dtype=torch.uint8)
+    matrix = Mxfp4Matrix(codes, torch.full((40, 3), 127, dtype=torch.uint8))
+    linear = NativeLinear(PackedWeights.of(matrix), None, torch.float32)
+    x = torch.full((9, 96), sign)
+    torch.testing.assert_close(linear(x), x @ matrix.dense().t(), rtol=1e-6, atol=0)
+
+
+def test_exponents_that_halves_do_not_hold_take_8_bits() -> None:
+    matrix = random_mxfp4(8, 64)
+    matrix.exponent[3] = 60
+    assert PackedWeights.of(matrix).bits == 8
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_inputs_are_put_in_the_order_of_the_weights(rows: int) -> None:
+    """With padding, and with factors of a norm, which are in the order of the inputs."""
+    order, factor = torch.randperm(70), torch.rand(70) + 0.5
+    plain = groups_of_int4(torch.randn(33, 70), 70)
+    ordered = OrderedMatrix(plain, order)
+    x = torch.randn(rows, 70)
+    found = NativeLinear(PackedWeights.of(ordered), None, torch.float32, factor)
+    due = NativeLinear(PackedWeights.of(plain), None, torch.float32)
+    assert found.matrix.bits == 4
+    assert torch.equal(found(x), due((x * factor)[:, order]))
+    torch.testing.assert_close(x[:, order] @ plain.dense().t(), x @ ordered.dense().t())
 
 
 def test_whole_weights_and_inputs_are_multiplied_exactly() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.core.system.files import cache_folder, packed_folder
 from paceline.runner.layers.native_linear import NativeLinear
@@ -14,6 +13,9 @@ from paceline.runner.layers.packed_cache import CacheLimits, PackedCache
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
+from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.quantized_matrix import OrderedMatrix, groups_of_int4
 from tests.runner.support import stepped, tiny
 
 if not is_available():
@@ -31,14 +33,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def never() -> Tensor:
+def never() -> Matrix:
     pytest.fail("weights were packed again")
 
 
 def fill(model: Path, limits: CacheLimits = ALL) -> list[Path]:
     cache = PackedCache([model], limits)
     for name, weight in WEIGHTS.items():
-        cache.packed(name, lambda weight=weight: weight)
+        cache.packed(name, lambda weight=weight: PlainMatrix(weight))
     cache.save()
     return sorted(cache_folder().rglob("*.safetensors"))
 
@@ -47,7 +49,9 @@ def is_packed_again(model: Path) -> bool:
     """All weights or none."""
     cache, read = PackedCache([model], ALL), []
     for name, weight in WEIGHTS.items():
-        cache.packed(name, lambda name=name, weight=weight: read.append(name) or weight)
+        cache.packed(
+            name, lambda name=name, weight=weight: read.append(name) or PlainMatrix(weight)
+        )
     assert read in ([], list(WEIGHTS))
     return bool(read)
 
@@ -59,6 +63,20 @@ def test_products_are_the_same_bits(model: Path) -> None:
         x = torch.randn(3, weight.shape[1])
         found = NativeLinear(cache.packed(name, never), None, torch.float32)
         assert torch.equal(found(x), NativeLinear(weight, None, torch.float32)(x))
+
+
+def test_tables_and_orders_are_kept(model: Path) -> None:
+    ordered = OrderedMatrix(groups_of_int4(torch.randn(9, 64), 32), torch.randperm(64))
+    matrices = {"table": Mxfp4Matrix.of(torch.randn(9, 64)), "order": ordered}
+    first = PackedCache([model], ALL)
+    packed = {name: first.packed(name, lambda one=one: one) for name, one in matrices.items()}
+    first.save()
+    again, x = PackedCache([model], ALL), torch.randn(3, 64)
+    for name, due in packed.items():
+        found = again.packed(name, never)
+        assert (found.table is None, found.order is None) == (name != "table", name != "order")
+        products = (NativeLinear(one, None, torch.float32)(x) for one in (found, due))
+        assert torch.equal(*products)
 
 
 def test_a_whole_model(model: Path) -> None:
@@ -78,6 +96,13 @@ def test_only_a_model_that_has_not_changed_is_found(model: Path) -> None:
     assert is_packed_again(model)
     (after,) = fill(model)  # the older state is deleted
     assert (after.parent, after.name != before.name) == (before.parent, True)
+
+
+def test_what_weights_are_quantized_to_is_part_of_their_name(model: Path) -> None:
+    fill(model)
+    cache, read = PackedCache([model], ALL, quantization="int4"), []
+    cache.packed("eight", lambda: read.append("eight") or PlainMatrix(WEIGHTS["eight"]))
+    assert read == ["eight"]
 
 
 def cut(file: Path) -> None:

@@ -27,7 +27,7 @@ TENSOR_NAMES = (
 )
 
 
-# of models that are no decoders, with tensors of their own, and of a config with such an entry
+# of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
 OTHER_FILES = ("eagle3.py", "qwen_config.py", "siglip_config.py", "gptq.py")
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.decoder_layer import TORCH
+from paceline.runner.layers.decoder_layer import TORCH, TorchStack
 from paceline.runner.layers.linear_choice import choose
-from paceline.runner.layers.native_stack import NATIVE
+from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
@@ -26,6 +26,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
 PLAIN = BackendSupport("plain", frozenset())
+ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
 
 
@@ -87,8 +88,8 @@ def test_a_feature_that_is_not_listed_is_refused(backend: BackendSupport) -> Non
 
 
 def test_an_error_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r'sink; use weights="float32"$'):
-        NATIVE.require(with_sink(described(), 30.0))
+    with pytest.raises(ConfigError, match=r'sink; use device="cpu"$'):
+        ADVISED.require(with_sink(described(), 30.0))
 
 
 def test_one_value_for_all_layers() -> None:
@@ -107,34 +108,29 @@ def test_one_value_for_all_layers() -> None:
     assert "heads of keys" in str(TORCH.supports(narrow))
 
 
-@pytest.mark.parametrize(("options", "backend"), [({}, "torch"), ({"weights": "int8"}, "native")])
-def test_a_model_is_refused_before_its_tensors_are_read(
-    options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def changed(config: ModelConfig, max_model_len: int | None) -> DecoderSpec:
-        spec, only_native = describe(config), backend == "native"
-        last = spec.layers[-1]
-        scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
-        return scaled if only_native else with_sink(spec, 30.0)
-
+def test_a_model_is_refused_before_its_tensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unread(Dummy):
         def read(self, name: str) -> Any:
             raise AssertionError(f"{name} was read")
 
-    monkeypatch.setattr(module, "describe", changed)
-    with pytest.raises(ConfigError, match=f"the {backend} backend cannot compute"):
-        Model.load(Unread(tiny()), **options)
+    monkeypatch.setattr(module, "describe", lambda config, _: with_sink(describe(config), 30.0))
+    with pytest.raises(ConfigError, match="the torch backend cannot compute"):
+        Model.load(Unread(tiny()))
 
 
-def test_weights_chosen_automatically_are_weights_that_can_be_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "paceline.runner.layers.linear_choice.describe",
-        lambda config: with_sink(describe(config), 9.0),
-    )
+def test_linears_of_integers_need_no_decoder_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(config: ModelConfig, _: int | None = None) -> DecoderSpec:
+        spec = describe(config)
+        last = spec.layers[-1]
+        return with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
+
+    monkeypatch.setattr(module, "describe", scaled)
+    monkeypatch.setattr("paceline.runner.layers.linear_choice.describe", scaled)
     dummy = Dummy(tiny())
     dummy.is_quantized = True
     choice = choose("auto", dummy)
-    assert choice.name == "float32"
-    assert choice.reason.startswith("the int8 kernels do not support this model: ")
+    assert choice.is_native
+    assert "torch computes the rest: it takes one query scale for all layers" in choice.reason
+    assert isinstance(Model.load(dummy, weights=choice.name)._layers, TorchStack)
+    monkeypatch.undo()
+    assert isinstance(Model.load(dummy, weights=choice.name)._layers, NativeStack)

@@ -75,34 +75,40 @@ def by_block(name: str, rows: int, columns: int) -> Callable[[Tensor], Written]:
 
 
 def grouped(weight: Tensor, bits: int, group: Tensor, is_symmetric: bool) -> list[Tensor]:
-    """Codes [outputs, inputs], scales and zeros [outputs, groups], by the group of each input."""
-    most, count = (1 << bits) - 1, int(group.max()) + 1
-    scale, zero = torch.empty(len(weight), count), torch.empty(len(weight), count)
-    for one in range(count):
-        low, high = weight[:, group == one].aminmax(dim=1)
-        if is_symmetric:
-            scale[:, one] = torch.maximum(low.abs(), high.abs()) / (most // 2)
-            zero[:, one] = 1 << bits - 1
-        else:
-            scale[:, one] = (high.clamp(min=0) - low.clamp(max=0)) / most
-            zero[:, one] = (-low.clamp(max=0) / scale[:, one]).round().clamp(1, most)
+    """Codes [outputs, inputs], scales and zeros [outputs, groups], by the group of each input.
+    Groups have one size."""
+    most = (1 << bits) - 1
+    ordered = of_inputs(weight, group.argsort(stable=True))
+    groups = ordered.view(len(weight), int(group.max()) + 1, -1)
+    low, high = groups.aminmax(dim=2)
+    if is_symmetric:
+        scale = torch.maximum(low.abs(), high.abs()) / (most // 2)
+        zero = torch.full_like(scale, 1 << bits - 1)
+    else:
+        scale = (high.clamp(min=0) - low.clamp(max=0)) / most
+        zero = (-low.clamp(max=0) / scale).round().clamp(1, most)
     scale = scale.half().float()
-    codes = (weight / scale[:, group] + zero[:, group]).round().clamp(0, most)
-    return [codes.long(), scale, zero.long()]
+    codes = (weight / of_inputs(scale, group) + of_inputs(zero, group)).round().clamp(0, most)
+    return [codes.int(), scale, zero.int()]
+
+
+def of_inputs(groups: Tensor, group: Tensor) -> Tensor:
+    """What each input has of its group."""
+    return groups.index_select(1, group)
 
 
 def value(codes: Tensor, scale: Tensor, zero: Tensor, group: Tensor) -> Tensor:
-    return (codes - zero[:, group]).float() * scale[:, group]
+    return (codes - of_inputs(zero, group)).float() * of_inputs(scale, group)
 
 
 def words(codes: Tensor, bits: int, order: tuple[int, ...] = ()) -> Tensor:
     """Words of 32 bits along the first dimension."""
     per = 32 // bits
     rows = codes.view(-1, per, *codes.shape[1:])
-    total = torch.zeros_like(rows[:, 0])
+    total = torch.zeros_like(rows[:, 0], dtype=torch.int32)
     for place, number in enumerate(order or range(per)):
-        total |= rows[:, number] << bits * place
-    return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
+        total |= rows[:, number].int() << bits * place
+    return total
 
 
 def groups_of(inputs: int, size: int = GROUP) -> Tensor:
@@ -156,6 +162,26 @@ def packed(
         if act_order:
             found["weight_g_idx"] = group.int()
         return found, value(codes, scale, zero, group)
+
+    return write
+
+
+def nvfp4(is_divisor: bool) -> Callable[[Tensor], Written]:
+    def write(weight: Tensor) -> Written:
+        groups = weight.view(len(weight), -1, 16)
+        whole = weight.abs().max() / (6 * 448)
+        scale = (groups.abs().amax(dim=2) / 6 / whole).to(FP8)
+        step = scale.float().unsqueeze(2) * whole
+        sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        near = ((groups / step).abs().unsqueeze(3) - sizes).abs().argmin(dim=3)
+        codes = (near + 8 * (groups < 0)).flatten(1).byte()
+        packed = codes[:, ::2] + 16 * codes[:, 1::2]
+        value = (sizes[near] * groups.sign() * step).flatten(1)
+        if is_divisor:
+            names = {"weight_packed": packed, "weight_global_scale": 1 / whole.view(1)}
+            return {**names, "weight_scale": scale, "input_global_scale": torch.ones(1)}, value
+        scales = {"weight_scale": scale, "weight_scale_2": whole, "input_scale": torch.tensor(1.0)}
+        return {"weight": packed, **scales}, value
 
     return write
 
@@ -223,6 +249,29 @@ KINDS = {
             "checkpoint_format": "gptq_v2",
         },
         gptq(4, past=0),
+    ),
+    "modelopt fp8": Kind(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*layers.1.mlp*"]},
+        by_tensor,
+    ),
+    "nvfp4": Kind(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "ignore": ["lm_head", "model.layers.1.mlp*"],
+        },
+        nvfp4(is_divisor=False),
+    ),
+    "compressed nvfp4": Kind(
+        compressed(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "dynamic": "local", "type": "float"},
+            num_bits=4,
+            type="float",
+            strategy="tensor_group",
+            group_size=16,
+        ),
+        nvfp4(is_divisor=True),
     ),
     "awq": Kind({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
 }

@@ -1,4 +1,5 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -12,6 +13,9 @@ from tests.runner.support import tiny
 
 class Listed:
     """A checkpoint of which only the names and shapes matter."""
+
+    files: Sequence[Path] = ()
+    is_quantized = False
 
     def __init__(self, config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
         self.config, self.shapes = config, shapes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
-from paceline.runner.cuda.kernels.expert_choice import Router
+from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
 from paceline.runner.cuda.linears import CudaLinear
@@ -25,7 +25,7 @@ class CudaMoE:
         biases = spec.router.biases
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.norm)
-        self._router = Router.of(weight, bias, spec.chosen, spec.shares_sum_to_one)
+        self._router = ExpertRouter.of(weight, bias, spec.chosen, spec.shares_sum_to_one)
         self._experts, self._floor = expert_kernel(expert_weights(factory, spec)), spec.norm.floor
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 

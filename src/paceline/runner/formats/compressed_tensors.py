@@ -5,24 +5,19 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from paceline.core.errors import ConfigError
+from paceline.runner.formats.modelopt import Modelopt, say_decoded
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.integer_format import Grouping, PackedRows
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.scaled_format import ScaledFormat, block_in
-from paceline.runner.weights.weight_format import Quantization, Read, WeightFormat
+from paceline.runner.weights.weight_format import Quantization, Read, WeightFormat, has_kv_scales
 
 NAME = "compressed-tensors"
 CODES = {"float-quantized": ("F8_E4M3",), "int-quantized": ("I8",)}
 BITS = 8
 STRATEGIES = ("tensor", "channel", "block")
-KV_SCHEME = {
-    "num_bits": 8,
-    "type": "float",
-    "strategy": "tensor",
-    "dynamic": False,
-    "symmetric": True,
-}
-KNOWN = (*CODES, "naive-quantized", "pack-quantized")
+NVFP4 = "nvfp4-pack-quantized"
+KNOWN = (*CODES, "naive-quantized", "pack-quantized", NVFP4)
 
 
 class CompressedTensors(WeightFormat):
@@ -35,9 +30,9 @@ class CompressedTensors(WeightFormat):
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Quantization:
-        has_kv_scales = scales_of_kv(config.get("kv_cache_scheme"))
         groups = cast("dict[str, dict[str, Any]]", config.get("config_groups") or {})
-        if not groups and not has_kv_scales:
+        has_scales = has_kv_scales(NAME, config)
+        if not groups and not has_scales:
             raise ConfigError(f"{NAME}: quantization_config has no config_groups")
         rules: list[tuple[str, WeightFormat | None]] = [
             (pattern(name), None) for name in config.get("ignore") or ()
@@ -50,19 +45,7 @@ class CompressedTensors(WeightFormat):
                     default = format
                 else:
                     rules.append((pattern(target), format))
-        return Quantization(default, tuple(rules), has_kv_scales)
-
-
-def scales_of_kv(scheme: Mapping[str, Any] | None) -> bool:
-    """Whether the checkpoint has a scale for all keys of a layer, and one for all values."""
-    if not scheme:
-        return False
-    given = {name: scheme.get(name, value) for name, value in KV_SCHEME.items()}
-    if given != KV_SCHEME:
-        raise ConfigError(
-            f"{NAME}: kv_cache_scheme {given} is not supported; it must be {KV_SCHEME}"
-        )
-    return True
+        return Quantization(default, tuple(rules), has_scales)
 
 
 def pattern(name: str) -> str:
@@ -76,6 +59,11 @@ def format_of(group: Mapping[str, Any], kind: str, name: str) -> WeightFormat:
     strategy = str(weights.get("strategy") or "tensor")
     if kind == "naive-quantized":
         kind = "float-quantized" if number == "float" else "int-quantized"
+    if kind == NVFP4:
+        say_decoded()
+        is_static = bool(group.get("input_activations"))
+        codes, whole = "weight_packed", "weight_global_scale"
+        return Modelopt(codes, whole, True, "input_global_scale" if is_static else "")
     if kind == "pack-quantized":
         if number != "int" or strategy not in ("group", "channel"):
             raise ConfigError(f"{NAME}: {name} is pack-quantized {number} by {strategy!r}")

@@ -72,8 +72,8 @@ def automatic(checkpoint: Checkpoint) -> LinearChoice:
     """The same at every start: it depends on the file, and on whether there are kernels for it."""
     if not checkpoint.is_quantized:
         return LinearChoice(FLOAT32, "as precise as the file; --weights int8 is faster")
-    if missing := NATIVE.supports(describe(checkpoint.config)):
-        return LinearChoice(FLOAT32, f"the int8 kernels do not support this model: {missing}")
     if not is_available():
         return LinearChoice(FLOAT32, "the int8 kernels cannot be compiled here")
-    return LinearChoice(INT8, "the file is quantized")
+    if missing := NATIVE.supports(describe(checkpoint.config)):
+        return LinearChoice(INT8, f"the weights are quantized; torch computes the rest: {missing}")
+    return LinearChoice(INT8, "the weights are quantized")

@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.layers.packing import PackedStore, PackedWeights
 from paceline.runner.native.library import MatrixStruct, library
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 
 class NativeLinear:
@@ -22,9 +23,10 @@ class NativeLinear:
         factor: Tensor | None = None,
     ) -> None:
         """A weight that is packed already is used as it is."""
-        packed = weight if isinstance(weight, PackedWeights) else pack(weight, dtype)
+        packed = weight if isinstance(weight, PackedWeights) else pack(PlainMatrix(weight), dtype)
         self._kernels, self._outputs = library(), packed.outputs
-        self._read = (packed.content, packed.scale, bias, factor)  # kept alive for the matrix
+        # Kept alive for the matrix.
+        self._read = packed.content, packed.scale, bias, factor, packed.table, packed.order
         self.matrix = MatrixStruct(
             *(None if tensor is None else tensor.data_ptr() for tensor in self._read),
             packed.inputs,
@@ -36,12 +38,11 @@ class NativeLinear:
     @staticmethod
     def of(parts: LinearParts, packed: PackedStore | None = None) -> "NativeLinear":
         """The weights are packed, or come from a store of packed weights."""
-
-        def read() -> Tensor:
-            return parts.read().dense()
-
-        weight = read() if packed is None else packed.packed(parts.name, read)
-        return NativeLinear(weight, parts.bias, parts.dtype, parts.factor)
+        if packed is None:
+            found = pack(parts.read(), parts.dtype)
+        else:
+            found = packed.packed(parts.name, parts.read)
+        return NativeLinear(found, parts.bias, parts.dtype, parts.factor)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self._outputs)
@@ -68,7 +69,8 @@ class NativeLinear:
         )
 
 
-def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeights:
-    if dtype != torch.float32 or weight.device.type != "cpu":
-        raise ConfigError(f"native linears need float32 on a CPU, not {dtype} on {weight.device}")
-    return PackedWeights.of(weight)
+def pack(matrix: Matrix, dtype: torch.dtype) -> PackedWeights:
+    device = matrix.tensors[0].device
+    if dtype != torch.float32 or device.type != "cpu":
+        raise ConfigError(f"native linears need float32 on a CPU, not {dtype} on {device}")
+    return PackedWeights.of(matrix)

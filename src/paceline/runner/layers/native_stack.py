@@ -56,7 +56,6 @@ NATIVE = BackendSupport(
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
-    instead='use weights="float32"',
 )
 
 

@@ -21,10 +21,12 @@ from torch import Tensor
 from paceline.core.system.files import cache_folder, packed_folder, places, stored
 from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import library
+from paceline.runner.weights.matrix import Matrix
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of the files; rises when packing changes
+VERSION = 2  # of the files; rises when packing changes
+PARTS = "content", "scale", "table", "order"  # tensors of packed weights
 PRODUCTS = "products"  # the entry of a file's header that describes the linears
 
 
@@ -54,16 +56,19 @@ class PackedCache:
     deleted, and those that were not used for longest when there is no room.
     """
 
-    def __init__(self, files: Sequence[Path], limits: CacheLimits | None = None) -> None:
+    def __init__(
+        self, files: Sequence[Path], limits: CacheLimits | None = None, quantization: str = "auto"
+    ) -> None:
         self._limits = limits or CacheLimits()
-        self._path = packed_folder(files[0]) / f"{layout()}-{state_of(files)}.safetensors"
+        state = state_of(files, quantization)
+        self._path = packed_folder(files[0]) / f"{layout()}-{state}.safetensors"
         self._packed: dict[str, PackedWeights] = {}
         self._is_new = False
         for place in places(self._path):
             if not self._packed and place.is_file():
                 self._packed = read(place)
 
-    def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
+    def packed(self, name: str, weight: Callable[[], Matrix]) -> PackedWeights:
         """The weights of a linear; `weight` reads them if they are not in the cache."""
         if name not in self._packed:
             if not self._is_new:
@@ -77,7 +82,7 @@ class PackedCache:
 
     def save(self) -> None:
         """Write what was packed. If that fails, the next start packs again."""
-        size = sum(one.content.nbytes + one.scale.nbytes for one in self._packed.values())
+        size = sum(part.nbytes for one in self._packed.values() for part in parts(one).values())
         if not self._is_new or not self._limits.least_bytes <= size <= self._limits.most_bytes:
             return
 
@@ -101,19 +106,20 @@ def layout() -> str:
     return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.int4_group())))
 
 
-def state_of(files: Sequence[Path]) -> str:
-    """A digest of the files of a model: it changes when one is replaced."""
+def state_of(files: Sequence[Path], quantization: str) -> str:
+    """A digest of the files of a model, and of what they are quantized to while they are loaded: it
+    changes when one is replaced."""
     states = [
         (str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
     ]
-    return sha256(json.dumps(states).encode()).hexdigest()[:16]
+    return sha256(json.dumps([quantization, states]).encode()).hexdigest()[:16]
 
 
 def write(place: Path, packed: dict[str, PackedWeights]) -> None:
     tensors: dict[str, Tensor] = {}
     linears: dict[str, list[int]] = {}
     for name, one in packed.items():
-        tensors |= {f"{name}.content": one.content, f"{name}.scale": one.scale}
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts(one).items()}
         linears[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
     save_file(tensors, place, {PRODUCTS: json.dumps(linears)})
 
@@ -124,12 +130,17 @@ def read(place: Path) -> dict[str, PackedWeights]:
     try:
         opened: Any = safe_open(place, framework="pt")
         with opened as file:
+            stored = set(file.keys())
             for name, values in json.loads(file.metadata()[PRODUCTS]).items():
                 bits, outputs, inputs, width, expected = values
-                content, scale = (
-                    file.get_tensor(f"{name}.{part}") for part in ("content", "scale")
+                kept: dict[str, Tensor] = {
+                    part: file.get_tensor(f"{name}.{part}")
+                    for part in PARTS
+                    if f"{name}.{part}" in stored
+                }
+                found[name] = PackedWeights(
+                    bits=bits, outputs=outputs, inputs=inputs, width=width, **kept
                 )
-                found[name] = PackedWeights(bits, content, scale, outputs, inputs, width)
                 if checksum(found[name]) != expected:
                     raise ValueError(f"{name} has changed")
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -140,10 +151,16 @@ def read(place: Path) -> dict[str, PackedWeights]:
     return found
 
 
+def parts(packed: PackedWeights) -> dict[str, Tensor]:
+    """The tensors that it has, by name."""
+    found = ((name, getattr(packed, name)) for name in PARTS)
+    return {name: tensor for name, tensor in found if tensor is not None}
+
+
 def checksum(packed: PackedWeights) -> int:
     """A sum of the bytes in words of 64 bits."""
     total = 0
-    for tensor in (packed.content, packed.scale):
+    for tensor in parts(packed).values():
         content = tensor.flatten().view(torch.uint8).numpy()
         words = content[: len(content) // 8 * 8].view(np.uint64)
         total += int(words.sum(dtype=np.uint64)) + int(content[len(words) * 8 :].sum())

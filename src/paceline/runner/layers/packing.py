@@ -1,7 +1,7 @@
 """Weights as integers, in the layout that the kernels read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.native.library import library
+from paceline.runner.weights.codes import GroupCodes, RowCodes
+from paceline.runner.weights.matrix import Matrix
 
 LOST = 1 / 64  # of a step: the largest error at which 4 bits count as exact
 SAMPLE = 64  # rows that are checked first
@@ -16,24 +18,39 @@ SAMPLE = 64  # rows that are checked first
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """A matrix [outputs, inputs] of `bits` bits; bytes.c and int4.c show the layout."""
+    """A matrix [outputs, inputs] of `bits` bits; bytes.c and int4.c show the layout.
+
+    width   inputs, padded with zeros
+    table   [16] that codes of 4 bits stand for; uint8
+    order   [inputs] that codes of 4 bits are of; int32
+    """
 
     bits: int
     content: Tensor
     scale: Tensor
     outputs: int
     inputs: int
-    width: int  # inputs, padded with zeros
+    width: int
+    table: Tensor | None = None
+    order: Tensor | None = None
 
     @staticmethod
-    def of(weight: Tensor) -> "PackedWeights":
-        """Use 4 bits if they are exact, as for weights that were stored in 4 bits; otherwise 8."""
-        group = library().int4_group()
+    def of(matrix: Matrix) -> "PackedWeights":
+        """Codes of 4 bits, or of 8 with a scale for each output, stay as they are. Others are
+        rounded to 8 bits, unless 4 are exact: then they were stored in 4 bits."""
+        codes, group = matrix.codes(), library().int4_group()
+        if isinstance(codes, RowCodes):
+            return packed_int8(codes.code, codes.scale)
+        if codes is not None:
+            steps = FourBitWeights.of_codes(codes, group)
+            if steps is not None and steps.holds_all:
+                return replace(packed_int4(steps, codes.code.shape[1]), **extras(codes))
+        weight = matrix.dense()
         if FourBitWeights.of(weight[:SAMPLE], group).holds_all:
             steps = FourBitWeights.of(weight, group)
             if steps.holds_all:
-                return nibbles(steps, weight.shape[1])
-        return octets(weight)
+                return packed_int4(steps, weight.shape[1])
+        return packed_int8(*quantised(weight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +77,35 @@ class FourBitWeights:
         holds_all = bool((missed <= LOST * step.float()).all())
         return FourBitWeights(whole.to(torch.uint8), step, least, holds_all)
 
+    @staticmethod
+    def of_codes(codes: GroupCodes, group: int) -> "FourBitWeights | None":
+        """Codes in groups of the kernel, if theirs can be divided into these. Halves may lose
+        `LOST` of the largest step of an output."""
+        (outputs, inputs), groups = codes.code.shape, codes.step.shape[1]
+        if groups > 1 and inputs % (groups * group):
+            return None
+        whole = F.pad(codes.code, (0, -inputs % group)).view(outputs, -1, group)
+        least, step = codes.least.half(), codes.step.half()
+        missed = (step.float() - codes.step).abs() * codes.most
+        missed += (least.float() - codes.least).abs()
+        holds_all = bool((missed <= LOST * codes.step.amax(dim=1, keepdim=True)).all())
+        times = whole.shape[1] // groups
+        step, least = (one.repeat_interleave(times, dim=1) for one in (step, least))
+        return FourBitWeights(whole, step, least, holds_all)
 
-def nibbles(steps: FourBitWeights, inputs: int) -> PackedWeights:
+
+def extras(codes: GroupCodes) -> dict[str, Tensor]:
+    """The table and the order of codes, if they have them."""
+    found: dict[str, Tensor] = {}
+    if codes.table:
+        assert max(codes.table) <= library().int4_table_most()
+        found["table"] = torch.tensor(codes.table, dtype=torch.uint8)
+    if codes.order is not None:
+        found["order"] = codes.order.int()
+    return found
+
+
+def packed_int4(steps: FourBitWeights, inputs: int) -> PackedWeights:
     lanes = library().int4_lanes()
     outputs, groups, group = steps.whole.shape
     panel = 2 * lanes
@@ -76,10 +120,9 @@ def nibbles(steps: FourBitWeights, inputs: int) -> PackedWeights:
     return PackedWeights(4, content, scale.contiguous(), outputs, inputs, groups * group)
 
 
-def octets(weight: Tensor) -> PackedWeights:
+def packed_int8(whole: Tensor, scale: Tensor) -> PackedWeights:
     panel, depth = library().bytes_panel(), library().bytes_depth()
-    whole, scale = quantised(weight)
-    outputs, inputs = weight.shape
+    outputs, inputs = whole.shape
     padded = F.pad(whole, (0, -inputs % depth, 0, -outputs % panel))
     width = padded.shape[1]
     # [panels, width / depth, panel, depth]
@@ -96,7 +139,7 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 class PackedStore(Protocol):
     """Where a model finds the packed weights of its linears."""
 
-    def packed(self, name: str, weight: Callable[[], Tensor]) -> PackedWeights:
+    def packed(self, name: str, weight: Callable[[], Matrix]) -> PackedWeights:
         """The weights of a linear; `weight` reads them if they are not stored."""
         ...
 

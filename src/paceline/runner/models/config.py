@@ -13,7 +13,7 @@ from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, VisionConfig, find
 from paceline.runner.weights import weight_format
-from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization, QuantizedOnLoad
+from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_TENSORS = GGUFTensors()
@@ -141,8 +141,11 @@ class ModelConfig:
         if quantization == "auto" or self.quantization != UNQUANTIZED:
             return self
         format = weight_format.load_for_plain(quantization)
-        rules = ((format.on_load, QuantizedOnLoad(format)),)
-        return replace(self, quantization=Quantization(None, rules))
+        if format.of_experts and self.experts is None:
+            raise ConfigError(
+                f"quantization is {quantization!r}, which is for experts, and the model has none"
+            )
+        return replace(self, quantization=weight_format.on_load(format))
 
     @property
     def kept(self) -> Kept:
@@ -168,7 +171,7 @@ class ModelConfig:
             whole = ConfigEntries(raw, "config.json")
             named = hf_config.architecture(whole)
             read = hf_config.of_decoder(whole, named)
-            weights = hf_config.quantization(read, named.traits, quantization)
+            weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)
             if (vision := named.traits.vision) is None:
                 return found

@@ -21,7 +21,6 @@ IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = ("use_bidirectional_attention",)
 NEAR = 0.65  # how alike a name must be to be the nearest one
-MXFP4 = "mxfp4"  # what experts may be quantized by
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +110,8 @@ def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
 
 
-def quantization(read: ConfigEntries, traits: Traits, chosen: str) -> Quantization:
-    """The formats of weights, read by the format that is chosen, or else by that of the file.
-    Experts in MXFP4, in one tensor for all of them, are decoded."""
+def quantization(read: ConfigEntries, chosen: str) -> Quantization:
+    """The formats of weights, read by the format that is chosen, or else by that of the file."""
     given = read.get("quantization_config")
     if not given:
         return UNQUANTIZED
@@ -121,9 +119,6 @@ def quantization(read: ConfigEntries, traits: Traits, chosen: str) -> Quantizati
         raise ConfigError(f"{read.where}: quantization_config is {given!r:.200}, not an object")
     config = cast("dict[str, Any]", given)
     method = str(config.get("quant_method", ""))
-    is_stacked = traits.experts is not None and traits.experts.is_stacked
-    if is_stacked and method == MXFP4:
-        return UNQUANTIZED
     if "." in chosen:
         return weight_format.load(chosen).of_config(config)
     known = weight_format.known()
@@ -136,7 +131,7 @@ def quantization(read: ConfigEntries, traits: Traits, chosen: str) -> Quantizati
     if name not in known:
         raise ConfigError(
             f"{read.where}: quantization_config has quant_method {method!r}, which is not "
-            f"supported; supported are {', '.join([*known, MXFP4])}"
+            f"supported; supported are {', '.join(known)}"
         )
     return weight_format.load(name).of_config(config)
 

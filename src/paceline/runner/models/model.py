@@ -12,7 +12,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import TORCH, TorchStack
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.layers.linear_choice import FLOAT32, INT8, LinearBuilder
+from paceline.runner.layers.linear_choice import FLOAT32, LinearBuilder
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.layers.norm import LayerInputs
@@ -40,8 +40,9 @@ class Model:
         )
         stack = TorchStack(factory, spec.layers)
         # The kernel for all layers does not stop for the other ranks.
-        is_native = group is None and isinstance(stack.layers[0].attention.qkv, NativeLinear)
-        self._layers = NativeStack(stack, spec.layers) if is_native else stack
+        is_native = isinstance(stack.layers[0].attention.qkv, NativeLinear)
+        is_one_call = is_native and group is None and NATIVE.supports(spec) is None
+        self._layers = NativeStack(stack, spec.layers) if is_one_call else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
@@ -68,8 +69,6 @@ class Model:
         """
         spec = describe(checkpoint.config, max_model_len)
         TORCH.require(spec)
-        if weights == INT8:
-            NATIVE.require(spec)
         verify(checkpoint)
         if group is not None:
             spec = divide(spec, group.shard)

@@ -32,18 +32,21 @@ class StackedForm:
     """How HF's files store a tensor of an expert in one tensor of all experts.
 
         weights   [experts, inputs, outputs of several tensors]
+        packed    [experts, outputs of several tensors, …]
         biases    [experts, outputs of several tensors]
 
-    name     of the tensor in the file
-    part     index of the expert
-    first    output that is the first of this tensor
-    every    how far its outputs are apart: those of other tensors lie between
+    name      of the tensor in the file
+    part      index of the expert
+    first     output that is the first of this tensor
+    every     how far its outputs are apart: those of other tensors lie between
+    outputs   dimension of the outputs; -1: the last
     """
 
     name: str
     part: int
     first: int = 0
     every: int = 1
+    outputs: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ static int64_t bytes_of(const struct matrix *m, int64_t rows) {
 
 /* The largest whole number of an input, such that no sum of `count` products leaves 32 bits. */
 static inline float limit_of(int64_t count) {
-    int64_t fits = INT32_MAX / (127 * count), most = sizeof(whole) == 1 ? INT8_MAX : INT16_MAX;
+    int64_t fits = INT32_MAX / (128 * count), most = sizeof(whole) == 1 ? INT8_MAX : INT16_MAX;
     return (float)(fits < most ? fits : most);
 }
 

@@ -2,6 +2,8 @@
  *
  * A weight is step * (0 … 15) + least. An input is scale * (-127 … 127), with a scale for every
  * group too. So a group adds step * scale * (their whole product) + least * (sum of its inputs).
+ * With a table, a weight is step * (one of 16 numbers from 0 to TABLE_MOST) + least. With an order,
+ * inputs are put into it while they are rounded.
  *
  *     packed weights   | panel 0                        | panel 1 …    PANEL outputs each
  *                      | group 0             | group 1… |              GROUP inputs each
@@ -25,11 +27,14 @@ typedef __m512i bytes;
 #define LOW(x) _mm512_and_si512(x, _mm512_set1_epi8(15))
 #define HIGH(x) LOW(_mm512_srli_epi16(x, 4))
 #define FOUR(at) _mm512_set1_epi32(four_bytes(at))
+#define TABLE(at) _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)(at)))
+#define LOOK_UP(table, x) _mm512_shuffle_epi8(table, x)
 #define HALVES(at) (lanes) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(at)))
 #if defined(__AVX512VNNI__)
 #define ADD(sum, w, x) _mm512_dpbusd_epi32(sum, w, x)
 #define WHOLE(sum) (sum)
-#else /* In 16 bits the sums of a group are at most 16 * 15 * 127. */
+#else
+#define SUMS_OF_16_BITS
 #define ADD(sum, w, x) _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x))
 #define WHOLE(sum) _mm512_madd_epi16(sum, _mm512_set1_epi16(1))
 #endif
@@ -40,7 +45,10 @@ typedef __m256i bytes;
 #define LOAD(at) _mm256_loadu_si256((const void *)(at))
 #define LOW(x) _mm256_and_si256(x, _mm256_set1_epi8(15))
 #define HIGH(x) LOW(_mm256_srli_epi16(x, 4))
+#define SUMS_OF_16_BITS
 #define FOUR(at) _mm256_set1_epi32(four_bytes(at))
+#define TABLE(at) _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)(at)))
+#define LOOK_UP(table, x) _mm256_shuffle_epi8(table, x)
 #define HALVES(at) (lanes) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(at)))
 #define ADD(sum, w, x) _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x))
 #define WHOLE(sum) _mm256_madd_epi16(sum, _mm256_set1_epi16(1))
@@ -51,6 +59,8 @@ typedef int8x16_t bytes;
 #define LOAD(at) vld1q_s8(at)
 #define LOW(x) vandq_s8(x, vdupq_n_s8(15))
 #define HIGH(x) vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4))
+#define TABLE(at) vreinterpretq_s8_u8(vld1q_u8(at))
+#define LOOK_UP(table, x) vqtbl1q_s8(table, vreinterpretq_u8_s8(x))
 #define HALVES(at) (lanes) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)))
 #define ADD_AT(sum, w, x, lane) (bytes) vdotq_laneq_s32((int32x4_t)(sum), w, x, lane)
 #define WHOLE(sum) (sum)
@@ -58,7 +68,7 @@ typedef int8x16_t bytes;
 #error "no instructions for products of whole numbers are known for this processor"
 #endif
 
-enum { GROUP = 32, VECS = 2, PANEL = LANES * VECS };
+enum { GROUP = 32, VECS = 2, PANEL = LANES * VECS, TABLE_MOST = 24 };
 typedef int32_t whole_lanes __attribute__((vector_size(4 * LANES)));
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int8_t some_bytes __attribute__((vector_size(FLOATS)));
@@ -74,19 +84,32 @@ static inline int32_t four_bytes(const void *at) {
 
 int int4_lanes(void) { return LANES; }
 int int4_group(void) { return GROUP; }
+int int4_table_most(void) { return TABLE_MOST; }
+
+/* The largest whole number of an input. Sums of 16 bits hold 16 products of weights up to 15 and
+ * inputs up to 127, or of TABLE_MOST and 85. */
+static inline float limit_of(const struct matrix *m) {
+#ifdef SUMS_OF_16_BITS
+    return m->table ? 85.0f : 127.0f;
+#else
+    (void)m;
+    return 127.0f;
+#endif
+}
 
 static int64_t bytes_of(const struct matrix *m, int64_t rows) {
     return rows * (m->width / GROUP * (int64_t)sizeof(struct scaled) + m->width);
 }
 
-static struct scaled rounded(const floats part[GROUP / FLOATS], float by, int8_t *to) {
+static struct scaled rounded(
+    const floats part[GROUP / FLOATS], float limit, float by, int8_t *to) {
     floats tops = size_of(part[0]), none = part[0] - part[0];
     for (int i = 1; i < GROUP / FLOATS; i++) {
         tops = larger(tops, size_of(part[i]));
         none += part[i] - part[i]; /* zero, unless one is infinite or no number */
     }
     float top = largest(tops);
-    float factor = top > FLT_MIN ? 127.0f / top : 0.0f, scale = top / 127.0f * by + sum_of(none);
+    float factor = top > FLT_MIN ? limit / top : 0.0f, scale = top / limit * by + sum_of(none);
     ints sum = {0};
     for (int i = 0; i < GROUP / FLOATS; i++) {
         ints whole = __builtin_convertvector(whole_of(part[i] * factor), ints);
@@ -95,6 +118,20 @@ static struct scaled rounded(const floats part[GROUP / FLOATS], float by, int8_t
         sum += whole;
     }
     return (struct scaled){scale, scale * sum_of(__builtin_convertvector(sum, floats))};
+}
+
+/* Inputs from `at` on, of which some are left, with their factors. */
+static inline floats inputs_at(const struct matrix *m, const float *x, int64_t at, int64_t left) {
+    if (!m->order) {
+        floats part = some_of(x + at, left);
+        return m->factor ? part * some_of(m->factor + at, left) : part;
+    }
+    float found[FLOATS] = {0};
+    for (int64_t i = 0; i < FLOATS && i < left; i++) {
+        int64_t from = m->order[at + i];
+        found[i] = m->factor ? x[from] * m->factor[from] : x[from];
+    }
+    return some_of(found, FLOATS);
 }
 
 static void round_row(
@@ -106,10 +143,9 @@ static void round_row(
         floats part[GROUP / FLOATS];
         for (int i = 0; i < GROUP / FLOATS; i++) {
             int64_t at = g * GROUP + i * FLOATS, left = m->inputs - at;
-            part[i] = some_of(x + at, left > 0 ? left : 0);
-            if (m->factor) part[i] *= some_of(m->factor + at, left > 0 ? left : 0);
+            part[i] = inputs_at(m, x, at, left > 0 ? left : 0);
         }
-        scaled[g] = rounded(part, by, to + g * GROUP);
+        scaled[g] = rounded(part, limit_of(m), by, to + g * GROUP);
     }
 }
 
@@ -139,9 +175,10 @@ static inline __attribute__((always_inline)) void add_group(
 
 /* One panel of outputs for `count` rows, a constant wherever that matters. */
 static inline __attribute__((always_inline)) void tile(
-    const int count, int64_t width, const int8_t *w, const uint16_t *steps, const int8_t *x,
-    const struct scaled *scaled, lanes found[][VECS]) {
+    const int count, const uint8_t *const codes, int64_t width, const int8_t *w,
+    const uint16_t *steps, const int8_t *x, const struct scaled *scaled, lanes found[][VECS]) {
     int64_t groups = width / GROUP;
+    const bytes table = codes ? TABLE(codes) : (bytes){0};
     memset(found, 0, sizeof found[0] * (size_t)count);
     for (int64_t g = 0; g < groups; g++, x += GROUP, steps += 2 * PANEL) {
 #ifdef ADD_AT
@@ -151,6 +188,7 @@ static inline __attribute__((always_inline)) void tile(
         for (int k = 0; k < GROUP / 4; k++, w += sizeof(bytes)) {
             bytes both = LOAD(w);
             part[k][0] = LOW(both), part[k][1] = HIGH(both);
+            for (int v = 0; codes && v < VECS; v++) part[k][v] = LOOK_UP(table, part[k][v]);
         }
 #pragma GCC unroll 1
         for (int r = 0; r < count; r++) {
@@ -164,6 +202,7 @@ static inline __attribute__((always_inline)) void tile(
 #pragma GCC unroll 8
         for (int k = 0; k < GROUP; k += 4, w += sizeof(bytes)) {
             bytes both = LOAD(w), part[VECS] = {LOW(both), HIGH(both)};
+            for (int v = 0; codes && v < VECS; v++) part[v] = LOOK_UP(table, part[v]);
 #pragma GCC unroll 8
             for (int r = 0; r < count; r++) {
                 bytes row = FOUR(x + r * width + k);
@@ -191,9 +230,10 @@ static void settle(
     }
 }
 
-static void panel(
-    const struct matrix *m, const void *scratch, int64_t rows, int64_t panel, float *out,
-    int64_t out_stride, int is_added) {
+/* `codes` is the table of the matrix, or NULL: a constant, so that each case has code of its own. */
+static inline __attribute__((always_inline)) void panel_of(
+    const uint8_t *const codes, const struct matrix *m, const void *scratch, int64_t rows,
+    int64_t panel, float *out, int64_t out_stride, int is_added) {
     int64_t width = m->width, groups = width / GROUP;
     const struct scaled *scaled = scratch;                            /* [rows, groups] */
     const int8_t *x = (const int8_t *)(scaled + rows * groups);       /* [rows, width] */
@@ -206,16 +246,23 @@ static void panel(
         count = rows - r;
 #ifdef ADD_AT
         count = count < ROWS ? count : ROWS; /* rows come one by one, so any number is as good */
-        if (count > 1) tile((int)count, width, w, steps, part, by, found);
-        else tile(1, width, w, steps, part, by, found);
+        if (count > 1) tile((int)count, codes, width, w, steps, part, by, found);
+        else tile(1, codes, width, w, steps, part, by, found);
 #else
-        if (count >= ROWS) tile(count = ROWS, width, w, steps, part, by, found);
-        else if (count >= 4) tile(count = 4, width, w, steps, part, by, found);
-        else if (count >= 2) tile(count = 2, width, w, steps, part, by, found);
-        else tile(1, width, w, steps, part, by, found);
+        if (count >= ROWS) tile(count = ROWS, codes, width, w, steps, part, by, found);
+        else if (count >= 4) tile(count = 4, codes, width, w, steps, part, by, found);
+        else if (count >= 2) tile(count = 2, codes, width, w, steps, part, by, found);
+        else tile(1, codes, width, w, steps, part, by, found);
 #endif
         settle(m, panel * PANEL, count, found, out + r * out_stride, out_stride, is_added);
     }
+}
+
+static void panel(
+    const struct matrix *m, const void *scratch, int64_t rows, int64_t panel, float *out,
+    int64_t out_stride, int is_added) {
+    if (m->table) panel_of(m->table, m, scratch, rows, panel, out, out_stride, is_added);
+    else panel_of(NULL, m, scratch, rows, panel, out, out_stride, is_added);
 }
 
 const struct way int4_way = {bytes_of, round_row, panel, PANEL};

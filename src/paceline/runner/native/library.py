@@ -19,7 +19,7 @@ class MatrixStruct(Structure):
     """`struct matrix` of linear.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("packed", "scale", "bias", "factor")),
+        *((name, c_void_p) for name in ("packed", "scale", "bias", "factor", "table", "order")),
         *((name, c_int64) for name in ("inputs", "width", "outputs", "bits")),
     ]
 
@@ -79,6 +79,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_depth": (c_int, []),
     "int4_lanes": (c_int, []),
     "int4_group": (c_int, []),
+    "int4_table_most": (c_int, []),
     "linear_scratch_bytes": (c_int64, [POINTER(MatrixStruct), c_int64]),
     "linear": (
         None,

@@ -14,6 +14,8 @@ struct matrix {
     const void *scale;   /* of the whole numbers: see bytes.c and int4.c */
     const float *bias;   /* [outputs], or NULL */
     const float *factor; /* [inputs] that inputs are multiplied by first, or NULL */
+    const uint8_t *table; /* [16] what codes of 4 bits stand for, or NULL: themselves */
+    const int32_t *order; /* [inputs] that weights of 4 bits are of, or NULL: in their order */
     int64_t inputs, width, outputs; /* width: inputs, padded with zeros */
     int64_t bits;
 };

@@ -9,18 +9,19 @@ from paceline.runner.models.architecture import NormSpec, parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.weights.weight_format import UNQUANTIZED
 
 
 class Dummy:
     """A checkpoint of random numbers. A tensor depends only on its name and the seed."""
 
     files: tuple[Path, ...] = ()
-    is_quantized = False
 
     def __init__(
         self, config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         self.config = config
+        self.is_quantized = config.quantization != UNQUANTIZED
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
         self._offset = {norm.weight.name: norm.offset for norm in parts_of(spec, NormSpec)}

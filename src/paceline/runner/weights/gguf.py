@@ -11,8 +11,9 @@ from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.tensors import from_numpy, to_floats
-from paceline.runner.weights import expert_stacks as mxfp4
+from paceline.runner.weights import mxfp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
+from paceline.runner.weights.weight_format import UNQUANTIZED
 
 # The values of 4-bit codes that are not evenly spaced.
 UNEVEN = torch.tensor(
@@ -233,7 +234,7 @@ class GGUF:
     @property
     def is_quantized(self) -> bool:
         kinds = {tensor.encoding.name for tensor in self._tensors.values()}
-        return not kinds <= EXACT
+        return self.config.quantization != UNQUANTIZED or not kinds <= EXACT
 
     @property
     def shapes(self) -> dict[str, Shape]:

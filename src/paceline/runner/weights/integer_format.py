@@ -9,7 +9,12 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
-from paceline.runner.weights.quantized_matrix import GroupedMatrix, checked
+from paceline.runner.weights.quantized_matrix import (
+    GroupedMatrix,
+    OrderedMatrix,
+    ScaledMatrix,
+    checked,
+)
 from paceline.runner.weights.scaled_format import FLOATS, beside
 from paceline.runner.weights.weight_format import Read, WeightFormat
 
@@ -21,8 +26,10 @@ def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) ->
     """Codes of words, the lowest bits first, along a dimension. With `order`, the code of the i-th
     number is at the place order[i] in its word."""
     places = range(0, WORD_BITS, bits)
-    shifts = torch.tensor([places[at] for at in order] or list(places), device=words.device)
-    codes = words.to(torch.int64).unsqueeze(dim + 1)
+    shifts = torch.tensor(
+        [places[at] for at in order] or list(places), dtype=torch.int32, device=words.device
+    )
+    codes = words.unsqueeze(dim + 1)
     shape = [1] * codes.dim()
     shape[dim + 1] = len(shifts)
     found = codes >> shifts.view(shape) & (1 << bits) - 1
@@ -64,9 +71,24 @@ class Grouping:
         is_even = inputs % 2 == 0 and inputs % scale.shape[1] == 0
         if self.bits == FOUR and is_even:
             return GroupedMatrix.of_codes(codes, scale, zero)
+        if self.bits != FOUR and scale.shape[1] == 1 and bool((zero == self.middle).all()):
+            return ScaledMatrix((codes - self.middle).to(torch.int8), scale, (1, inputs))
         size = -(-inputs // scale.shape[1])
         spread = [one.float().repeat_interleave(size, 1)[:, :inputs] for one in (scale, zero)]
         return PlainMatrix((codes.float() - spread[1]) * spread[0])
+
+    def ordered(self, codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor) -> Matrix:
+        """The same, where inputs [inputs] name their groups: with act order."""
+        order = group.argsort(stable=True)
+        if torch.equal(order, torch.arange(len(order), device=order.device)):
+            return self.matrix(codes, scale, zero)
+        sizes = group.bincount(minlength=scale.shape[1])
+        if bool((sizes == sizes[0]).all()):
+            matrix = self.matrix(codes[:, order], scale, zero)
+            if isinstance(matrix, GroupedMatrix):
+                return OrderedMatrix(matrix, order)
+        middle = torch.full_like(scale, self.middle) if zero is None else zero
+        return PlainMatrix((codes.float() - middle[:, group].float()) * scale[:, group])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +130,8 @@ class WordsOfInputs(WeightFormat):
         codes = unpacked(read(words), bits, 0 if self.is_along else 1, self.order).t()
         zero = unpacked(read(zeros), bits, 1, self.order).t() + self.past
         scale = checked(read(scales), scales.name).t()
-        if order:
-            group = read(order[0]).long()
-            in_order = torch.arange(len(group), device=group.device) // max(self.grouping.size, 1)
-            if self.grouping.size > 0 and not torch.equal(group, in_order):
-                return PlainMatrix((codes.float() - zero[:, group].float()) * scale[:, group])
+        if order and self.grouping.size > 0:
+            return self.grouping.ordered(codes, scale, zero, read(order[0]).long())
         return self.grouping.matrix(codes, scale, zero)
 
 
@@ -151,7 +170,5 @@ class PackedRows(WeightFormat):
         if self.grouping.has_zero:
             zero = unpacked(read(by_name["weight_zero_point"]), bits, 0)[:outputs]
         if self.has_order:
-            group = read(by_name["weight_g_idx"]).long()
-            middle = torch.full_like(scale, self.grouping.middle) if zero is None else zero
-            return PlainMatrix((codes.float() - middle[:, group].float()) * scale[:, group])
+            return self.grouping.ordered(codes, scale, zero, read(by_name["weight_g_idx"]).long())
         return self.grouping.matrix(codes, scale, zero)

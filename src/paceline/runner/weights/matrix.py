@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from paceline.runner.weights.codes import Codes
+
 M = TypeVar("M", bound="Matrix")
 
 
@@ -47,10 +49,18 @@ class Matrix(ABC):
         """Some outputs, in this order."""
         return PlainMatrix(self.dense()[outputs])
 
+    def codes(self) -> Codes | None:
+        """The weights as kernels for integers read them; None: they must be rounded to that."""
+        return None
+
     @property
     def joins(self) -> bool:
         """Whether outputs of others may follow."""
         return True
+
+    def is_like(self, other: "Matrix") -> bool:
+        """Whether outputs of both can be in one matrix of this form."""
+        return self.form == other.form
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -96,7 +106,7 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
     first = matrices[0]
     if len(matrices) == 1:
         return first
-    is_one_form = all(one.form == first.form for one in matrices)
+    is_one_form = all(first.is_like(one) for one in matrices)
     if not is_one_form or not all(one.joins for one in matrices[:-1]):
         return PlainMatrix(torch.cat([one.dense() for one in matrices]))
     return first.with_tensors(map(torch.cat, zip(*(one.tensors for one in matrices), strict=True)))

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.runner.weights.codes import GroupCodes
 from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.quantized_matrix import unpacked
 
 GROUP = 32  # numbers with one exponent
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
 BIAS = 127  # of the exponent that is stored
 MOST_EXPONENT = 2  # of a number
+# Twice the numbers are whole; the table has how far they are above the least one.
+HALF, LEAST = 0.5, -12
+TABLE = tuple(int(sign * size / HALF) - LEAST for sign in (1, -1) for size in SIZES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +52,15 @@ class Mxfp4Matrix(Matrix):
         return Mxfp4Matrix(code[:, ::2] | code[:, 1::2] << 4, (exponent + BIAS).to(torch.uint8))
 
     def dense(self) -> Tensor:
-        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).flatten(-2)
+        codes = unpacked(self.weight)
         values = VALUES.to(codes.device)[codes.long()].view(*self.exponent.shape, GROUP)
         powers = self.exponent.to(torch.int32).sub_(BIAS).unsqueeze(-1)
         return torch.ldexp(values, powers).flatten(-2)
+
+    def codes(self) -> GroupCodes:
+        powers = self.exponent.to(torch.int32).sub_(BIAS)
+        step = torch.ldexp(torch.full_like(powers, HALF, dtype=torch.float32), powers)
+        return GroupCodes(unpacked(self.weight), step, LEAST * step, TABLE)
 
     def select(self, outputs: Tensor) -> "Mxfp4Matrix":
         return Mxfp4Matrix(self.weight[outputs], self.exponent[outputs])

@@ -1,11 +1,13 @@
 """Quantized weights in memory: codes of 8 or 4 bits, and scales of rows, blocks or groups."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.runner.weights.codes import GroupCodes, RowCodes
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 FP8 = torch.float8_e4m3fn
@@ -59,6 +61,10 @@ class ScaledMatrix(Matrix):
     def joins(self) -> bool:
         return self.shape[0] % self.block[0] == 0
 
+    def codes(self) -> RowCodes | None:
+        is_int8 = self.weight.dtype == torch.int8 and self.is_by_row
+        return RowCodes(self.weight, self.scale.flatten()) if is_int8 else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedMatrix(Matrix):
@@ -89,8 +95,11 @@ class GroupedMatrix(Matrix):
         packed = codes[..., ::2] | codes[..., 1::2] << 4
         return GroupedMatrix(packed, scale.float(), zero.to(torch.uint8))
 
+    def codes(self) -> GroupCodes:
+        return GroupCodes(unpacked(self.weight), self.scale, -self.zero.float() * self.scale)
+
     def dense(self) -> Tensor:
-        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).flatten(-2)
+        codes = unpacked(self.weight)
         groups = codes.view(*codes.shape[:-1], self.scale.shape[-1], -1)
         found = (groups.float() - self.zero.float().unsqueeze(-1)) * self.scale.unsqueeze(-1)
         return found.flatten(-2)
@@ -100,6 +109,57 @@ class GroupedMatrix(Matrix):
 
     def select(self, outputs: Tensor) -> "GroupedMatrix":
         return GroupedMatrix(self.weight[outputs], self.scale[outputs], self.zero[outputs])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedMatrix(Matrix):
+    """Weights whose inputs are in another order, so that those of a group are neighbours.
+
+    order   [inputs]; the input that each column of `matrix` is for
+    """
+
+    matrix: GroupedMatrix
+    order: Tensor
+
+    @property
+    def form(self) -> str:
+        return f"{self.matrix.form} in an order of inputs"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def dense(self) -> Tensor:
+        return self.matrix.dense()[:, self.order.argsort()]
+
+    def codes(self) -> GroupCodes:
+        return replace(self.matrix.codes(), order=self.order)
+
+    def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple[Matrix, Tensor | None]:
+        """No kernel of a GPU reads inputs in another order."""
+        return PlainMatrix(self.dense()).folded(factor, dtype)
+
+    def select(self, outputs: Tensor) -> "OrderedMatrix":
+        return OrderedMatrix(self.matrix.select(outputs), self.order)
+
+    def is_like(self, other: Matrix) -> bool:
+        return (
+            isinstance(other, OrderedMatrix)
+            and self.matrix.is_like(other.matrix)
+            and torch.equal(self.order, other.order)
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> "OrderedMatrix":
+        return OrderedMatrix(self.matrix.with_tensors(tensors), self.order)
+
+
+def unpacked(packed: Tensor) -> Tensor:
+    """Codes of 4 bits, two of which are in a byte: the lower half is that of the earlier input."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def rows_of_fp8(weight: Tensor) -> ScaledMatrix:

@@ -20,7 +20,6 @@ from paceline.runner.weights.weight_format import UNQUANTIZED
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
-PACKED = "U8"  # of experts in MXFP4
 MODULES = "modules.json"  # of sentence-transformers
 DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the configuration
 
@@ -55,8 +54,7 @@ class SafetensorsFolder:
 
     @property
     def is_quantized(self) -> bool:
-        is_plain = self.config.quantization == UNQUANTIZED
-        return self._stacks.is_quantized or not is_plain
+        return self.config.quantization != UNQUANTIZED
 
     def _add(self, path: Path) -> None:
         try:
@@ -78,9 +76,7 @@ class SafetensorsFolder:
         file, stored = self._file[name]
         part = file.get_slice(stored)
         is_stack = self._stacks.takes(name)
-        known = self._types.get(name, FLOATS)
-        if is_stack and self._stacks.is_packed(name):
-            known = (PACKED,)
+        known = (self._stacks.types if is_stack else self._types).get(name, FLOATS)
         if (kind := part.get_dtype()) not in known:
             raise ConfigError(f"{path}: tensor {name!r} has type {kind}, which is not supported")
         if is_stack:

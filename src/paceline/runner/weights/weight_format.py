@@ -18,13 +18,14 @@ from paceline.runner.models.tensor_spec import TensorSpec
 
 Read = Callable[[TensorSpec], Any]  # gives a tensor as it is stored, of this rank, on the device
 PACKAGE = "paceline.runner.formats"  # one file per format, found by its name
+EXPERTS = r".*\.experts\..*"  # names of their modules
 
 
 class WeightFormat(ABC):
     """How a checkpoint stores the weights of a linear."""
 
     name: ClassVar[str]
-    on_load: ClassVar[str] = ".*"  # modules that are quantized on load, a pattern of whole names
+    of_experts: ClassVar[bool] = False  # it is for linears of experts alone
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors that a checkpoint has for the weights of a linear, or for a part of them."""
@@ -81,6 +82,32 @@ def plain_rules(modules: Sequence[str] | None) -> tuple[tuple[str, None], ...]:
 
 
 UNQUANTIZED = Quantization()
+KV_SCHEME = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+}
+
+
+def has_kv_scales(method: str, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has a scale for all keys of a layer, and one for all values."""
+    scheme = config.get("kv_cache_scheme")
+    if not scheme:
+        return False
+    given = {name: scheme.get(name, value) for name, value in KV_SCHEME.items()}
+    if given != KV_SCHEME:
+        raise ConfigError(
+            f"{method}: kv_cache_scheme {given} is not supported; supported is {KV_SCHEME}"
+        )
+    return True
+
+
+def on_load(format: WeightFormat) -> Quantization:
+    """Plain weights that are quantized to a format while they are loaded."""
+    modules = EXPERTS if format.of_experts else ".*"
+    return Quantization(None, ((modules, QuantizedOnLoad(format)),))
 
 
 def known() -> list[str]:
@@ -98,5 +125,9 @@ def load_for_plain(name: str) -> WeightFormat:
     """A format that the weights of plain checkpoints can be quantized to."""
     kind = load(name)
     if kind.quantize is WeightFormat.quantize:
-        raise ConfigError(f"the weights of a plain checkpoint cannot be quantized to {name!r}")
+        able = (one for one in known() if load(one).quantize is not WeightFormat.quantize)
+        raise ConfigError(
+            f"the weights of a plain checkpoint cannot be quantized to {name!r}; choose "
+            f"{', '.join(able)}"
+        )
     return kind()

@@ -155,7 +155,7 @@ class Int4Panels(LinearKernel):
     def _launch(self, x: Tensor, out: Tensor, is_added: bool) -> None:
         (rows, inputs), outputs = x.shape, out.shape[1]
         tile = max(triton.next_power_of_2(rows), LEAST_ROWS)
-        shape = Shape.of(tile, outputs, self._matrix.group)
+        shape = LaunchShape.of(tile, outputs, self._matrix.group)
         units = outputs // shape.lines * (inputs // PANEL)
         programs = min(self._processors, units)
         parts = torch.empty(programs * 2 * tile * shape.lines, device=x.device)
@@ -167,7 +167,7 @@ class Int4Panels(LinearKernel):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LaunchShape:
     """Rows of a launch, warpgroups, and inputs that share a scale."""
 
     rows: int
@@ -175,9 +175,9 @@ class Shape:
     group: int
 
     @staticmethod
-    def of(rows: int, outputs: int, group: int) -> "Shape":
+    def of(rows: int, outputs: int, group: int) -> "LaunchShape":
         is_wide = rows <= WIDE_TILE and outputs % (2 * PANEL) == 0
-        return Shape(rows, 4 if is_wide else 2, group)
+        return LaunchShape(rows, 4 if is_wide else 2, group)
 
     @property
     def lines(self) -> int:
@@ -196,12 +196,12 @@ class Shape:
 
 
 @cache
-def kernel_for(shape: Shape, is_added: bool) -> Kernel:
+def kernel_for(shape: LaunchShape, is_added: bool) -> Kernel:
     shared = ALIGNED + shape.stages * shape.stage_bytes
     return Kernel(source_for(shape, is_added), "int4_gemm", shape.warpgroups * 128 + 128, shared)
 
 
-def source_for(shape: Shape, is_added: bool) -> str:
+def source_for(shape: LaunchShape, is_added: bool) -> str:
     sizes: dict[str, int | str] = {
         "ROWS": shape.rows,
         "GROUPS": shape.warpgroups,

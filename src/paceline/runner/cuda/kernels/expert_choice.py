@@ -32,7 +32,7 @@ SORTED = 4096  # pairs that a program reads at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Router:
+class ExpertRouter:
     """Scores positions for experts, and chooses.
 
     weight    [experts, width] in float32, the factor of the norm included
@@ -47,9 +47,11 @@ class Router:
     ended: Tensor
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, chosen: int, shares_sum_to_one: bool) -> "Router":
+    def of(
+        weight: Tensor, bias: Tensor | None, chosen: int, shares_sum_to_one: bool
+    ) -> "ExpertRouter":
         ended = torch.zeros(FEW, dtype=torch.int32, device=weight.device)
-        return Router(weight.contiguous(), bias, chosen, shares_sum_to_one, ended)
+        return ExpertRouter(weight.contiguous(), bias, chosen, shares_sum_to_one, ended)
 
     def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         """The normalised rows of `hidden` [positions, width], and their experts."""

@@ -40,14 +40,15 @@ class GroupedMxfp4(ExpertKernel):
         gate_up, down = weights.gate_up, weights.down
         if not (isinstance(gate_up, Mxfp4Matrix) and isinstance(down, Mxfp4Matrix)):
             return None
-        is_taken = weights.dtype == torch.bfloat16 and weights.factor is None
-        return cls(weights, gate_up, down) if is_taken else None
+        return cls(weights, gate_up, down) if weights.dtype == torch.bfloat16 else None
 
     def __str__(self) -> str:
         return f"{len(self._down.weight)} in {self._down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         weights, pairs = self._weights, len(choice.pairs)
+        if weights.factor is not None:
+            x = (x * weights.factor).to(x.dtype)
         inner = x.new_empty((pairs, self._gate_up.shape[0] // 2))
         parts = x.new_empty((pairs, self._down.shape[0]))
         _run(x, self._gate_up, weights.gate_up_bias, choice, inner, weights.gate)
