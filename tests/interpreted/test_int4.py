@@ -6,8 +6,9 @@ import torch
 from paceline.runner.cuda.gemm.int4 import HalvedMatrix, Int4Decoded
 from paceline.runner.cuda.gemm.int4_panels import PanelMatrix, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
+from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
-from paceline.runner.weights.quantized_matrix import GroupedMatrix, groups_of_int4
+from paceline.runner.weights.quantized_matrix import GroupedMatrix, OrderedMatrix, groups_of_int4
 from tests.gpu.fp8_linears import close, expected
 from tests.gpu.int4_linears import integer_weights
 
@@ -35,6 +36,23 @@ def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
     before = total.float()
     kernel.add_to(total, x)
     close(total, before + due, 8e-3)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+def test_inputs_are_put_into_the_order_of_the_weights(is_full: bool) -> None:
+    """Those of a group are anywhere, as GPTQ with act order has them."""
+    weights = integer_weights(128, 512, 32, "cpu", is_full, torch.float16)
+    weights.matrix = OrderedMatrix(weights.matrix, torch.randperm(512))
+    x = torch.randn(5, 512).half()
+    due, total = expected(weights, x), torch.randn(5, 128).half()
+    before, kernel = total.float(), Ordered.of(weights, Use.ADDED)
+    assert kernel is not None
+    assert "int4" in weights.matrix.form
+    kernel.add_to(total, x)
+    close(total, before + due, 8e-3)
+    again = Ordered.of(weights, Use.PLAIN)
+    assert again is not None
+    close(again.plain(x), due, 8e-3)
 
 
 @pytest.mark.parametrize("group", [32, 128])

@@ -11,6 +11,7 @@ from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
+from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
@@ -31,6 +32,7 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     ScaledDecoded,
     Int4Few,
     Int4Decoded,
+    Ordered,
 )
 
 

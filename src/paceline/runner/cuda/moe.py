@@ -12,7 +12,8 @@ from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
 from paceline.runner.cuda.linears import CudaLinear
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import LinearSpec, MoESpec
-from paceline.runner.weights.matrix import Matrix, stacked
+from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
+from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
 # The first that accepts the experts computes them.
 KERNELS: tuple[type[ExpertKernel], ...] = (Grouped, GroupedFp8, GroupedMxfp4)
@@ -60,7 +61,10 @@ def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWe
 
         def read() -> Iterator[Matrix]:
             for linear in linears:
-                matrix, rest = factory.matrix(linear).folded(factor, factory.dtype)
+                matrix = factory.matrix(linear)
+                if isinstance(matrix, OrderedMatrix):  # each expert has an order of its own
+                    matrix = PlainMatrix(matrix.dense())
+                matrix, rest = matrix.folded(factor, factory.dtype)
                 left.append(rest)
                 yield matrix
 

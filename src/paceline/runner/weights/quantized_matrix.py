@@ -118,7 +118,7 @@ class OrderedMatrix(Matrix):
     order   [inputs]; the input that each column of `matrix` is for
     """
 
-    matrix: GroupedMatrix
+    matrix: Matrix
     order: Tensor
 
     @property
@@ -132,12 +132,12 @@ class OrderedMatrix(Matrix):
     def dense(self) -> Tensor:
         return self.matrix.dense()[:, self.order.argsort()]
 
-    def codes(self) -> GroupCodes:
-        return replace(self.matrix.codes(), order=self.order)
+    def codes(self) -> GroupCodes | None:
+        codes = self.matrix.codes()
+        return replace(codes, order=self.order) if isinstance(codes, GroupCodes) else None
 
-    def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple[Matrix, Tensor | None]:
-        """No kernel of a GPU reads inputs in another order."""
-        return PlainMatrix(self.dense()).folded(factor, dtype)
+    def scaled(self, factor: float) -> "OrderedMatrix":
+        return replace(self, matrix=self.matrix.scaled(factor))
 
     def select(self, outputs: Tensor) -> "OrderedMatrix":
         return OrderedMatrix(self.matrix.select(outputs), self.order)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.fp8 import Fp8Library
 from paceline.runner.cuda.gemm.fp8_codes import decoded
 from paceline.runner.cuda.gemm.library import deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
@@ -61,6 +62,8 @@ class ScaledFew(LinearKernel):
         matrix = scaled_of(weights)
         if matrix is None or weights.dtype not in HALVES:
             return None
+        if not matrix.is_by_row and Fp8Library.of(weights, use) is not None:
+            return None  # which reads blocks as fast
         outputs, inputs = matrix.shape
         is_whole = outputs % LINES == 0 and inputs % BLOCK == 0
         return cls(weights, matrix) if is_whole else None
