@@ -7,7 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from paceline.runner.weights.gguf import DECODERS, dequantised
+from paceline.runner.layers.packing import PackedWeights
+from paceline.runner.weights.gguf import CODED, DECODERS, coded_matrix, dequantised, unpaired
 from paceline.runner.weights.gguf_file import ENCODINGS, GGUFTensor
 
 # Where each type keeps its float16 factors; every other byte of a block may be anything.
@@ -70,3 +71,24 @@ def test_the_guide_lists_every_encoding() -> None:
     sentence = guide.read_text().partition("may have the types ")[2].partition(".\n")[0]
     listed = re.split(r",\s+|\s+and\s+", sentence)
     assert sorted(listed) == sorted(encoding.name for encoding in ENCODINGS.values())
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_of_4_bits_are_kept(name: str) -> None:
+    """The kernels of a CPU read them as they are, so nothing is lost but what 16 bits lose of a
+    step."""
+    random = np.random.default_rng(3)
+    encoding = next(one for one in ENCODINGS.values() if one.name == name)
+    rows, across = 32, 512 // encoding.elements
+    blocks = random.integers(0, 256, (rows * across, encoding.block_bytes), dtype=np.uint8)
+    for place in HALVES[name]:
+        factors = random.uniform(0.5, 1.0, (len(blocks), 1)).astype(np.float16)
+        blocks[:, place : place + 2] = factors.view(np.uint8)
+    tensor = GGUFTensor((rows, 512), encoding, blocks)
+    matrix = coded_matrix(tensor, 0)
+    assert matrix is not None
+    assert torch.equal(matrix.dense(), dequantised(tensor))
+    assert PackedWeights.of(matrix).bits == 4
+    heads = coded_matrix(tensor, 2)
+    assert heads is not None
+    assert torch.equal(heads.dense(), unpaired(dequantised(tensor), 2))

@@ -22,7 +22,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
-from paceline.runner.weights.checkpoint import Checkpoint, read_part
+from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, joined
 
 L_co = TypeVar("L_co", bound=Linear, covariant=True)
@@ -112,10 +112,19 @@ class LayerFactory(Generic[L_co]):
         parts = zip(linear.weights, linear.formats, linear.scales, strict=True)
         for weight, format, scale in parts:
             if format is None:
-                found: Matrix = PlainMatrix(self.read(weight))
+                found = self._unformatted(weight)
             else:
                 found = format.read(weight, self.read_stored)
             yield found if scale is None else found.scaled(self.scale(scale))
+
+    def _unformatted(self, weight: TensorSpec) -> Matrix:
+        """Weights without a format: as the checkpoint has them, or their numbers."""
+        found, checkpoint = None, self.checkpoint
+        if isinstance(checkpoint, MatrixReader) and weight.cut is None:
+            found = checkpoint.matrix(weight.name)
+        if found is None:
+            return PlainMatrix(self.read(weight))
+        return found.with_tensors(tensor.to(self.device) for tensor in found.tensors)
 
     def _biases(self, linear: LinearSpec) -> Iterator[Tensor]:
         for bias, scale in zip(linear.biases, linear.scales, strict=True):

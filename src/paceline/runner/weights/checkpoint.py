@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError, some
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import manifest
 from paceline.runner.models.tensor_spec import Cut, Shape
+from paceline.runner.weights.matrix import Matrix
 
 NAMED = 5  # tensors listed in an error message
 
@@ -46,6 +47,15 @@ class PartReader(Protocol):
     """A checkpoint that reads parts of tensors without the rest."""
 
     def read_part(self, name: str, cut: Cut) -> Tensor: ...
+
+
+@runtime_checkable
+class MatrixReader(Protocol):
+    """A checkpoint that has some weights of linears in a form of its own."""
+
+    def matrix(self, name: str) -> Matrix | None:
+        """The weights [outputs, inputs] in their form; None: read numbers instead."""
+        ...
 
 
 def read_part(checkpoint: Checkpoint, name: str, cut: Cut) -> Tensor:

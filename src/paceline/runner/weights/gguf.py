@@ -1,6 +1,7 @@
 """A .gguf file as a checkpoint, with the names and layouts of HF."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,12 +14,18 @@ from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.tensors import from_numpy, to_floats
 from paceline.runner.weights import mxfp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
+from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.quantized_matrix import CodedMatrix
 from paceline.runner.weights.weight_format import UNQUANTIZED
 
 # The values of 4-bit codes that are not evenly spaced.
 UNEVEN = torch.tensor(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.float32
 )
+
+
+# Codes of 4 bits [blocks, elements], and the step and least weight of each group [blocks, groups].
+Coded = tuple[Tensor, Tensor, Tensor]
 
 
 def dequantised(tensor: GGUFTensor) -> Tensor:
@@ -64,12 +71,13 @@ def _fifths(blocks: Tensor, place: int) -> Tensor:
     return _nibbles(blocks[:, place + 4 : place + 20]) | high << 4
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 2:]).float().sub_(8).mul_(_half(blocks, 0))
+def _q4_0(blocks: Tensor) -> Coded:
+    step = _half(blocks, 0)
+    return _nibbles(blocks[:, 2:]), step, -8 * step
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q4_1(blocks: Tensor) -> Coded:
+    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
@@ -104,8 +112,9 @@ def _k_parts(blocks: Tensor, parts: Tensor) -> Tensor:
     return parts.float().mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    return _k_parts(blocks, _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32))
+def _q4_k(blocks: Tensor) -> Coded:
+    scales, minima = _k_scales(blocks)
+    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), scales, -minima
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
@@ -178,18 +187,23 @@ def _tq2_0(blocks: Tensor) -> Tensor:
     return _strided(blocks[:, :64]).flatten(1).float().sub_(1).mul_(_half(blocks, 64))
 
 
+def _valued(coded: Callable[[Tensor], Coded], blocks: Tensor) -> Tensor:
+    code, step, least = coded(blocks)
+    groups = code.float().view(*step.shape, -1)
+    return groups.mul_(step.unsqueeze(-1)).add_(least.unsqueeze(-1)).flatten(1)
+
+
+CODED: dict[str, Callable[[Tensor], Coded]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
 DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "F32": lambda blocks: blocks.view(torch.float32),
     "F16": lambda blocks: blocks.view(torch.float16),
     "BF16": lambda blocks: blocks.view(torch.bfloat16),
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
+    **{name: partial(_valued, coded) for name, coded in CODED.items()},
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
@@ -243,11 +257,22 @@ class GGUF:
     def read(self, name: str) -> Tensor:
         tensor, form = dequantised(self._tensors[name]), self._forms[name]
         if form.paired_heads:
-            return _unpaired(tensor, form.paired_heads)
+            return unpaired(tensor, form.paired_heads)
         return tensor - form.offset if form.offset else tensor
 
+    def matrix(self, name: str) -> Matrix | None:
+        return coded_matrix(self._tensors[name], self._forms[name].paired_heads)
 
-def _unpaired(tensor: Tensor, heads: int) -> Tensor:
+
+def coded_matrix(tensor: GGUFTensor, heads: int) -> CodedMatrix | None:
+    """The codes of a tensor, rows of whose heads are stored in pairs; None: they have no 4 bits."""
+    if (coded := CODED.get(tensor.encoding.name)) is None:
+        return None
+    parts = [one.view(tensor.shape[0], -1) for one in coded(from_numpy(tensor.blocks))]
+    return CodedMatrix(*(unpaired(one, heads) if heads else one for one in parts))
+
+
+def unpaired(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from x0 y0 x1 y1 … to x0 x1 … y0 y1 …, where pair i is (xi, yi)."""
     paired = tensor.view(heads, -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, …]
     return paired.transpose(1, 2).reshape(tensor.shape)

@@ -112,6 +112,35 @@ class GroupedMatrix(Matrix):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CodedMatrix(Matrix):
+    """Codes of 4 bits. Inputs of a group share a step and a least weight: code * step + least.
+
+    weight   [outputs, inputs], from 0 to 15; uint8
+    step     [outputs, groups] in float32
+    least    [outputs, groups] in float32
+    """
+
+    weight: Tensor
+    step: Tensor
+    least: Tensor
+
+    @property
+    def form(self) -> str:
+        return f"4 bits by groups of {self.shape[1] // self.step.shape[-1]}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], self.weight.shape[-1]
+
+    def dense(self) -> Tensor:
+        groups = self.weight.float().view(*self.step.shape, -1)
+        return groups.mul_(self.step.unsqueeze(-1)).add_(self.least.unsqueeze(-1)).flatten(-2)
+
+    def codes(self) -> GroupCodes:
+        return GroupCodes(self.weight, self.step, self.least)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class OrderedMatrix(Matrix):
     """Weights whose inputs are in another order, so that those of a group are neighbours.
 
