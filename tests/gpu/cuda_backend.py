@@ -44,12 +44,14 @@ class OnCUDA:
     """A model of kernels. As in a graph, steps of single positions write to the store while they
     attend."""
 
-    def __init__(self, model: CudaModel, device: str) -> None:
+    def __init__(
+        self, model: CudaModel, device: str, kv_dtype: torch.dtype = torch.float32
+    ) -> None:
         self.config: ModelConfig = model.config
-        self._model, self._device = model, device
+        self._model, self._device, self._kv_dtype = model, device, kv_dtype
 
     def store(self, blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStore:
-        return KVStore(self.config, blocks, block_size, device=self._device, groups=groups)
+        return KVStore(self.config, blocks, block_size, self._kv_dtype, self._device, groups)
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
         columns = {

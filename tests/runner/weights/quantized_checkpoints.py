@@ -284,11 +284,12 @@ def is_quantized(kind: Kind, name: str) -> bool:
     return name.endswith("_proj.weight") and not is_left_out
 
 
-def write_both(kind: Kind, folder: Path) -> tuple[Path, Path]:
+def write_both(kind: Kind, folder: Path, **sizes: int) -> tuple[Path, Path]:
     """A checkpoint in the format, and a plain one with the same numbers."""
+    shape = SHAPE | sizes
     plain: dict[str, Tensor] = {}
     quantized: dict[str, Tensor] = {}
-    source = Dummy(ModelConfig.of_hf(SHAPE), seed=3)
+    source = Dummy(ModelConfig.of_hf(shape), seed=3)
     for name in source.shapes:
         weight = source.read(name)
         if not is_quantized(kind, name):
@@ -298,7 +299,7 @@ def write_both(kind: Kind, folder: Path) -> tuple[Path, Path]:
         stem = name.removesuffix("weight")
         quantized |= {stem + ending: tensor for ending, tensor in found.items()}
     folders = folder / "quantized", folder / "plain"
-    configs = {**SHAPE, "quantization_config": kind.config}, SHAPE
+    configs = {**shape, "quantization_config": kind.config}, shape
     for there, config, tensors in zip(folders, configs, (quantized, plain), strict=True):
         there.mkdir()
         (there / "config.json").write_text(json.dumps(config))
