@@ -53,6 +53,11 @@ class ModelBackend(Protocol):
     def support(self) -> BackendSupport: ...
 
     @property
+    def refuses(self) -> bool:
+        """Whether it refuses what it does not support; otherwise something else computes that."""
+        ...
+
+    @property
     def marks(self) -> Sequence[pytest.MarkDecorator]:
         """Of its tests."""
         ...

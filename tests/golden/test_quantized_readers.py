@@ -22,7 +22,7 @@ REMOVED = "compressed int4 with act order"  # newer versions do not read it
 READABLE = {"fp8 by blocks": BLOCKS} | {
     name: kind for name, kind in KINDS.items() if name.startswith("compressed") and name != REMOVED
 }
-BOUNDS = {"compressed int8": 0.05}  # its scales are bf16, and they decode it in bf16
+BOUNDS = {"compressed int8": 0.05, "compressed nvfp4": 0.05}  # they decode these in bf16
 
 
 @pytest.mark.parametrize("name", READABLE)

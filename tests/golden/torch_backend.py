@@ -35,6 +35,7 @@ def both(case: Case) -> tuple[Any, Model]:
 class TorchBackend:
     attention: str
     support: ClassVar[BackendSupport] = TORCH
+    refuses: ClassVar[bool] = True
     marks: ClassVar[list[pytest.MarkDecorator]] = []
 
     @property

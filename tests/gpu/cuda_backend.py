@@ -83,6 +83,7 @@ class CudaBackend:
     device: str
     marks: list[pytest.MarkDecorator]
     support: ClassVar[BackendSupport] = CUDA
+    refuses: ClassVar[bool] = True
 
     def cases(self) -> list[Case]:
         is_interpreted = self.device == "cpu"

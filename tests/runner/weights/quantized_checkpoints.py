@@ -198,6 +198,7 @@ def compressed(kind: str, inputs: dict[str, Any] | None = None, **weights: Any) 
 
 EIGHT = {"num_bits": 8, "type": "float", "symmetric": True}
 FOUR = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
 FLOAT = "float-quantized"
 KINDS = {
@@ -265,11 +266,8 @@ KINDS = {
     "compressed nvfp4": Kind(
         compressed(
             "nvfp4-pack-quantized",
-            {"num_bits": 4, "dynamic": "local", "type": "float"},
-            num_bits=4,
-            type="float",
-            strategy="tensor_group",
-            group_size=16,
+            {**NVFP4, "dynamic": "local"},
+            **NVFP4,
         ),
         nvfp4(is_divisor=True),
     ),
