@@ -50,7 +50,7 @@ def request_coordinates(request: Request, square: int) -> I64:
     """The coordinates of a request with images, and of the first token behind its prompt. `square`
     is the number of pixels along each side of what becomes one embedding."""
     images: list[ImageGrid] = []
-    for image in request.items:
+    for image in request.images:
         assert image.content is not None, "an image without a size"
         height, width, _ = image.content.shape(PIXELS)
         images.append(ImageGrid(image.offset, height // square, width // square))
@@ -68,7 +68,7 @@ class Coordinates:
 
     def admit(self, slot: int, request: Request) -> None:
         self.release(slot)
-        if request.items:
+        if request.images:
             table = request_coordinates(request, self._square)
             self._prompts[slot] = from_numpy(table).to(self._shift.device)
             self._shift[slot] = int(table[-1, 0]) - len(request.prompt)

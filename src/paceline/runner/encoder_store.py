@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import StepError
-from paceline.core.multimodal import Embedded, Encoding, ItemContent
+from paceline.core.multimodal import Embedded, Encoding, ImageContent
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.runner.batch import Batch, Coordinates, ImageEmbeddings
@@ -27,7 +27,7 @@ class MultimodalEncoder(Protocol):
         """Whether this rank encodes: rank 0 does so for all."""
         ...
 
-    def encode(self, images: Sequence[ItemContent]) -> Sequence[Tensor]:
+    def encode(self, images: Sequence[ImageContent]) -> Sequence[Tensor]:
         """The embeddings of each image, [positions, width], in the dtype and on the device of the
         model."""
         ...
@@ -46,8 +46,8 @@ class EncoderStore:
         """Encode the images of a step; `requests` are those in the slots."""
         if not self._encoder.encodes:
             return
-        images = [requests[one.slot].items[one.item] for one in encodings]
-        given: list[ItemContent] = []
+        images = [requests[one.slot].images[one.image] for one in encodings]
+        given: list[ImageContent] = []
         for image in images:
             if image.content is None:
                 raise StepError(f"image {image.identity!r} came without the content to encode")
@@ -86,7 +86,7 @@ class ResidentImages:
             if self._requests.pop(slot, None) is not None and self._coordinates is not None:
                 self._coordinates.release(slot)
         for new in plan.admitted:
-            if new.request.items:
+            if new.request.images:
                 self._requests[new.slot] = new.request
                 if self._coordinates is not None:
                     self._coordinates.admit(new.slot, new.request)

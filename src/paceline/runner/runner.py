@@ -65,7 +65,7 @@ class TorchRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self._adapters is not None,
-            items=self._images is not None,
+            images=self._images is not None,
             constraints=self._masks is not None,
             pooling=True,
             processors=True,

@@ -31,7 +31,7 @@ from paceline.sched.admission.limits import (
     LongPrefill,
     ModelLength,
     PolicyShare,
-    ReachableItems,
+    ReachableImages,
     WholePrompts,
 )
 from paceline.sched.admission.pace import Pace
@@ -63,7 +63,7 @@ class Discipline(ABC):
         LongPrefill,
         Pace,
         WholePrompts,
-        ReachableItems,
+        ReachableImages,
         PolicyShare,
         EncoderBudget,
     )

@@ -99,7 +99,7 @@ class Planner:
                 state.cache.fences.add_copies(state.step, copies, [serial])
         copies = tuple(pair for _, pairs in changes.copies for pair in pairs)
         state.stats.copied_blocks += len(copies)
-        encode, embedded = state.items.encode(step, state.step)
+        encode, embedded = state.images.encode(step, state.step)
         return Plan(
             state.step,
             rows,

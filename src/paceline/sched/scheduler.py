@@ -210,7 +210,7 @@ class Scheduler:
         self._flight.clear()
         for sequence in list(state.live.values()):
             self._unreported += self._dismiss(sequence, Finish.ERROR, message)
-        state.items.cache.retract()
+        state.images.cache.retract()
         state.cache.index.retract()
         state.cache.fences.retract()
         return self._with_unreported(NO_OUTPUTS)
@@ -233,7 +233,7 @@ class Scheduler:
         state = self.state
         touched = state.in_flight()
         state.table.take_back(np.array(touched, np.intp))
-        state.items.cache.retract()
+        state.images.cache.retract()
         state.cache.index.retract_in_flight(touched)
         for serial in state.cache.fences.retract():
             for sequence in [one for one in state.swapped if one.serial == serial]:

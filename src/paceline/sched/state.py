@@ -9,7 +9,7 @@ from paceline.core.settings.config import Config
 from paceline.kv.cache import KVCache
 from paceline.sched import policy, speculation
 from paceline.sched.admission.bodies import Bodies
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
 from paceline.sched.groups.group import SequenceGroup, SequenceGroups
@@ -64,7 +64,7 @@ class SchedulerState:
     prefixes          what waiting sequences find in the cache
     link, stores      the connector, if there is one, and what it gets to keep
     swapping          whether and where residents that give way are kept on the host
-    items             multimodal items that residents have not passed
+    images            images that residents have not passed
     cost              what a position of a step costs, if it was measured
     policy            who goes first and who gives way
     speculation       how many drafts a row has
@@ -95,7 +95,7 @@ class SchedulerState:
         self.live: dict[str, Sequence] = {}  # by request id, until they end; of groups: the leader
         self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
-        self.items = ItemsAhead(config, self.table, self.stats)
+        self.images = ImagesAhead(config, self.table, self.stats)
         self.cost: StepCost | None = None
         self.changes = Changes()
 
@@ -154,7 +154,7 @@ class SchedulerState:
         self.table.check()
         self.cache.check()
         self.swapping.tier.check()
-        self.items.check()
+        self.images.check()
         self.bodies.check()
         places = [
             {self.table.sequence(slot).id for slot in self.table.order.tolist()},

@@ -25,7 +25,7 @@ class Stats:
     swapped_in_blocks                  copied back
     swaps_refused                      preemptions that found no room on the host
     forks, copied_blocks               sequences begun from another's blocks; copies for that
-    encoder_queries, encoder_hits      multimodal items that rows reached, and found encoded
+    encoder_queries, encoder_hits      images that rows reached, and found encoded
     encoded                            embeddings computed for the others
     """
 

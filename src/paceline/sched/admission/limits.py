@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.core.capabilities import StepCost
 from paceline.core.settings.config import Config
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.rows import Used, WantedRows
 from paceline.sched.plugin_checks import check_share, is_within, wrong_counts
 from paceline.sched.policy import Policy, within_budget
@@ -35,7 +35,7 @@ class LimitView(Protocol):
     def policy(self) -> Sharing: ...
 
     @property
-    def items(self) -> ItemsAhead: ...
+    def images(self) -> ImagesAhead: ...
 
     @property
     def cost(self) -> StepCost | None: ...
@@ -205,70 +205,70 @@ class WholeRows(Limit):
         return granted
 
 
-def covering(items: ItemsAhead, rows: WantedRows) -> list[int]:
-    """The rows that may cover an item."""
+def covering(images: ImagesAhead, rows: WantedRows) -> list[int]:
+    """The rows that may cover an image."""
     if rows.arriving:
-        return [0] if rows.sequence(0).request.items and rows.want[0] else []
-    if not items.any:
+        return [0] if rows.sequence(0).request.images and rows.want[0] else []
+    if not images.any:
         return []
-    return np.flatnonzero(items.is_ahead[rows.slot] & (rows.want > 0)).tolist()
+    return np.flatnonzero(images.is_ahead[rows.slot] & (rows.want > 0)).tolist()
 
 
-def cut(items: ItemsAhead, rows: WantedRows, together: bool) -> I32:
-    """Positions of each row before an item that it cannot have, besides what the rows before it
+def cut(images: ImagesAhead, rows: WantedRows, together: bool) -> I32:
+    """Positions of each row before an image that it cannot have, besides what the rows before it
     claim, if `together`, or else as if it were alone. A prompt that may not be cut gets none."""
-    some = covering(items, rows)
+    some = covering(images, rows)
     if not some:
         return rows.want
     count, start, claims = rows.want.copy(), rows.start, dict(rows.used)
     for row in some:
         want, rest = int(count[row]), rows.rest_of(row)
         used = claims if together else dict(rows.used)
-        reached = items.reach(rows.sequence(row), int(start[row]), want, rest, used)
-        is_refused = rows.arriving and not items.cuts_prompts and reached < rest
+        reached = images.reach(rows.sequence(row), int(start[row]), want, rest, used)
+        is_refused = rows.arriving and not images.cuts_prompts and reached < rest
         count[row] = 0 if is_refused else reached
     return count
 
 
 class EncoderBudget(Limit):
-    """Rows are served in order; one ends before an item for which the rows before it leave no
-    budget or no room. An item that several rows need counts once."""
+    """Rows are served in order; one ends before an image for which the rows before it leave no
+    budget or no room. An image that several rows need counts once."""
 
     reason = "encoder"
 
-    def __init__(self, items: ItemsAhead) -> None:
-        self._items = items
+    def __init__(self, images: ImagesAhead) -> None:
+        self._images = images
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "EncoderBudget":
-        return cls(view.items)
+        return cls(view.images)
 
     @property
     def counts(self) -> bool:
-        return self._items.any
+        return self._images.any
 
     def clip(self, rows: WantedRows) -> I32:
-        return cut(self._items, rows, together=True)
+        return cut(self._images, rows, together=True)
 
     def spend(self, rows: WantedRows, used: Used) -> None:
         start = rows.start
-        for row in covering(self._items, rows):
+        for row in covering(self._images, rows):
             want = int(rows.want[row])
-            self._items.reach(rows.sequence(row), int(start[row]), want, want, used)
+            self._images.reach(rows.sequence(row), int(start[row]), want, want, used)
 
 
-class ReachableItems(Limit):
-    """A row ends before an item for which the cache has no room now: what it would have had of the
+class ReachableImages(Limit):
+    """A row ends before an image for which the cache has no room now: what it would have had of the
     token budget is for other rows."""
 
     reason = "encoder"
 
-    def __init__(self, items: ItemsAhead) -> None:
-        self._items = items
+    def __init__(self, images: ImagesAhead) -> None:
+        self._images = images
 
     @classmethod
-    def create(cls, config: Config, view: LimitView) -> "ReachableItems":
-        return cls(view.items)
+    def create(cls, config: Config, view: LimitView) -> "ReachableImages":
+        return cls(view.images)
 
     def clip(self, rows: WantedRows) -> I32:
-        return cut(self._items, rows, together=False)
+        return cut(self._images, rows, together=False)

@@ -19,12 +19,12 @@ from paceline.sched.speculation import DraftedStep, expected, judged, learned, m
 from paceline.sched.steady import Steady
 
 
-class EncodedItems(ResultHook):
-    """Drops items that residents have passed. What a step encoded is kept from now on."""
+class EncodedImages(ResultHook):
+    """Drops images that residents have passed. What a step encoded is kept from now on."""
 
     def arrived(self, rows: ResultRows) -> None:
-        if self._state.items.any or rows.plan.encode:
-            self._state.items.landed(rows.plan)
+        if self._state.images.any or rows.plan.encode:
+            self._state.images.landed(rows.plan)
 
 
 class SampledBlocks(ResultHook):
@@ -124,7 +124,7 @@ class Accounting:
         ForcedTokens,
         BestSamples,
         BeamReports,
-        EncodedItems,
+        EncodedImages,
         SampledBlocks,
     )
 

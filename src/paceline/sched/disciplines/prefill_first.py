@@ -9,7 +9,7 @@ from paceline.sched.admission.limits import (
     EncoderBudget,
     LongPrefill,
     PolicyShare,
-    ReachableItems,
+    ReachableImages,
     WholePrompts,
     WholeRows,
 )
@@ -27,7 +27,7 @@ class PrefillFirst(Discipline):
     sequences return in decode steps. Decodes are held up for `max_wait` seconds at most.
     """
 
-    limits = (LongPrefill, WholePrompts, ReachableItems, WholeRows, PolicyShare, EncoderBudget)
+    limits = (LongPrefill, WholePrompts, ReachableImages, WholeRows, PolicyShare, EncoderBudget)
 
     _held_since: float | None = None  # when decodes began to be held up
 

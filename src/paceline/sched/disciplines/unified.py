@@ -36,7 +36,7 @@ class Unified(Discipline):
         is_spent = int(granted.sum()) >= self.config.max_num_batched_tokens
         left_out = Idle.BUDGET if is_spent else Idle.ROOM
         cause = np.where(granted[idle] > 0, Idle.BLOCKS, left_out)
-        for row in np.flatnonzero(state.items.is_ahead[slot[idle]]).tolist():
-            if state.items.is_blocked(int(slot[idle][row])):
+        for row in np.flatnonzero(state.images.is_ahead[slot[idle]]).tolist():
+            if state.images.is_blocked(int(slot[idle][row])):
                 cause[row] = Idle.ENCODER
         state.table.idle(slot[idle], state.step, cause)

@@ -26,7 +26,7 @@ class Gate:
     decodes      nothing: this step is for residents that decode
     prefill      nothing: this step is for prompts that have begun
     swapping     nothing: its blocks are still being copied to the host
-    encoder      nothing: its next multimodal item cannot be encoded yet
+    encoder      nothing: its next image cannot be encoded yet
     paused       nothing: admission is paused
 
     A limit or gate of a custom discipline adds a reason of its own.

@@ -146,7 +146,7 @@ IDLING = {
     Idle.BUDGET: "token budget: other requests used it",
     Idle.BLOCKS: "blocks: some are still being copied",
     Idle.ROOM: "room: its policy lets it wait",
-    Idle.ENCODER: "room in the encoder cache: items of other requests take it",
+    Idle.ENCODER: "room in the encoder cache: images of other requests take it",
 }
 
 

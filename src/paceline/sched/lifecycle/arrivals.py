@@ -125,8 +125,8 @@ class Arrivals:
         state = self._state
         if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
             state.table.need_host(sequence.slot, "best sequences")
-        if sequence.request.items:
-            state.items.join(sequence, computed)
+        if sequence.request.images:
+            state.images.join(sequence, computed)
         self._stops.watch(sequence.request)
         state.policy.admitted(sequence, len(sequence.tokens) - computed)
         request, resumed = sequence.request, sequence.preemptions > 0

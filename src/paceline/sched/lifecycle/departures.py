@@ -183,7 +183,7 @@ class Departures:
         cause = message or finish.value
         note(sequence, Happened.FINISHED, state.now, state.step, known, cause)
         sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
-        if sequence.request.items:
+        if sequence.request.images:
             sequence.request = sequence.request.without_content()
         state.journal.ended(sequence)
         return Ended(
@@ -198,7 +198,7 @@ class Departures:
             state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
         has_sampled = state.table.known[slot] > state.table.given[slot]
         sequence = state.table.release(slot)
-        state.items.leave(slot)
+        state.images.leave(slot)
         if drafted := int(state.table.drafted[slot]):
             accepted = int(state.table.accepted[slot])
             note(sequence, Happened.DRAFTED, state.now, state.step, accepted, str(drafted))

@@ -43,7 +43,7 @@ class Failures:
         for one in result.failed:
             if not alive[one.row]:
                 made = (new.identity for new in plan.encode if new.slot == slots[one.row])
-                state.items.forget(made)
+                state.images.forget(made)
                 doubtful |= state.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
         for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
             if slot not in reasons or not table.resident[slot]:  # it may have gone with its group
@@ -53,7 +53,7 @@ class Failures:
                 for member in state.group(leader):
                     doubtful |= self._forget(member)
                 ended += self._departures.dismiss(leader, Finish.ERROR, reasons[slot])
-                state.items.forget(item.identity for item in leader.request.items)
+                state.images.forget(image.identity for image in leader.request.images)
                 state.stats.failed_rows += 1
         if doubtful:
             self._forget_on_host(doubtful.values())

@@ -13,7 +13,7 @@ from paceline.core.arrays import F32, I32, Bool
 from paceline.core.capabilities import StepTimes
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import Candidates, Failed, Forced, StepResult
 from paceline.core.request import Request
 from paceline.core.sampling import GREEDY, Sampling
@@ -60,7 +60,8 @@ class Submission:
     @staticmethod
     def decoded(payload: bytes) -> "Submission":
         kept, now, parked = values_of(payload)
-        kept["items"] = tuple(Item(*item) for item in kept.get("items", ()))
+        images = kept.pop("items", ()) or kept.get("images", ())
+        kept["images"] = tuple(ImageInput(*one) for one in images)
         kept["sampling"] = sampling_of(kept.get("sampling", {}))
         if "constraint" in kept:
             kept["constraint"] = constraint_of(*kept["constraint"])

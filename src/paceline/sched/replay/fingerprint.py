@@ -46,10 +46,10 @@ def changes_part(plan: Plan) -> bytes:
 
 
 def encoder_pieces(plan: Plan) -> list[bytes]:
-    """What is encoded and read; nothing in plans without multimodal items."""
+    """What is encoded and read; nothing in plans without images."""
     if not len(plan.embedded):
         return []
-    named = [(one.slot, one.item, one.identity, one.rows.tolist()) for one in plan.encode]
+    named = [(one.slot, one.image, one.identity, one.rows.tolist()) for one in plan.encode]
     read = plan.embedded
     return [arguments(named), *map(column, (read.row, read.place, read.source))]
 

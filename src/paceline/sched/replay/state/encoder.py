@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.multimodal import ItemContent
+from paceline.core.multimodal import ImageContent
 from paceline.kv.connector import Connector, TransferObserver
 from paceline.sched.replay.records import LENGTH, to_json
 from paceline.sched.replay.state.layout import (
@@ -65,7 +65,7 @@ class Encoder:
     def _value(self, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
-        if isinstance(value, ItemContent | Connector | TransferObserver):
+        if isinstance(value, ImageContent | Connector | TransferObserver):
             return None  # it is no part of the state
         number = self._numbers.get(id(value))
         if number is None:

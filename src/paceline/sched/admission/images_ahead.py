@@ -1,4 +1,4 @@
-"""Multimodal items that residents have not passed yet: when they are encoded, held and dropped."""
+"""Images that residents have not passed yet: when they are encoded, held and dropped."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.arrays import I32
-from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding, Item
+from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding, ImageInput
 from paceline.core.plan import Plan
 from paceline.core.request import Sequence
 from paceline.core.settings.config import Config
@@ -24,28 +24,28 @@ NOTHING_ENCODED: Encoded = (), NOTHING_EMBEDDED
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An item that a row of a step covers some positions of."""
+    """An image that a row of a step covers some positions of."""
 
     row: int
     slot: int
-    place: int  # in the items of its request
-    item: Item
+    place: int  # in the images of its request
+    image: ImageInput
     start: int  # first position of the row
-    first: int  # positions of the item that the row computes
+    first: int  # positions of the image that the row computes
     end: int
 
 
-class ItemsAhead:
-    """Which residents have items that they have not passed, and which embeddings they hold.
+class ImagesAhead:
+    """Which residents have images that they have not passed, and which embeddings they hold.
 
-        positions   [ passed ][ item: held from the first chunk that reaches it ][ ... ][ item ]
+        positions   [ passed ][ image: held from the first chunk that reaches it ][ ... ][ image ]
         computed    ---------------->
 
-    A resident holds an item from the step in which a row reaches it until all its positions are
+    A resident holds an image from the step in which a row reaches it until all its positions are
     computed and committed. What is held stays in the cache, so a resident can always go on to the
-    end of the items that it holds, and drops them; no two wait for each other.
+    end of the images that it holds, and drops them; no two wait for each other.
 
-    is_ahead       by slot: is there an item that it has not passed?
+    is_ahead       by slot: is there an image that it has not passed?
     cuts_prompts   may a prompt be computed in several steps?
     """
 
@@ -57,47 +57,47 @@ class ItemsAhead:
         self._is_whole = config.encoder.disable_chunked_mm_input
         self._table = table
         self._stats = stats
-        self._next: dict[int, int] = {}  # by slot: the place of its first item not passed
+        self._next: dict[int, int] = {}  # by slot: the place of its first image not passed
         self._held: dict[int, dict[int, str]] = {}  # by slot: place and identity
 
     @property
     def any(self) -> bool:
-        """Has any resident an item ahead?"""
+        """Has any resident an image ahead?"""
         return bool(self._next)
 
     # -- residence ----------------------------------------------------------
 
     def join(self, sequence: Sequence, computed: int) -> None:
         """A sequence took a slot, with so many positions computed."""
-        items = sequence.request.items
-        place = sum(item.end <= computed for item in items)
-        if place < len(items):
+        images = sequence.request.images
+        place = sum(image.end <= computed for image in images)
+        if place < len(images):
             self._next[sequence.slot] = place
             self.is_ahead[sequence.slot] = True
 
     def leave(self, slot: int) -> None:
-        """A slot is given up, or all its items are passed."""
+        """A slot is given up, or all its images are passed."""
         if self._next.pop(slot, None) is not None:
             self.is_ahead[slot] = False
             for identity in self._held.pop(slot, {}).values():
                 self.cache.drop(identity)
 
     def landed(self, plan: Plan) -> None:
-        """A step was committed: it encoded its items, and residents may have passed some."""
+        """A step was committed: it encoded its images, and residents may have passed some."""
         for one in plan.encode:
             self.cache.confirm(one.identity, plan.step)
         for slot in list(self._next):
             self._pass(slot, int(self._table.computed[slot]))
 
     def _pass(self, slot: int, computed: int) -> None:
-        items, place = self._items(slot), self._next[slot]
-        while place < len(items) and items[place].end <= computed:
+        images, place = self._images(slot), self._next[slot]
+        while place < len(images) and images[place].end <= computed:
             identity = self._held.get(slot, {}).pop(place, None)
             if identity is not None:
                 self.cache.drop(identity)
             place += 1
         self._next[slot] = place
-        if place == len(items):
+        if place == len(images):
             self.leave(slot)
 
     def forget(self, identities: Iterable[str]) -> None:
@@ -108,41 +108,41 @@ class ItemsAhead:
     # -- what limits ask ----------------------------------------------------
 
     def reach(self, sequence: Sequence, start: int, want: int, rest: int, used: Used) -> int:
-        """Positions that a row may compute from `start` on before an item that it cannot have: at
+        """Positions that a row may compute from `start` on before an image that it cannot have: at
         most `want`, of the `rest` that is left of it. Adds what the row claims to `used`."""
         first = self._next.get(sequence.slot, 0)
-        for item in sequence.request.items[first:]:
-            if item.end <= start:
+        for image in sequence.request.images[first:]:
+            if image.end <= start:
                 continue
-            if item.offset >= start + want:
+            if image.offset >= start + want:
                 break
-            is_cut = want < rest and item.end > start + want
-            if (self._is_whole and is_cut) or not self._claim(item, used):
-                return max(item.offset - start, 0)
+            is_cut = want < rest and image.end > start + want
+            if (self._is_whole and is_cut) or not self._claim(image, used):
+                return max(image.offset - start, 0)
         return want
 
-    def _claim(self, item: Item, used: Used) -> bool:
-        """Can a row have an item, besides what rows before it claim?"""
-        name = f"item {item.identity}"
-        if name in used or self.cache.is_held(item.identity):
+    def _claim(self, image: ImageInput, used: Used) -> bool:
+        """Can a row have an image, besides what rows before it claim?"""
+        name = f"image {image.identity}"
+        if name in used or self.cache.is_held(image.identity):
             return True
-        held, encoded = used.get(HELD_EMBEDDINGS, 0) + item.length, used.get(ENCODED_EMBEDDINGS, 0)
-        if item.identity not in self.cache:
-            encoded += item.length
+        held, encoded = used.get(HELD_EMBEDDINGS, 0) + image.length, used.get(ENCODED_EMBEDDINGS, 0)
+        if image.identity not in self.cache:
+            encoded += image.length
         if held > self.cache.room or encoded > self.budget:
             return False
-        used[HELD_EMBEDDINGS], used[ENCODED_EMBEDDINGS], used[name] = held, encoded, item.length
+        used[HELD_EMBEDDINGS], used[ENCODED_EMBEDDINGS], used[name] = held, encoded, image.length
         return True
 
     def is_blocked(self, slot: int) -> bool:
-        """Is the next position of a resident in an item that is not encoded?"""
+        """Is the next position of a resident in an image that is not encoded?"""
         position = int(self._table.planned[slot])
-        places = range(self._next.get(slot, len(self._items(slot))), len(self._items(slot)))
-        ahead = (self._items(slot)[place] for place in places)
-        item = next((one for one in ahead if one.end > position), None)
-        if item is None or item.offset > position:
+        places = range(self._next.get(slot, len(self._images(slot))), len(self._images(slot)))
+        ahead = (self._images(slot)[place] for place in places)
+        image = next((one for one in ahead if one.end > position), None)
+        if image is None or image.offset > position:
             return False
-        return not self.cache.is_held(item.identity)
+        return not self.cache.is_held(image.identity)
 
     # -- the rows of a step -------------------------------------------------
 
@@ -154,16 +154,16 @@ class ItemsAhead:
             return NOTHING_ENCODED
         new = [one for one in needs if one.place not in self._held.get(one.slot, {})]
         for one in new:
-            if one.item.identity in self.cache:  # before room is made for others
+            if one.image.identity in self.cache:  # before room is made for others
                 self._hold(one)
         encode: list[Encoding] = []
         for one in new:
-            identity = one.item.identity
+            identity = one.image.identity
             if one.place in self._held.get(one.slot, {}):
                 self._stats.encoder_hits += 1
             else:
                 if identity not in self.cache:
-                    rows = self.cache.add(identity, one.item.length, number)
+                    rows = self.cache.add(identity, one.image.length, number)
                     encode.append(Encoding(one.slot, one.place, identity, rows))
                 else:
                     self._stats.encoder_hits += 1
@@ -176,16 +176,16 @@ class ItemsAhead:
         for row in np.flatnonzero(self.is_ahead[step.slot]).tolist():
             slot, start = int(step.slot[row]), int(step.start[row])
             last = start + int(step.count[row])
-            items = self._items(slot)
-            for place in range(self._next[slot], len(items)):
-                item = items[place]
-                first, end = max(start, item.offset), min(last, item.end)
+            images = self._images(slot)
+            for place in range(self._next[slot], len(images)):
+                image = images[place]
+                first, end = max(start, image.offset), min(last, image.end)
                 if first < end:
-                    yield Need(row, slot, place, item, start, first, end)
+                    yield Need(row, slot, place, image, start, first, end)
 
     def _hold(self, need: Need) -> None:
-        self.cache.hold(need.item.identity)
-        self._held.setdefault(need.slot, {})[need.place] = need.item.identity
+        self.cache.hold(need.image.identity)
+        self._held.setdefault(need.slot, {})[need.place] = need.image.identity
 
     def _embedded(self, needs: list[Need]) -> Embedded:
         rows = [np.full(one.end - one.first, one.row, np.intp) for one in needs]
@@ -196,11 +196,11 @@ class ItemsAhead:
         )
 
     def _rows(self, need: Need) -> I32:
-        offset = need.item.offset
-        return self.cache[need.item.identity].rows[need.first - offset : need.end - offset]
+        offset = need.image.offset
+        return self.cache[need.image.identity].rows[need.first - offset : need.end - offset]
 
-    def _items(self, slot: int) -> tuple[Item, ...]:
-        return self._table.sequence(slot).request.items
+    def _images(self, slot: int) -> tuple[ImageInput, ...]:
+        return self._table.sequence(slot).request.images
 
     def check(self) -> None:
         self.cache.check()
@@ -211,4 +211,4 @@ class ItemsAhead:
             assert self.cache[identity].holders == holds.count(identity), "holders are miscounted"
         assert self.cache.held == sum(self.cache[one].length for one in dict.fromkeys(holds))
         for slot in self._next:
-            assert self._table.resident[slot], "a vacant slot has items ahead"
+            assert self._table.resident[slot], "a vacant slot has images ahead"
