@@ -1,4 +1,4 @@
-"""Images that residents have not passed yet: when they are encoded, held and dropped."""
+"""Images that residents have not computed yet: when they are encoded, held and dropped."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from paceline.sched.composition import Composition
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 
-ENCODED_EMBEDDINGS = "embeddings encoded"  # what limits count: see `Used`
+ENCODED_EMBEDDINGS = "embeddings encoded"  # counted by limits: see `Used`
 HELD_EMBEDDINGS = "embeddings held"
 Encoded = tuple[tuple[Encoding, ...], Embedded]
 NOTHING_ENCODED: Encoded = (), NOTHING_EMBEDDED
@@ -24,29 +24,29 @@ NOTHING_ENCODED: Encoded = (), NOTHING_EMBEDDED
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An image that a row of a step covers some positions of."""
+    """An image with positions in a row of a step."""
 
     row: int
     slot: int
-    place: int  # in the images of its request
+    index: int  # in the images of its request
     image: ImageInput
     start: int  # first position of the row
-    first: int  # positions of the image that the row computes
+    first: int  # first position of the image in the row
     end: int
 
 
 class ImagesAhead:
-    """Which residents have images that they have not passed, and which embeddings they hold.
+    """Images that residents have not passed, and the embeddings that they hold.
 
         positions   [ passed ][ image: held from the first chunk that reaches it ][ ... ][ image ]
         computed    ---------------->
 
-    A resident holds an image from the step in which a row reaches it until all its positions are
-    computed and committed. What is held stays in the cache, so a resident can always go on to the
-    end of the images that it holds, and drops them; no two wait for each other.
+    A resident holds an image from the step whose row reaches it until all its positions are
+    computed and committed. Held embeddings stay in the cache, so a resident can always compute up
+    to the end of the images that it holds, then drops them: there is no deadlock.
 
-    is_ahead       by slot: is there an image that it has not passed?
-    cuts_prompts   may a prompt be computed in several steps?
+    is_ahead       by slot: does it have images that it has not passed?
+    cuts_prompts   may a prompt take several steps?
     """
 
     def __init__(self, config: Config, table: SlotTable, stats: Stats) -> None:
@@ -57,59 +57,59 @@ class ImagesAhead:
         self._is_whole = config.encoder.disable_chunked_mm_input
         self._table = table
         self._stats = stats
-        self._next: dict[int, int] = {}  # by slot: the place of its first image not passed
-        self._held: dict[int, dict[int, str]] = {}  # by slot: place and identity
+        self._next: dict[int, int] = {}  # by slot: index of the first image not passed
+        self._held: dict[int, dict[int, str]] = {}  # by slot: identities by index
 
     @property
     def any(self) -> bool:
-        """Has any resident an image ahead?"""
+        """Does any resident have an image ahead?"""
         return bool(self._next)
 
     # -- residence ----------------------------------------------------------
 
     def join(self, sequence: Sequence, computed: int) -> None:
-        """A sequence took a slot, with so many positions computed."""
+        """A sequence took a slot, with `computed` positions."""
         images = sequence.request.images
-        place = sum(image.end <= computed for image in images)
-        if place < len(images):
-            self._next[sequence.slot] = place
+        index = sum(image.end <= computed for image in images)
+        if index < len(images):
+            self._next[sequence.slot] = index
             self.is_ahead[sequence.slot] = True
 
     def leave(self, slot: int) -> None:
-        """A slot is given up, or all its images are passed."""
+        """A slot was released, or all its images are passed."""
         if self._next.pop(slot, None) is not None:
             self.is_ahead[slot] = False
             for identity in self._held.pop(slot, {}).values():
                 self.cache.drop(identity)
 
     def landed(self, plan: Plan) -> None:
-        """A step was committed: it encoded its images, and residents may have passed some."""
+        """Keep what a committed step encoded, and drop images that residents have passed."""
         for one in plan.encode:
             self.cache.confirm(one.identity, plan.step)
         for slot in list(self._next):
             self._pass(slot, int(self._table.computed[slot]))
 
     def _pass(self, slot: int, computed: int) -> None:
-        images, place = self._images(slot), self._next[slot]
-        while place < len(images) and images[place].end <= computed:
-            identity = self._held.get(slot, {}).pop(place, None)
+        images, index = self._images(slot), self._next[slot]
+        while index < len(images) and images[index].end <= computed:
+            identity = self._held.get(slot, {}).pop(index, None)
             if identity is not None:
                 self.cache.drop(identity)
-            place += 1
-        self._next[slot] = place
-        if place == len(images):
+            index += 1
+        self._next[slot] = index
+        if index == len(images):
             self.leave(slot)
 
     def forget(self, identities: Iterable[str]) -> None:
-        """A row failed: its embeddings may be the reason."""
+        """Remove images of a failed row: their embeddings may be the reason."""
         for identity in identities:
             self.cache.forget(identity)
 
-    # -- what limits ask ----------------------------------------------------
+    # -- for limits ---------------------------------------------------------
 
     def reach(self, sequence: Sequence, start: int, want: int, rest: int, used: Used) -> int:
-        """Positions that a row may compute from `start` on before an image that it cannot have: at
-        most `want`, of the `rest` that is left of it. Adds what the row claims to `used`."""
+        """Positions that a row may compute from `start` on: at most `want` of its `rest`, up to the
+        first image that it cannot have. Adds its claims to `used`."""
         first = self._next.get(sequence.slot, 0)
         for image in sequence.request.images[first:]:
             if image.end <= start:
@@ -122,7 +122,7 @@ class ImagesAhead:
         return want
 
     def _claim(self, image: ImageInput, used: Used) -> bool:
-        """Can a row have an image, besides what rows before it claim?"""
+        """Claim an image for a row, after the claims of earlier rows; False if it does not fit."""
         name = f"image {image.identity}"
         if name in used or self.cache.is_held(image.identity):
             return True
@@ -135,10 +135,10 @@ class ImagesAhead:
         return True
 
     def is_blocked(self, slot: int) -> bool:
-        """Is the next position of a resident in an image that is not encoded?"""
+        """Is the next position of a resident in an image that it does not hold?"""
         position = int(self._table.planned[slot])
-        places = range(self._next.get(slot, len(self._images(slot))), len(self._images(slot)))
-        ahead = (self._images(slot)[place] for place in places)
+        indices = range(self._next.get(slot, len(self._images(slot))), len(self._images(slot)))
+        ahead = (self._images(slot)[index] for index in indices)
         image = next((one for one in ahead if one.end > position), None)
         if image is None or image.offset > position:
             return False
@@ -147,24 +147,24 @@ class ImagesAhead:
     # -- the rows of a step -------------------------------------------------
 
     def encode(self, step: Composition, number: int) -> Encoded:
-        """Take what the rows of step `number` need: what is encoded in it, and which positions read
-        what."""
+        """Hold the images of the rows of step `number`. Returns what the step encodes, and which
+        embeddings its positions read."""
         needs = list(self._needs(step)) if self._next else []
         if not needs:
             return NOTHING_ENCODED
-        new = [one for one in needs if one.place not in self._held.get(one.slot, {})]
+        new = [one for one in needs if one.index not in self._held.get(one.slot, {})]
         for one in new:
-            if one.image.identity in self.cache:  # before room is made for others
+            if one.image.identity in self.cache:  # before others are evicted
                 self._hold(one)
         encode: list[Encoding] = []
         for one in new:
             identity = one.image.identity
-            if one.place in self._held.get(one.slot, {}):
+            if one.index in self._held.get(one.slot, {}):
                 self._stats.encoder_hits += 1
             else:
                 if identity not in self.cache:
                     rows = self.cache.add(identity, one.image.length, number)
-                    encode.append(Encoding(one.slot, one.place, identity, rows))
+                    encode.append(Encoding(one.slot, one.index, identity, rows))
                 else:
                     self._stats.encoder_hits += 1
                 self._hold(one)
@@ -177,22 +177,22 @@ class ImagesAhead:
             slot, start = int(step.slot[row]), int(step.start[row])
             last = start + int(step.count[row])
             images = self._images(slot)
-            for place in range(self._next[slot], len(images)):
-                image = images[place]
+            for index in range(self._next[slot], len(images)):
+                image = images[index]
                 first, end = max(start, image.offset), min(last, image.end)
                 if first < end:
-                    yield Need(row, slot, place, image, start, first, end)
+                    yield Need(row, slot, index, image, start, first, end)
 
     def _hold(self, need: Need) -> None:
         self.cache.hold(need.image.identity)
-        self._held.setdefault(need.slot, {})[need.place] = need.image.identity
+        self._held.setdefault(need.slot, {})[need.index] = need.image.identity
 
     def _embedded(self, needs: list[Need]) -> Embedded:
         rows = [np.full(one.end - one.first, one.row, np.intp) for one in needs]
-        places = [np.arange(one.first - one.start, one.end - one.start) for one in needs]
+        offsets = [np.arange(one.first - one.start, one.end - one.start) for one in needs]
         sources = [self._rows(one) for one in needs]
         return Embedded(
-            np.concatenate(rows), np.concatenate(places).astype(np.int32), np.concatenate(sources)
+            np.concatenate(rows), np.concatenate(offsets).astype(np.int32), np.concatenate(sources)
         )
 
     def _rows(self, need: Need) -> I32:

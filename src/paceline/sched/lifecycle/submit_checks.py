@@ -1,4 +1,4 @@
-"""Checks of a request that is submitted: can it ever run?"""
+"""Check that a submitted request can ever run."""
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
@@ -7,7 +7,7 @@ from paceline.kv.cache import KVCache
 
 
 def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
-    """The tokens at which the request ends at the latest. RequestError if it can never run."""
+    """The most tokens that the request can have. RequestError if it can never run."""
     step, prompt = config.step, len(request.prompt)
     if prompt >= step.max_model_len:
         raise RequestError(
@@ -60,7 +60,7 @@ def unfit_images(request: Request, config: Config) -> str:
                 f"its images have {total} embeddings in all, and {name} is {most}; a prompt is "
                 "computed in one step without enable_chunked_prefill"
             )
-    # Other residents may take one position each of every step.
+    # Other residents may take one position each in every step.
     room = step.max_num_batched_tokens - step.max_num_seqs + 1
     room = min(room, step.long_prefill_token_threshold or room)
     if config.encoder.disable_chunked_mm_input and longest > room and step.enable_chunked_prefill:

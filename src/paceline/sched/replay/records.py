@@ -51,7 +51,7 @@ class RecordKind(IntEnum):
     WAKE = 5
     PLAN = 6
     COMMIT = 7
-    COMMIT_ONES = 8  # every row yielded one token
+    COMMIT_ONES = 8  # a COMMIT in which every row yielded one token
     FAIL = 9
     RETRY = 10
     PAUSE = 11
@@ -85,7 +85,7 @@ CONTINUED = b"continued"
 
 
 def continued_by(beginning: bytes) -> bytes:
-    """The last record of a file whose recording goes on in a file with this beginning."""
+    """The last record of a file that is continued by a file with this beginning."""
     return record(RecordKind.ENDED, CONTINUED + CHECKSUM.pack(crc32(beginning)))
 
 
@@ -102,7 +102,7 @@ def checksum(head: bytes, payload: bytes) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON does not know, in terms of those that it knows."""
+    """Convert a value to types that JSON has."""
     if isinstance(value, ImageInput):
         return [value.identity, value.offset, value.length]
     if isinstance(value, Constraint):
