@@ -101,7 +101,7 @@ class Speculation(ABC):
     never on a clock: the same calls give the same drafts.
     """
 
-    quiet = 0  # further steps without drafts, after an answer of none
+    quiet = 0  # steps for which an answer without drafts holds
     is_paused = False  # no row got a draft in the latest step that could have had some
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -136,8 +136,8 @@ class Adaptive(Speculation):
         (samples + sum of the odds taken) / seconds of the step with them
 
     by the measured step times. Without them a step with drafts has at most
-    `speculation_max_batch_tokens` positions, which are assumed to be free: the time of a step is
-    taken as that number plus its positions.
+    `speculation_max_batch_tokens` positions, and its time is assumed to be proportional to that
+    number plus its positions.
 
     The odds of a row are learned only from drafts, so rows that are not worth a draft try some now
     and then: one, or as many as could pay. An allowance, counted in steps, limits these tries. Each

@@ -104,7 +104,7 @@ class Journal:
             spell.until = now
 
     def left(self, sequence: Sequence, now: float) -> None:
-        """A sequence left the queue; if it stopped admission, end that spell."""
+        """A sequence left the queue: end its spell, if it stopped admission or was passed over."""
         spell = self._passed_over.pop(sequence.serial, None)
         if self._stop is not None and self._stop.gate.serial == sequence.serial:
             spell, self._stop = self._stop, None
