@@ -64,9 +64,9 @@ class PackedCache:
         self._path = packed_folder(files[0]) / f"{layout()}-{state}.safetensors"
         self._packed: dict[str, PackedWeights] = {}
         self._is_new = False
-        for place in places(self._path):
-            if not self._packed and place.is_file():
-                self._packed = read(place)
+        for path in places(self._path):
+            if not self._packed and path.is_file():
+                self._packed = read(path)
 
     def packed(self, name: str, weight: Callable[[], Matrix]) -> PackedWeights:
         """The weights of a linear; `weight` reads them if they are not in the cache."""
@@ -86,10 +86,10 @@ class PackedCache:
         if not self._is_new or not self._limits.least_bytes <= size <= self._limits.most_bytes:
             return
 
-        def write_to(place: Path) -> None:
-            if shutil.disk_usage(place.parent).free < size + self._limits.spare_bytes:
+        def write_to(path: Path) -> None:
+            if shutil.disk_usage(path.parent).free < size + self._limits.spare_bytes:
                 raise OSError(errno.ENOSPC, "the disk is almost full")
-            write(place, self._packed)
+            write(path, self._packed)
 
         try:
             target = stored(self._path, write_to)
@@ -115,20 +115,20 @@ def state_of(files: Sequence[Path], quantization: str) -> str:
     return sha256(json.dumps([quantization, states]).encode()).hexdigest()[:16]
 
 
-def write(place: Path, packed: dict[str, PackedWeights]) -> None:
+def write(path: Path, packed: dict[str, PackedWeights]) -> None:
     tensors: dict[str, Tensor] = {}
     linears: dict[str, list[int]] = {}
     for name, one in packed.items():
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts(one).items()}
         linears[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
-    save_file(tensors, place, {PRODUCTS: json.dumps(linears)})
+    save_file(tensors, path, {PRODUCTS: json.dumps(linears)})
 
 
-def read(place: Path) -> dict[str, PackedWeights]:
+def read(path: Path) -> dict[str, PackedWeights]:
     """Map the weights of a file; empty if it is damaged."""
     found: dict[str, PackedWeights] = {}
     try:
-        opened: Any = safe_open(place, framework="pt")
+        opened: Any = safe_open(path, framework="pt")
         with opened as file:
             stored = set(file.keys())
             for name, values in json.loads(file.metadata()[PRODUCTS]).items():
@@ -144,10 +144,10 @@ def read(place: Path) -> dict[str, PackedWeights]:
                 if checksum(found[name]) != expected:
                     raise ValueError(f"{name} has changed")
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        log.info("the packed weights in %s are damaged, and packed again: %s", place, error)
+        log.info("the packed weights in %s are damaged, and packed again: %s", path, error)
         return {}
     with suppress(OSError):  # it may be read-only
-        utime(place)  # marks it as recently used
+        utime(path)  # marks it as recently used
     return found
 
 

@@ -25,14 +25,14 @@ class Dummy:
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
         self._offset = {norm.weight.name: norm.offset for norm in parts_of(spec, NormSpec)}
-        self._place = {name: place for place, name in enumerate(self.shapes)}
+        self._index = {name: index for index, name in enumerate(self.shapes)}
         self._seed, self._device = seed, device
 
     def read(self, name: str) -> Tensor:
         """Random values; norm weights are near 1, and linears keep the scale of their inputs."""
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
-        generator.manual_seed(self._seed * len(self._place) + self._place[name])
+        generator.manual_seed(self._seed * len(self._index) + self._index[name])
         drawn = torch.randn(shape, generator=generator, device=self._device)
         if not shape:
             return drawn.exp_()  # scales are positive

@@ -25,9 +25,9 @@ WORD = ("I32",)
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) -> Tensor:
     """Unpack words along a dimension, low bits first. With `order`, the i-th code is at index
     order[i] of its word."""
-    places = range(0, WORD_BITS, bits)
+    offsets = range(0, WORD_BITS, bits)
     shifts = torch.tensor(
-        [places[at] for at in order] or list(places), dtype=torch.int32, device=words.device
+        [offsets[at] for at in order] or list(offsets), dtype=torch.int32, device=words.device
     )
     codes = words.unsqueeze(dim + 1)
     shape = [1] * codes.dim()
