@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         RequestFailed,
         StepError,
     )
-    from paceline.core.multimodal import Item
+    from paceline.core.multimodal import ImageInput
     from paceline.core.plan import Outputs, Plan, StepResult
     from paceline.core.request import Finish, Request
     from paceline.core.sampling import Sampling
@@ -39,7 +39,7 @@ __all__ = [
     "EngineFailed",
     "Finish",
     "GenerationRequest",
-    "Item",
+    "ImageInput",
     "LoRARequest",
     "Outputs",
     "PacelineError",
@@ -66,7 +66,7 @@ MODULES = {
     ),
     "paceline.core.plan": ("Outputs", "Plan", "StepResult"),
     "paceline.core.adapter": ("LoRARequest",),
-    "paceline.core.multimodal": ("Item",),
+    "paceline.core.multimodal": ("ImageInput",),
     "paceline.core.request": ("Finish", "Request"),
     "paceline.core.sampling": ("Sampling",),
     "paceline.engine.api": (

@@ -8,7 +8,7 @@ import pytest
 from paceline.core.capabilities import Capabilities
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request
 from paceline.core.sampling import Sampling
 
@@ -23,9 +23,9 @@ NEEDS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter": "mine"},
         "'a' names adapter 'mine'; this engine runs no adapters: remove `adapter`",
     ),
-    "items": (
-        {"items": (Item("cat", 0, 2),)},
-        "'a' has 1 multimodal items; this engine reads text alone: remove `items`",
+    "images": (
+        {"images": (ImageInput("cat", 0, 2),)},
+        "'a' has 1 images; this engine reads text alone: remove `images`",
     ),
     "pooling": (
         {"pooling": "last", "max_tokens": 1},

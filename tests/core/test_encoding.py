@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from paceline import Item, Request, Scheduler
+from paceline import ImageInput, Request, Scheduler
 from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded
 
 
 def test_a_plan_tells_what_it_encodes_by_request() -> None:
     scheduler = Scheduler.create(num_blocks=16, block_size=4, max_model_len=32)
-    items = (Item("cat", 1, 2), Item("dog", 4, 1))
-    request = Request("a", [1] * 6, items=items)  # pyright: ignore[reportArgumentType]
+    images = (ImageInput("cat", 1, 2), ImageInput("dog", 4, 1))
+    request = Request("a", [1] * 6, images=images)  # pyright: ignore[reportArgumentType]
     scheduler.submit(request, now=0.0)
     plan = scheduler.plan(now=0.0)
     assert plan.to_dict()["encoder"] == {"a": [0, 1]}

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Finish, Request, Sequence, child_label
 
 LARGEST = 2**31 - 1
@@ -224,16 +224,16 @@ def test_what_is_left_out_asks_for_nothing_special() -> None:
     assert (request.max_tokens, request.min_tokens, request.ignore_eos) == (None, 0, False)
     assert (request.seed, request.arrival, request.deadline, request.drafts) == (None,) * 4
     assert (request.tenant, request.cache_salt, request.adapter) == ("", "", "")
-    assert (request.priority, request.items) == (0, ())
+    assert (request.priority, request.images) == (0, ())
     assert (request.n, request.best_of, request.beam_width) == (1, None, 0)
     assert (request.length_penalty, request.early_stopping) == (1.0, False)
 
 
-def test_items_are_carried_as_they_are() -> None:
-    items = (Item("cat", 0, 2), Item("dog", 2, 1))
-    assert ask(items=items).items == items
+def test_images_are_carried_as_they_are() -> None:
+    images = (ImageInput("cat", 0, 2), ImageInput("dog", 2, 1))
+    assert ask(images=images).images == images
     with pytest.raises(FrozenInstanceError):
-        items[0].offset = 1  # pyright: ignore[reportAttributeAccessIssue]
+        images[0].offset = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # -- several sequences ------------------------------------------------------
@@ -437,9 +437,9 @@ def test_a_field_of_the_wrong_type_is_refused() -> None:
         *(("priority", value) for value in ("x", None)),
         *((name, "x") for name in ("arrival", "deadline", "token_deadline")),
         *((name, value) for name in ("tenant", "cache_salt", "adapter") for value in (None, 5)),
-        ("items", None),
-        ("items", [1]),
-        ("items", (1,)),
+        ("images", None),
+        ("images", [1]),
+        ("images", (1,)),
         *((name, value) for name in ("n", "beam_width") for value in (None, "2", 2.0, True)),
         *(("best_of", value) for value in ("2", 2.0, True)),
         *(("length_penalty", value) for value in (None, "1", True)),
@@ -453,23 +453,23 @@ def test_a_field_that_no_schedule_could_use_is_refused() -> None:
         ("arrival", float("nan")),
         ("arrival", float("inf")),
         *((name, "\ud800") for name in ("tenant", "cache_salt", "adapter")),
-        *(("items", (item,)) for item in (Item("\ud800", 0, 1), Item("x", 3, 1))),
+        *(("images", (image,)) for image in (ImageInput("\ud800", 0, 1), ImageInput("x", 3, 1))),
     ]
     assert accepted(wrong) == []
 
 
-def test_an_item_covers_at_least_one_position_and_ends_within_the_prompt() -> None:
-    for item in (Item("x", 0, 3), Item("x", 2, 1)):
-        assert ask(items=(item,)).items == (item,)
-    wrong = [Item("x", 2, 2), Item("x", 0, 4)]
-    assert accepted([("items", (item,)) for item in wrong]) == [], "of a prompt of three tokens"
+def test_an_image_covers_at_least_one_position_and_ends_within_the_prompt() -> None:
+    for image in (ImageInput("x", 0, 3), ImageInput("x", 2, 1)):
+        assert ask(images=(image,)).images == (image,)
+    wrong = [ImageInput("x", 2, 2), ImageInput("x", 0, 4)]
+    assert accepted([("images", (image,)) for image in wrong]) == [], "of a prompt of three tokens"
 
 
 def test_a_field_of_the_wrong_type_in_disguise_is_refused() -> None:
     wrong: list[tuple[str, Any]] = [
         *((name, np.float64(1.5)) for name in ("max_tokens", "min_tokens", "seed", "drafts")),
         *((name, np.str_("4")) for name in ("max_tokens", "priority", "arrival", "deadline")),
-        *((name, np.int64(0)) for name in ("tenant", "cache_salt", "adapter", "items")),
+        *((name, np.int64(0)) for name in ("tenant", "cache_salt", "adapter", "images")),
         ("priority", float("nan")),
     ]
     assert accepted(wrong) == []

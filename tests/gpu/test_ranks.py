@@ -12,7 +12,7 @@ from paceline import Request
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.api import SamplingParams
 from paceline.engine.offline.offline import OfflineEngine
-from paceline.images.processor import image_item
+from paceline.images.processor import image_input
 from paceline.runner.models.config import ModelConfig
 from paceline.wiring.assembly import build
 from paceline.wiring.device import ModelLoad, device_named
@@ -98,7 +98,7 @@ def test_rank_0_encodes_images_for_all(tmp_path: Path) -> None:
     model, random, side = str(tmp_path), np.random.default_rng(3), 2 * SQUARE
     images = [random.integers(0, 256, (side, side, 3), np.uint8) for _ in range(2)]
     asked = [
-        Request(f"r{at}", [7, *[9] * 4, 30 + at], 9, items=(image_item(images[at % 2], 1, 4),))  # pyright: ignore[reportArgumentType]
+        Request(f"r{at}", [7, *[9] * 4, 30 + at], 9, images=(image_input(images[at % 2], 1, 4),))  # pyright: ignore[reportArgumentType]
         for at in range(3)
     ]
     checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cuda", lambda *_: None)

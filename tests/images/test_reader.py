@@ -20,8 +20,8 @@ def test_each_mark_has_an_image() -> None:
 def test_offsets_count_the_images_before() -> None:
     images = [random_image(16, 16), random_image(24, 24), random_image(16, 16)]
     found = reader("Qwen2_5_VL").read(encode("a<|image_pad|>bc" * 3), images)
-    assert [(item.offset, item.length) for item in found.items] == [(1, 4), (8, 9), (20, 4)]
-    assert found.items[0].identity == found.items[2].identity != found.items[1].identity
+    assert [(image.offset, image.length) for image in found.images] == [(1, 4), (8, 9), (20, 4)]
+    assert found.images[0].identity == found.images[2].identity != found.images[1].identity
 
 
 def test_a_model_of_text_has_no_reader(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -19,12 +19,12 @@ def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
     theirs = image_model("Qwen2_5_VL").processor([image], return_tensors="np")
     _, rows, columns = theirs["image_grid_thw"][0].tolist()
     found = reader("Qwen2_5_VL").read(encode("a<|image_pad|>b"), [image])
-    (item,) = found.items
-    assert item.content is not None
-    pixels = item.content["pixels"]
+    (image,) = found.images
+    assert image.content is not None
+    pixels = image.content["pixels"]
     assert pixels.shape == (rows * PATCH, columns * PATCH, 3)
-    assert (item.offset, item.length) == (1, rows * columns // MERGE**2)
-    assert len(found.token_ids) == item.length + 2
+    assert (image.offset, image.length) == (1, rows * columns // MERGE**2)
+    assert len(found.token_ids) == image.length + 2
     scaled = (pixels / 255 - np.array(MEAN)) / np.array(STD)
     cut = torch.from_numpy(scaled).view(
         *(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)

@@ -15,7 +15,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.masks import TokenMasks
 from paceline.core.sampling import Sampling
 from paceline.core.settings.load import LoadConfig
-from paceline.images.processor import image_item
+from paceline.images.processor import image_input
 from paceline.runner.attention_backend import load
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
@@ -168,7 +168,9 @@ def test_rank_0_encodes_images_for_all_and_drafts_with_a_head(
     square, random = images.square, np.random.default_rng(3)
     pixels = random.integers(0, 256, (square, 2 * square, 3), np.uint8)
     shown = [
-        replace(one, prompt=[7, 9, 9, *one.prompt], items=(image_item(pixels, 1, 2),), max_tokens=4)
+        replace(
+            one, prompt=[7, 9, 9, *one.prompt], images=(image_input(pixels, 1, 2),), max_tokens=4
+        )
         for one in asked([Sampling(temperature=0.0)])
     ]
     own = LoadConfig(device="cpu", load_format="dummy", kv_cache_gib=0.01)

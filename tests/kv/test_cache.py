@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.events import AllBlocksCleared
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import Pairs
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
@@ -63,10 +63,10 @@ def test_a_sequence_finds_its_own_blocks_again() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"items": (Item("cat", 1, 2),)}],
+    [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"images": (ImageInput("cat", 1, 2),)}],
     ids=str,
 )
-def test_equal_prompts_of_another_salt_adapter_or_item_never_share(fields: Any) -> None:
+def test_equal_prompts_of_another_salt_adapter_or_image_never_share(fields: Any) -> None:
     kv = cache()
     cached(kv, TEXT[:12])
     assert kv.lookup(sequence(kv, TEXT[:12], **fields)) == MISS
@@ -77,7 +77,7 @@ def test_equal_prompts_of_another_salt_adapter_or_item_never_share(fields: Any) 
 def test_prompts_share_what_comes_before_an_item() -> None:
     kv = cache()
     cached(kv, TEXT[:16])
-    pictured = sequence(kv, TEXT[:16], items=(Item("cat", 9, 2),))
+    pictured = sequence(kv, TEXT[:16], images=(ImageInput("cat", 9, 2),))
     assert kv.lookup(pictured).tokens == 8
 
 

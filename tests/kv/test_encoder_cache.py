@@ -57,7 +57,7 @@ def test_what_a_void_step_was_to_encode_goes_at_once_or_with_its_holder() -> Non
     cache.check()
 
 
-def test_items_are_forgotten_unless_they_are_held() -> None:
+def test_images_are_forgotten_unless_they_are_held() -> None:
     cache = filled(6, a=1, b=2, c=3)
     cache.hold("b")
     for name in ("a", "b", "unknown"):
@@ -75,7 +75,7 @@ def test_a_content_is_encoded_once() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_keeps_what_a_plain_list_would_keep(seed: int) -> None:
-    """The list has every item, those that were dropped last at its end."""
+    """The list has every image, those that were dropped last at its end."""
     random = Random(seed)
     capacity = random.randint(4, 12)
     cache, kept = EncoderCache(capacity), list[str]()

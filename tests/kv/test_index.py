@@ -1,7 +1,7 @@
 """The index of content: sealed blocks, blocks without a key, pending seals and events."""
 
 from paceline.core.events import BlockRemoved, BlockStored
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request, Sequence
 from paceline.kv.hit import MISS, Hit
 from tests.kept import kept
@@ -193,27 +193,27 @@ def test_a_run_gets_keys_when_a_lookup_reaches_it() -> None:
     kv.check()
 
 
-def test_a_run_without_an_item_is_not_found_with_one() -> None:
+def test_a_run_without_an_image_is_not_found_with_one() -> None:
     kv = cache()
     kv.release(0, unkeyed(kv, TEXT[:11]), 11)
-    pictured = Request("p", TEXT[:11], items=(Item("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
+    pictured = Request("p", TEXT[:11], images=(ImageInput("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
     made = Sequence(pictured, -1, LENGTH, 0.0, pictured.prompt)
     assert kv.lookup(made) == MISS
     kv.attach(0, made, MISS, 11)
     kv.release(0, made, 11)
     assert kv.lookup(sequence(kv, TEXT[:11])) == Hit((0, 1), 8)
-    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)).device == (2, 3)
+    assert kv.lookup(sequence(kv, TEXT[:11], images=pictured.images)).device == (2, 3)
     kv.check()
 
 
-def test_content_with_an_item_is_found_with_it_alone() -> None:
+def test_content_with_an_image_is_found_with_it_alone() -> None:
     kv = cache()
-    pictured = Request("p", TEXT[:11], items=(Item("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
+    pictured = Request("p", TEXT[:11], images=(ImageInput("cat", 1, 2),))  # pyright: ignore[reportArgumentType]
     made = Sequence(pictured, -1, LENGTH, 0.0, pictured.prompt)
     kv.attach(0, made, kv.lookup(made), 11)
     kv.release(0, made, 11)
     assert kv.lookup(sequence(kv, TEXT[:11])) == MISS
-    assert kv.lookup(sequence(kv, TEXT[:11], items=pictured.items)) == Hit((0, 1), 8)
+    assert kv.lookup(sequence(kv, TEXT[:11], images=pictured.images)) == Hit((0, 1), 8)
     kv.check()
 
 

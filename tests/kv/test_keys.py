@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request
 from paceline.kv import keys as module
-from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, item_bytes, root_key
+from paceline.kv.keys import CHUNK_BLOCKS, KEY_BYTES, Keys, Stem, image_bytes, root_key
 from tests.kept import kept
 
 TOKENS = list(range(12))
@@ -78,8 +78,8 @@ def test_block_size_is_in_the_root_so_that_pools_never_mix_keys() -> None:
 
 @pytest.mark.parametrize("steps", [[12], [4, 8, 12], [1, 3, 5, 6, 11, 12], list(range(13))])
 def test_naming_bit_by_bit_gives_the_same_keys_as_in_one_go(steps: list[int]) -> None:
-    items = (Item("cat", 2, 3), Item("dog", 9, 2))
-    for fields in ({}, {"cache_salt": "s"}, {"adapter": "l"}, {"items": items}):
+    images = (ImageInput("cat", 2, 3), ImageInput("dog", 9, 2))
+    for fields in ({}, {"cache_salt": "s"}, {"adapter": "l"}, {"images": images}):
         found: list[bytes] = []
         names = Keys(4)
         for length in steps:
@@ -125,11 +125,11 @@ def test_another_model_shares_no_block_at_all() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    items = "items=(Item('cat', 2, 3),)"
-    fields = f"adapter='lora', cache_salt='pepper', {items}"
+    images = "images=(ImageInput('cat', 2, 3),)"
+    fields = f"adapter='lora', cache_salt='pepper', {images}"
     script = f"""
 import numpy as np
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request
 from paceline.kv.keys import Keys
 found = []
@@ -145,7 +145,7 @@ print(*[key.hex() for key in found])
         text=True,
     )
     here: list[bytes] = []
-    asked = request(adapter="lora", cache_salt="pepper", items=(Item("cat", 2, 3),))
+    asked = request(adapter="lora", cache_salt="pepper", images=(ImageInput("cat", 2, 3),))
     Keys(4, "llama").extend(here, asked, np.array(TOKENS, np.int32))
     assert other.stdout.split() == [key.hex() for key in here]
 
@@ -161,54 +161,54 @@ def test_names_in_any_language_are_taken() -> None:
     assert keys_of(TOKENS, cache_salt="соль") != keys_of(TOKENS, cache_salt="塩")
 
 
-# -- items ------------------------------------------------------------------
+# -- images ------------------------------------------------------------------
 
 
-def test_items_change_keys_from_the_block_they_begin_in() -> None:
+def test_images_change_keys_from_the_block_they_begin_in() -> None:
     plain = keys_of(TOKENS)
     for offset in range(12):
-        pictured = keys_of(TOKENS, items=(Item("cat", offset, 1),))
+        pictured = keys_of(TOKENS, images=(ImageInput("cat", offset, 1),))
         assert common(plain, pictured) == offset // 4
 
 
-def test_another_item_at_the_same_place_is_another_content() -> None:
-    cat, dog = (keys_of(TOKENS, items=(Item(name, 4, 4),)) for name in ("cat", "dog"))
+def test_another_image_at_the_same_place_is_another_content() -> None:
+    cat, dog = (keys_of(TOKENS, images=(ImageInput(name, 4, 4),)) for name in ("cat", "dog"))
     assert common(cat, dog) == 1
 
 
-def test_the_same_item_at_another_place_is_another_content() -> None:
-    one, later = (keys_of([9] * 12, items=(Item("cat", place, 2),)) for place in (4, 5))
+def test_the_same_image_at_another_place_is_another_content() -> None:
+    one, later = (keys_of([9] * 12, images=(ImageInput("cat", place, 2),)) for place in (4, 5))
     assert common(one, later) == 1
 
 
-def test_an_item_covers_the_positions_from_its_offset_up_to_its_end_and_no_further() -> None:
-    item = (Item("cat", 4, 4),)
-    covers = [bool(item_bytes(item, first, first + 4)) for first in (0, 4, 8)]
+def test_an_image_covers_the_positions_from_its_offset_up_to_its_end_and_no_further() -> None:
+    image = (ImageInput("cat", 4, 4),)
+    covers = [bool(image_bytes(image, first, first + 4)) for first in (0, 4, 8)]
     assert covers == [False, True, False]
-    wider = (Item("cat", 3, 6),)
-    assert all(item_bytes(wider, first, first + 4) for first in (0, 4, 8))
+    wider = (ImageInput("cat", 3, 6),)
+    assert all(image_bytes(wider, first, first + 4) for first in (0, 4, 8))
 
 
-def test_an_item_is_placed_relative_to_the_block_also_when_it_began_before() -> None:
-    item = (Item("cat", 3, 6),)
+def test_an_image_is_placed_relative_to_the_block_also_when_it_began_before() -> None:
+    image = (ImageInput("cat", 3, 6),)
 
     def place(first: int) -> int:
-        return int.from_bytes(item_bytes(item, first, first + 4)[-8:], "little", signed=True)
+        return int.from_bytes(image_bytes(image, first, first + 4)[-8:], "little", signed=True)
 
     assert [place(first) for first in (0, 4, 8)] == [3, -1, -5]
 
 
-def test_items_are_told_apart_wherever_their_names_begin_and_end() -> None:
-    one = item_bytes((Item("ab", 0, 1), Item("c", 0, 1)), 0, 4)
-    other = item_bytes((Item("a", 0, 1), Item("bc", 0, 1)), 0, 4)
+def test_images_are_told_apart_wherever_their_names_begin_and_end() -> None:
+    one = image_bytes((ImageInput("ab", 0, 1), ImageInput("c", 0, 1)), 0, 4)
+    other = image_bytes((ImageInput("a", 0, 1), ImageInput("bc", 0, 1)), 0, 4)
     assert one != other
     place = "\0" * 8  # as that of the first is written
-    assert item_bytes((Item(f"ab{place}c", 0, 1),), 0, 4) != one
+    assert image_bytes((ImageInput(f"ab{place}c", 0, 1),), 0, 4) != one
 
 
-def test_no_item_adds_nothing() -> None:
-    assert item_bytes((), 0, 4) == b""
-    assert item_bytes((Item("cat", 20, 4),), 0, 4) == b""
+def test_no_image_adds_nothing() -> None:
+    assert image_bytes((), 0, 4) == b""
+    assert image_bytes((ImageInput("cat", 20, 4),), 0, 4) == b""
 
 
 # -- the memo ---------------------------------------------------------------
@@ -245,12 +245,12 @@ def test_remembered_contents_give_the_same_keys_as_fresh_ones(fields: dict[str, 
         assert named(names, LONG, **fields) == expected
 
 
-def test_items_are_not_lost_on_contents_that_are_remembered() -> None:
+def test_images_are_not_lost_on_contents_that_are_remembered() -> None:
     names = Keys(4)
     plain = named(names, LONG)
-    pictured = named(names, LONG, items=(Item("cat", 5, 2),))
+    pictured = named(names, LONG, images=(ImageInput("cat", 5, 2),))
     assert common(plain, pictured) == 1
-    assert pictured == keys_of(LONG, items=(Item("cat", 5, 2),))
+    assert pictured == keys_of(LONG, images=(ImageInput("cat", 5, 2),))
     assert named(names, LONG) == plain
 
 
@@ -289,11 +289,11 @@ def test_a_step_further_is_all_that_is_remembered_and_one_more_block(blocks: int
 
 
 def test_a_step_further_is_one_block_where_there_are_items() -> None:
-    names, items = Keys(4), (Item("cat", 1, 2),)
+    names, images = Keys(4), (ImageInput("cat", 1, 2),)
     named(names, LONG)
-    expected, found = keys_of(LONG, items=items), list[bytes]()
+    expected, found = keys_of(LONG, images=images), list[bytes]()
     for blocks in range(1, 4):
-        names.further(found, request(items=items), np.array(LONG, np.int32))
+        names.further(found, request(images=images), np.array(LONG, np.int32))
         assert found == expected[:blocks]
 
 

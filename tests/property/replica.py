@@ -53,7 +53,7 @@ class Replica:
         assert len(event.tokens) == self._block_size
         parent = event.parent or root_key(self._block_size, event.adapter, event.salt)
         content = parent + np.array(event.tokens, np.int32).tobytes()
-        for identity, offset in event.items:
+        for identity, offset in event.images:
             content += len(identity.encode()).to_bytes(8, "little") + identity.encode()
             content += offset.to_bytes(8, "little", signed=True)
         return blake2b(content, digest_size=KEY_BYTES).digest()

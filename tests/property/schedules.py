@@ -13,7 +13,7 @@ from paceline.core.capabilities import StepCost, StepTimes
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import NO_BLOCK, Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
@@ -82,7 +82,7 @@ class Drive:
     constrained: bool = False  # with outputs that follow grammars
     adapted: bool = False  # with several adapters, and few slots for them
     pooled: bool = False  # with requests that want embeddings
-    pictured: bool = False  # with multimodal items, and little room for them
+    pictured: bool = False  # with images, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
     grouped: bool = False  # with several attention groups, or windows
     stateful: bool = False  # likewise, and some keep a state of each sequence; without drafts
@@ -97,7 +97,7 @@ class Drive:
     adapting: Random = field(init=False)  # for adapters
     embedding: Random = field(init=False)  # for `pooled`, likewise
     means: dict[str, PooledMean] = field(default_factory=dict[str, PooledMean])
-    picturing: Random = field(init=False)  # for items
+    picturing: Random = field(init=False)  # for images
     connector: ErraticConnector | None = None
     grouping: Random = field(init=False)  # for attention groups
     moving: Random = field(init=False)  # for `moved`, likewise
@@ -297,7 +297,7 @@ class Drive:
         return StepCost(r.choice([1, 10**6, 10**8]), r.choice([0, 0, 10**5, 10**8]))
 
     def _encoder_settings(self) -> dict[str, Any]:
-        """Room for about one item, or for a few."""
+        """Room for about one image, or for a few."""
         r = self.picturing
         return {
             "max_num_encoder_input_tokens": r.choice([4, 6, 12, 64]),
@@ -341,23 +341,23 @@ class Drive:
             "num_blocks": least + r.choice([0, r.randint(0, least), 3 * least]),
         }
 
-    def _with_items(self, request: Request) -> Request:
-        """Maybe with items, mostly in the places where others have them."""
+    def _with_images(self, request: Request) -> Request:
+        """Maybe with images, mostly in the places where others have them."""
         if not self.pictured or self.picturing.random() < 0.2:
             return request
         layout = Random(f"layout {self.seed} {self.picturing.choice([1, 1, 2, 3])}")
         lengths = {"cat": 1, "dog": 2, "cow": 3, "owl": 4, "bee": 9}
         if self.settings["encoder_cache_size"] < lengths["bee"] and layout.random() < 0.9:
             del lengths["bee"]  # it would be refused
-        items: list[Item] = []
+        images: list[ImageInput] = []
         position = layout.randint(0, 2)
         while position < len(request.prompt):
             name = layout.choice(list(lengths))
-            item = Item(name, position, lengths[name])
-            if item.end <= len(request.prompt):
-                items.append(item)
-            position = item.end + layout.choice([0, 0, 1, 3, 6])
-        return replace(request, items=tuple(items))
+            image = ImageInput(name, position, lengths[name])
+            if image.end <= len(request.prompt):
+                images.append(image)
+            position = image.end + layout.choice([0, 0, 1, 3, 6])
+        return replace(request, images=tuple(images))
 
     def _invent_requests(self) -> None:
         r, length = self.random, self.settings["max_model_len"]
@@ -470,7 +470,7 @@ class Drive:
         r = self.random
         self.now += r.choice([0.0, 0.1, 1.0])
         while self.to_come and (r.random() < 0.4 or not self.chaos):
-            self.submit(self._with_items(self._shaped(self.to_come.popleft())))
+            self.submit(self._with_images(self._shaped(self.to_come.popleft())))
         if len(self.flight) < self.most_in_flight:
             self.plan()
             self._check_events()
@@ -522,7 +522,7 @@ class Drive:
         try:
             self.scheduler.submit(request, self.now, parked)
         except RequestError:
-            assert request.width > 1 or request.items, "a single sequence always fits"
+            assert request.width > 1 or request.images, "a single sequence always fits"
             self.seen["refused"] += 1
             return
         self.requests[request.id] = request
@@ -607,17 +607,17 @@ class Drive:
         why = self.scheduler.why().values()
         self.seen["encoder full"] += sum("encoder cache" in one for one in why)
         if self.settings["disable_chunked_mm_input"]:
-            self._assert_whole_items(plan)
+            self._assert_whole_images(plan)
 
-    def _assert_whole_items(self, plan: Plan) -> None:
-        """Only a row that computes all that it may ends inside of an item."""
+    def _assert_whole_images(self, plan: Plan) -> None:
+        """Only a row that computes all that it may ends inside of an image."""
         table = self.scheduler.state.table
         rows = plan.rows.slot.tolist(), plan.start.tolist(), plan.rows.count.tolist()
         for slot, start, count in zip(*rows, strict=True):
-            for item in table.sequence(slot).request.items:
-                inside = item.offset < start + count < item.end
+            for image in table.sequence(slot).request.images:
+                inside = image.offset < start + count < image.end
                 cap = min(int(table.ceiling[slot]), int(table.known[slot]))
-                assert not inside or start + count == cap, f"{item} is split at {start + count}"
+                assert not inside or start + count == cap, f"{image} is split at {start + count}"
 
     def _breaks(self, plan: Plan) -> bool:
         """Does the device fail in this step?"""
@@ -726,7 +726,7 @@ class Drive:
             assert plan.kind == "prefill"
             assert not plan.rows.drafts.any()
             new = {one.slot for one in plan.admitted}
-            long = (plan.rows.count > 1) | ~plan.rows.samples  # or cut before an item
+            long = (plan.rows.count > 1) | ~plan.rows.samples  # or cut before an image
             assert all(
                 slot in new or is_long
                 for slot, is_long in zip(plan.rows.slot.tolist(), long.tolist(), strict=True)
@@ -869,7 +869,7 @@ class Drive:
         assert pool.free == pool.size, "blocks are held after the end"
         host = self.scheduler.state.cache.host
         assert host.free == host.size, "host blocks are held after the end"
-        assert not self.scheduler.state.items.cache.held, "embeddings are held after the end"
+        assert not self.scheduler.state.images.cache.held, "embeddings are held after the end"
         for request in self.requests.values():
             if request.width > 1:
                 self._judge_family(request, length)

@@ -22,7 +22,7 @@ from paceline.kv.pool import BlockPool, UnkeyedRun
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
 from paceline.sched import stats as hits
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.commit.accounting import Accounting
 from paceline.sched.commit.stops import StopWatch
@@ -538,7 +538,7 @@ def a_host_hit_is_also_counted_as_a_device_hit(original: Any) -> Any:
     return count
 
 
-# -- items --------------------------------------------------------------------
+# -- images --------------------------------------------------------------------
 
 
 @mutant(EncoderCache, "retract", pictured, seed=42)
@@ -546,32 +546,32 @@ def what_a_lost_step_was_to_encode_is_found(_original: Any) -> Any:
     return lambda cache: None
 
 
-@mutant(ItemsAhead, "leave", pictured)
-def the_items_of_one_that_leaves_stay_held(_original: Any) -> Any:
-    def leave(ahead: ItemsAhead, slot: int) -> None:
+@mutant(ImagesAhead, "leave", pictured)
+def the_images_of_one_that_leaves_stay_held(_original: Any) -> Any:
+    def leave(ahead: ImagesAhead, slot: int) -> None:
         ahead._next.pop(slot, None)  # pyright: ignore[reportPrivateUsage]
 
     return leave
 
 
-@mutant(ItemsAhead, "_hold", pictured, seed=8)
-def items_are_not_held(_original: Any) -> Any:
+@mutant(ImagesAhead, "_hold", pictured, seed=8)
+def images_are_not_held(_original: Any) -> Any:
     return lambda ahead, need: None
 
 
-@mutant(ItemsAhead, "_claim", pictured)
-def items_are_encoded_without_budget_and_room(_original: Any) -> Any:
-    return lambda ahead, item, used: True
+@mutant(ImagesAhead, "_claim", pictured)
+def images_are_encoded_without_budget_and_room(_original: Any) -> Any:
+    return lambda ahead, image, used: True
 
 
-@mutant(ItemsAhead, "join", pictured)
-def an_item_that_was_begun_counts_as_passed(original: Any) -> Any:
+@mutant(ImagesAhead, "join", pictured)
+def an_image_that_was_begun_counts_as_passed(original: Any) -> Any:
     return lambda ahead, sequence, computed: original(ahead, sequence, computed + 1)
 
 
-@mutant(ItemsAhead, "_rows", pictured)
-def a_chunk_reads_an_item_from_its_beginning(_original: Any) -> Any:
-    return lambda ahead, need: ahead.cache[need.item.identity].rows[: need.end - need.first]
+@mutant(ImagesAhead, "_rows", pictured)
+def a_chunk_reads_an_image_from_its_beginning(_original: Any) -> Any:
+    return lambda ahead, need: ahead.cache[need.image.identity].rows[: need.end - need.first]
 
 
 @mutant(GroupTables, "passing", grouped)

@@ -110,8 +110,8 @@ def test_random_schedules_with_embeddings_keep_the_promises() -> None:
         assert seen[trouble], f"no schedule had {trouble}"
 
 
-def test_random_schedules_with_items_keep_the_promises() -> None:
-    """Among all others, each position of an item has the embedding of its content."""
+def test_random_schedules_with_images_keep_the_promises() -> None:
+    """Among all others, each position of an image has the embedding of its content."""
     seen: Counter[str] = Counter()
     for seed in SEEDS_PICTURED:
         seen += drive(

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from paceline.core.multimodal import Item, ItemContent
+from paceline.core.multimodal import ImageContent, ImageInput
 from paceline.core.request import Request
 from paceline.runner.batch import Coordinates, ImageGrid, prompt_coordinates
 
@@ -15,9 +15,9 @@ def test_images_have_rows_and_columns_and_text_continues_behind_the_longer_side(
 
 def request_with_image() -> Request:
     """Two rows and three columns of eight pixels, in the middle of nine tokens."""
-    content = ItemContent.of("image", {"pixels": np.zeros((16, 24, 3), np.uint8)})
-    item = Item("an image", 2, 6, content)
-    return Request(id="a", prompt=[1] * 9, max_tokens=4, items=(item,))
+    content = ImageContent.of("image", {"pixels": np.zeros((16, 24, 3), np.uint8)})
+    image = ImageInput("an image", 2, 6, content)
+    return Request(id="a", prompt=[1] * 9, max_tokens=4, images=(image,))
 
 
 def test_rows_of_a_step_begin_anywhere_in_a_prompt_and_behind_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler
-from paceline.images.processor import image_item
+from paceline.images.processor import image_input
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
@@ -25,7 +25,7 @@ MARKS = {"SmolVLM": IDS["<image>"], "Qwen2_5_VL": IDS["<|image_pad|>"]}
 SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": [(16, 24), (24, 16), (16, 16), (32, 8)]}
 TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
 DRAFTED = {"num_speculative_tokens": 3, "speculation": "fixed", "max_num_batched_tokens": 8}
-ITEM_WAYS: dict[str, dict[str, Any]] = {
+IMAGE_WAYS: dict[str, dict[str, Any]] = {
     **WAYS,
     "little room": TIGHT_ENCODER,
     "little room, tight, ahead": {**TIGHT_ENCODER, "num_blocks": 17, "depth": 2},
@@ -48,14 +48,14 @@ def asked(name: str) -> list[Request]:
     given = images(name)
     square = 15 if name == "SmolVLM" else 8
     for number, shown in enumerate([(0,), (0, 1), (1, 0), (2, 2, 3), ()]):
-        tokens, items = [7, 30, 2 + number // 3], []
+        tokens, inputs = [7, 30, 2 + number // 3], []
         for which in shown:
             pixels = given[which]
             length = (pixels.shape[0] // square) * (pixels.shape[1] // square)
-            items.append(image_item(pixels, len(tokens), length))
+            inputs.append(image_input(pixels, len(tokens), length))
             tokens += [MARKS[name]] * length + [40 + which]
         fields: dict[str, Any] = {"n": 2} if number == 2 else {}
-        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))
+        found.append(Request(f"r{number}", tokens, 9, images=tuple(inputs), **fields))
     return found
 
 
@@ -71,7 +71,7 @@ def runner_with_images(model: Model, scheduler: Scheduler) -> TorchRunner:
     square = model.images.square
     store = EncoderStore(model.images, torch.zeros(config.encoder_capacity, model.images.width))
     runner.use_images(ResidentImages(store, Coordinates(slots, square) if square else None))
-    assert runner.capabilities.items
+    assert runner.capabilities.images
     return runner
 
 
@@ -80,11 +80,11 @@ def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: An
     return drive(scheduler, runner_with_images(model, scheduler), requests, depth), scheduler
 
 
-@pytest.mark.parametrize("way", ITEM_WAYS)
+@pytest.mark.parametrize("way", IMAGE_WAYS)
 @pytest.mark.parametrize("name", MARKS)
 def test_tokens_do_not_depend_on_the_schedule(name: str, way: str) -> None:
     model, requests = image_model(name).ours(), asked(name)
-    got, scheduler = outputs(model, requests, **ITEM_WAYS[way])
+    got, scheduler = outputs(model, requests, **IMAGE_WAYS[way])
     assert got == plain_outputs(name)
     assert scheduler.stats.encoder_hits
     if "tight" in way or "swapped" in way:

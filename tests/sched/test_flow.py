@@ -1,4 +1,4 @@
-"""A flow gives its places back in order, however they came."""
+"""A flow gives its positions back in order, however they came."""
 
 from random import Random
 
@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from paceline.core.request import Sequence
-from paceline.sched.queue import Flow, Order, Place
+from paceline.sched.queue import Flow, Order, QueuePosition
 from tests.sched.support import ask
 
 
-def place(rank: float, serial: int, front: int = 0) -> Place:
+def position(rank: float, serial: int, front: int = 0) -> QueuePosition:
     sequence = Sequence(ask(str(serial), 1), serial, 9, 0.0, np.zeros(1, np.int32))
     order: Order = (rank,), front, (), serial
-    return Place(order, sequence, None)
+    return QueuePosition(order, sequence, None)
 
 
-def drain(flow: Flow) -> list[Place]:
-    found: list[Place] = []
+def drain(flow: Flow) -> list[QueuePosition]:
+    found: list[QueuePosition] = []
     while flow:
         found.append(flow.first)
         flow.pop()
@@ -27,7 +27,7 @@ def drain(flow: Flow) -> list[Place]:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_is_always_at_hand(seed: int) -> None:
     random, flow = Random(seed), Flow()
-    inside: list[Place] = []
+    inside: list[QueuePosition] = []
     for serial in range(200):
         if inside and random.random() < 0.4:
             first = min(inside, key=lambda one: one.order)
@@ -35,7 +35,9 @@ def test_the_first_is_always_at_hand(seed: int) -> None:
             flow.pop()
             inside.remove(first)
         else:
-            new = place(random.choice([0.0, float(serial), random.random()]), serial, -(serial % 3))
+            new = position(
+                random.choice([0.0, float(serial), random.random()]), serial, -(serial % 3)
+            )
             flow.push(new)
             inside.append(new)
         assert len(flow) == len(inside)
@@ -45,7 +47,7 @@ def test_the_first_is_always_at_hand(seed: int) -> None:
 
 def test_who_comes_before_the_last_of_the_row_is_put_in_front_of_it() -> None:
     flow = Flow()
-    late, early, again = place(5.0, 0), place(1.0, 1), place(5.0, 0)
+    late, early, again = position(5.0, 0), position(1.0, 1), position(5.0, 0)
     for one in (late, early, again):
         flow.push(one)
     assert [one.order for one in drain(flow)] == [early.order, late.order, again.order]
@@ -53,6 +55,6 @@ def test_who_comes_before_the_last_of_the_row_is_put_in_front_of_it() -> None:
 
 def test_two_places_of_a_sequence_are_not_compared() -> None:
     flow = Flow()
-    for one in (place(9.0, 9), place(1.0, 1), place(1.0, 1)):
+    for one in (position(9.0, 9), position(1.0, 1), position(1.0, 1)):
         flow.push(one)
     assert [one.sequence.serial for one in drain(flow)] == [1, 1, 9]

@@ -369,10 +369,10 @@ def test_the_check_notices_a_sequence_in_two_places() -> None:
         line.queue.check()
 
 
-def test_the_check_notices_a_place_that_is_in_no_lane() -> None:
+def test_the_check_notices_a_position_that_is_in_no_flow() -> None:
     line = Line("ab")
     line.queue._flows[None].pop()
-    with pytest.raises(AssertionError, match="a place is lost"):
+    with pytest.raises(AssertionError, match="a position is lost"):
         line.queue.check()
 
 

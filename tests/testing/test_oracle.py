@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.core.multimodal import Embedded, Encoding, Item
+from paceline.core.multimodal import Embedded, Encoding, ImageInput
 from paceline.core.plan import NO_ROWS, NOTHING_GROWN, Admitted, Grown, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.sched.scheduler import Scheduler
@@ -178,19 +178,20 @@ def test_a_block_that_is_reused_too_early_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"items": (Item("cat", 0, 1),)}]
+    "fields",
+    [{"cache_salt": "pepper"}, {"adapter": "lora"}, {"images": (ImageInput("cat", 0, 1),)}],
 )
-def test_the_prefix_of_another_salt_adapter_or_item_is_noticed(fields: dict[str, Any]) -> None:
+def test_the_prefix_of_another_salt_adapter_or_image_is_noticed(fields: dict[str, Any]) -> None:
     runner = prefilled()
     stranger = ask("s", 1, 2, 3, 4, 5, **fields)
     with pytest.raises(AssertionError, match=f"'s' position 0, block 0: {STALE}"):
         runner.run(plan(Row(1, "s", 1, 4), admitted=(enter(1, stranger, 0, 1, 3, cached=4),)))
 
 
-def test_the_same_item_at_another_place_is_noticed() -> None:
+def test_the_same_image_at_another_place_is_noticed() -> None:
     runner = oracle()
     one, other = (
-        ask(name, 1, 1, 1, items=(Item("cat", at, 1),)) for name, at in (("o", 0), ("p", 1))
+        ask(name, 1, 1, 1, images=(ImageInput("cat", at, 1),)) for name, at in (("o", 0), ("p", 1))
     )
     runner.run(plan(Row(0, "o", 3, 0), admitted=(enter(0, one, 0, 1),), **embedded(0)))
     with pytest.raises(AssertionError, match=f"'p' position 0, block 0: {STALE}"):
@@ -198,26 +199,26 @@ def test_the_same_item_at_another_place_is_noticed() -> None:
 
 
 def embedded(*places: int, encoded: tuple[str, ...] = ("cat",)) -> dict[str, Any]:
-    """The first item of slot 0 is encoded into the first rows; places of the first row read it."""
+    """The first image of slot 0 is encoded into the first rows; places of the first row read it."""
     rows = np.arange(len(places), dtype=np.int32)
-    encode = tuple(Encoding(0, item, name, rows) for item, name in enumerate(encoded))
+    encode = tuple(Encoding(0, image, name, rows) for image, name in enumerate(encoded))
     read = Embedded(np.zeros(len(places), np.intp), np.array(places, np.int32), rows)
     return {"encode": encode, "embedded": read}
 
 
-def test_an_item_without_its_embedding_is_noticed() -> None:
-    asked = ask("o", 1, 2, 3, items=(Item("cat", 1, 2),))
+def test_an_image_without_its_embedding_is_noticed() -> None:
+    asked = ask("o", 1, 2, 3, images=(ImageInput("cat", 1, 2),))
     new, row = (enter(0, asked, 0, 1),), Row(0, "o", 3, 0)
     oracle().run(plan(row, admitted=new, **embedded(1, 2)))
     for wrong in (embedded(), embedded(0, 1), embedded(2, 1), embedded(1, 2, encoded=())):
-        with pytest.raises(AssertionError, match=r"embedding|another item"):
+        with pytest.raises(AssertionError, match=r"embedding|another image"):
             oracle().run(plan(row, admitted=new, **wrong))
-    with pytest.raises(AssertionError, match="another item"):
+    with pytest.raises(AssertionError, match="another image"):
         oracle().run(plan(row, admitted=new, **embedded(1, 2, encoded=("dog",))))
 
 
 def test_what_a_lost_step_was_to_encode_is_not_there() -> None:
-    asked, runner = ask("o", 1, 2, 3, items=(Item("cat", 0, 1),)), oracle()
+    asked, runner = ask("o", 1, 2, 3, images=(ImageInput("cat", 0, 1),)), oracle()
     new, row = (enter(0, asked, 0, 1),), Row(0, "o", 3, 0)
     runner.lose(plan(row, admitted=new, **embedded(0)))
     with pytest.raises(AssertionError, match="position 0 has the embedding"):
@@ -225,7 +226,7 @@ def test_what_a_lost_step_was_to_encode_is_not_there() -> None:
 
 
 def test_an_embedding_for_a_position_that_is_not_computed_is_noticed() -> None:
-    asked = ask("o", 1, 2, 3, items=(Item("cat", 1, 2),))
+    asked = ask("o", 1, 2, 3, images=(ImageInput("cat", 1, 2),))
     row = Row(0, "o", 2, 0, samples=False)
     with pytest.raises(AssertionError, match="do not compute"):
         oracle().run(plan(row, admitted=(enter(0, asked, 0, 1),), **embedded(1, 2)))
@@ -404,8 +405,8 @@ def test_a_row_that_starts_after_its_position_is_noticed() -> None:
         prefilled().run(plan(Row(0, "a", 1, 6)))
 
 
-def test_what_comes_before_an_item_may_be_shared() -> None:
-    pictured = ask("p", 1, 2, 3, 4, 5, items=(Item("cat", 4, 1),))
+def test_what_comes_before_an_image_may_be_shared() -> None:
+    pictured = ask("p", 1, 2, 3, 4, 5, images=(ImageInput("cat", 4, 1),))
     admitted = enter(1, pictured, 0, 1, 3, cached=4)
     cat = Encoding(1, 0, "cat", np.array([0], np.int32))
     read = Embedded(np.zeros(1, np.intp), np.zeros(1, np.int32), np.zeros(1, np.int32))

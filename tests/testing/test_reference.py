@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Finish, Request
 from paceline.testing.reference import (
     beam_search,
@@ -44,8 +44,8 @@ def test_salt_and_adapter_are_not_confused() -> None:
 def test_what_comes_before_is_all_that_counts() -> None:
     assert digest_of(A, [7, 8]) == digest_of(ask("b", 1, 2, 3, 4, 5, 7), [8])
     assert digest_of(A, [7, 8]) != digest_of(A, [8, 7])
-    item = ask("a", 1, 2, 3, 4, 5, items=(Item("cat", 1, 2),))
-    assert digest_of(item, []) != digest_of(A, [])
+    image = ask("a", 1, 2, 3, 4, 5, images=(ImageInput("cat", 1, 2),))
+    assert digest_of(image, []) != digest_of(A, [])
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 50])

@@ -27,7 +27,7 @@ from paceline.core.sampling import Sampling
 from paceline.core.settings.config import Config
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanWriter
-from paceline.images.processor import image_item
+from paceline.images.processor import image_input
 from paceline.runner import attention_backend
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.triton import Triton
@@ -199,9 +199,9 @@ def with_image(request: Request, random: Random) -> Request:
     """The request with an image at the beginning of its prompt, or soon after."""
     rows, columns = random.randrange(1, 4), random.randrange(1, 4)
     pixels = random_image(8 * rows, 8 * columns, rows)
-    item = image_item(pixels, random.choice([0, 3]), rows * columns)
-    prompt = [1] * item.offset + [9] * item.length + request.prompt[:80].tolist()
-    return replace(request, prompt=prompt, items=(item,))  # pyright: ignore[reportArgumentType]
+    image = image_input(pixels, random.choice([0, 3]), rows * columns)
+    prompt = [1] * image.offset + [9] * image.length + request.prompt[:80].tolist()
+    return replace(request, prompt=prompt, images=(image,))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # towers run on this CPU

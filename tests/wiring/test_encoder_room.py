@@ -46,7 +46,7 @@ def test_sizes_that_are_not_given_suffice_for_the_largest_image(
     assert with_encoder_room(settings, None, 512, 2048) == settings
 
 
-def test_the_largest_item_of_a_model() -> None:
+def test_the_largest_image_of_a_model() -> None:
     assert reader("SmolVLM").largest == 4
     assert reader("Qwen2_5_VL").largest == 2048 // 64
 
@@ -64,7 +64,7 @@ def expected(name: str, images: list[np.ndarray]) -> list[int]:
         theirs = dict(model.processor(images, return_tensors="pt"))
         theirs["mm_token_type_ids"] = (ids == model.theirs.config.image_token_id).int()
     else:
-        contents = [item.content for item in prompt.items]
+        contents = [image.content for image in prompt.images]
         tiles = [torch.from_numpy(one["pixels"].copy()) for one in contents if one is not None]
         scaled = torch.stack(tiles).permute(0, 3, 1, 2) / 255
         theirs = {"pixel_values": (scaled[None] - 0.5) / 0.5}

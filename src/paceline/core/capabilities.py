@@ -18,7 +18,7 @@ class Capabilities:
     logprobs         reports log-probabilities of sampled tokens (`StepResult.logprob`)
     prompt_logprobs  reports log-probabilities of prompt tokens (`StepResult.prompt`)
     adapters         applies `Request.adapter`
-    items            computes the multimodal `Request.items`
+    images           encodes `Request.images`
     constraints      samples only tokens that a grammar allows, for `Request.constraint`
     pooling          reports hidden states of prompts (`StepResult.pooled`)
     processors       applies `Sampling.logits_processors`
@@ -28,7 +28,7 @@ class Capabilities:
     logprobs: bool = False
     prompt_logprobs: bool = False
     adapters: bool = False
-    items: bool = False
+    images: bool = False
     constraints: bool = False
     pooling: bool = False
     processors: bool = False
@@ -57,10 +57,10 @@ class Capabilities:
                 f"request {request.id!r} names adapter {request.adapter!r}; this engine runs no "
                 "adapters: remove `adapter`"
             )
-        if request.items and not self.items:
+        if request.images and not self.images:
             raise RequestError(
-                f"request {request.id!r} has {len(request.items)} multimodal items; this engine "
-                "reads text alone: remove `items`"
+                f"request {request.id!r} has {len(request.images)} images; this engine "
+                "reads text alone: remove `images`"
             )
         self._check_pooling(request)
         self._check_constraint(request)

@@ -103,7 +103,7 @@ class BlockStored:
     tokens: tuple[int, ...]
     adapter: str
     salt: str = ""
-    items: tuple[tuple[str, int], ...] = ()  # those in the block, and where they begin in it
+    images: tuple[tuple[str, int], ...] = ()  # identity and offset of each image in the block
     medium: Medium = "GPU"
 
 

@@ -16,8 +16,8 @@ from paceline.core.system.files import json_object
 
 @dataclass(frozen=True, slots=True)
 class MultimodalConfig:
-    """How much a step encodes, and how much of that is kept. An embedding stands for one position
-    of a multimodal item. The names are those of vLLM.
+    """Limits of the encoder and of its cache. An embedding stands for one position of an image.
+    The names are those of vLLM.
 
     Attributes:
         max_num_encoder_input_tokens (embeddings): Embeddings of images that one step computes; 0:
@@ -56,24 +56,24 @@ def image_settings(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """An item to encode before the rows of a step are computed.
+    """An image to encode before the rows of a step are computed.
 
-    Its content is in the request of the sequence in `slot`, which has a row in the same step. What
-    the rows of the encoder store held before is no longer needed.
+    Its content is in the request of the sequence in `slot`, which has a row in the same step. It
+    overwrites `rows` of the encoder store, which no later step reads.
     """
 
     slot: int
-    item: int  # its place in `Request.items`
+    image: int  # its index in `Request.images`
     identity: str
     rows: I32  # [length]; rows of the encoder store that its embeddings go to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
-    """Positions of a step that have an embedding of an item instead of that of their token.
+    """Positions of a step that read an embedding of an image instead of that of their token.
 
-    Position `place[i]` of row `row[i]` of the plan, counted from the row's first, has the one in
-    `source[i]` of the encoder store. In the order of the rows, and of their positions.
+    Position `place[i]` of row `row[i]` of the plan, counted from the row's first, reads row
+    `source[i]` of the encoder store. Sorted by row, then by position.
     """
 
     row: Index  # [embedded]
@@ -88,7 +88,7 @@ NOTHING_EMBEDDED = Embedded(NO_INDEX, NO_I32, NO_I32)
 
 
 @dataclass(frozen=True, slots=True)
-class ItemArray:
+class ImageArray:
     """An array as plain values, so that every message format can carry it."""
 
     name: str
@@ -98,25 +98,25 @@ class ItemArray:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemContent:
-    """What the encoder of a model computes an item from, under the names of its preprocessor.
+class ImageContent:
+    """Input arrays of a model's encoder, under the names of its preprocessor.
 
     ```py
-    content = ItemContent.of("image", {"pixel_values": pixels})
+    content = ImageContent.of("image", {"pixel_values": pixels})
     content["pixel_values"]  # read-only, without a copy
     ```
     """
 
     modality: str
-    arrays: tuple[ItemArray, ...]
+    arrays: tuple[ImageArray, ...]
 
     @staticmethod
-    def of(modality: str, arrays: Mapping[str, npt.NDArray[Any]]) -> "ItemContent":
+    def of(modality: str, arrays: Mapping[str, npt.NDArray[Any]]) -> "ImageContent":
         kept = (
-            ItemArray(name, array.dtype.name, array.shape, array.tobytes())
+            ImageArray(name, array.dtype.name, array.shape, array.tobytes())
             for name, array in arrays.items()
         )
-        return ItemContent(modality, tuple(kept))
+        return ImageContent(modality, tuple(kept))
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         array = self._named(name)
@@ -125,11 +125,11 @@ class ItemContent:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._named(name).shape
 
-    def without_cells(self) -> "ItemContent":
-        """The shapes alone, for what does not encode it."""
-        return ItemContent(self.modality, tuple(replace(one, cells=b"") for one in self.arrays))
+    def without_cells(self) -> "ImageContent":
+        """The shapes alone, for processes that do not encode the image."""
+        return ImageContent(self.modality, tuple(replace(one, cells=b"") for one in self.arrays))
 
-    def _named(self, name: str) -> ItemArray:
+    def _named(self, name: str) -> ImageArray:
         for array in self.arrays:
             if array.name == name:
                 return array
@@ -137,53 +137,53 @@ class ItemContent:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A multimodal item inside a prompt: positions whose embeddings an encoder computes.
+class ImageInput:
+    """An image in a prompt, or a part of one: positions whose embeddings an encoder computes.
 
-    Its identity names its content, its size included: items of one identity have the same
-    embeddings, one for each position. Tokens that stand between embeddings, such as markers of
-    rows, belong to no item; content that has some inside is several items.
+    Inputs of one identity have the same content, size and embeddings, one for each position. It
+    covers no tokens between embeddings, such as markers of rows: a picture in tiles with markers
+    between them is several inputs.
 
     The scheduler never reads `content`, and recordings do not keep it.
     """
 
     identity: str
-    offset: int  # first position it covers
+    offset: int  # of its first position in the prompt
     length: int
-    content: ItemContent | None = field(default=None, repr=False, compare=False)
+    content: ImageContent | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         kinds = type(self.identity), type(self.offset), type(self.length)
         if kinds != (str, int, int) or self.offset < 0 or self.length < 1:
-            raise RequestError(f"{self!r} is no item with a name, a place and a length")
+            raise RequestError(f"{self!r} is no image with an identity, an offset and a length")
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """The position after its last one."""
         return self.offset + self.length
 
-    def without_content(self) -> "Item":
-        return Item(self.identity, self.offset, self.length)
+    def without_content(self) -> "ImageInput":
+        return ImageInput(self.identity, self.offset, self.length)
 
-    def without_cells(self) -> "Item":
+    def without_cells(self) -> "ImageInput":
         content = None if self.content is None else self.content.without_cells()
         return replace(self, content=content)
 
 
-def wrong_items(items: tuple[Item, ...], prompt: int) -> str:
-    """What is wrong with the items of a prompt of `prompt` tokens; empty if nothing is."""
+def wrong_images(images: tuple[ImageInput, ...], prompt: int) -> str:
+    """What is wrong with the images of a prompt of `prompt` tokens; empty if nothing is."""
     lengths: dict[str, int] = {}
     end = 0
-    for item in items:
-        if not isinstance(item, Item):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return f"{item!r} is no item"
-        if item.end > prompt:
-            return f"{item!r} ends after the prompt of {prompt} tokens"
-        if item.offset < end:
-            return f"{item!r} begins before position {end}, where the item before it ends"
-        if lengths.setdefault(item.identity, item.length) != item.length:
-            return f"{item!r} has the identity of an item of another length"
-        end = item.end
+    for image in images:
+        if not isinstance(image, ImageInput):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"{image!r} is no image"
+        if image.end > prompt:
+            return f"{image!r} ends after the prompt of {prompt} tokens"
+        if image.offset < end:
+            return f"{image!r} begins before position {end}, where the image before it ends"
+        if lengths.setdefault(image.identity, image.length) != image.length:
+            return f"{image!r} has the identity of an image of another length"
+        end = image.end
     return ""
 
 
@@ -192,4 +192,4 @@ class ImagePrompt:
     """Token ids with room for images, and the images."""
 
     token_ids: list[int]
-    items: tuple[Item, ...]
+    images: tuple[ImageInput, ...]

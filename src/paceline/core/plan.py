@@ -153,7 +153,7 @@ class Plan:
         drafts = zip(ids, rows.drafts.tolist(), strict=True)
         encoder: dict[str, list[int]] = {}
         for one in self.encode:
-            encoder.setdefault(name[one.slot], []).append(one.item)
+            encoder.setdefault(name[one.slot], []).append(one.image)
         return {
             "step": self.step,
             "tokens": dict(zip(ids, rows.count.tolist(), strict=True)),

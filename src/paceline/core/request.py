@@ -13,7 +13,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.events import Happened, Moment, message
 from paceline.core.kv_transfer import unsendable
-from paceline.core.multimodal import Item, wrong_items
+from paceline.core.multimodal import ImageInput, wrong_images
 from paceline.core.pooling import LAST, POOLING_KINDS
 from paceline.core.sampling import GREEDY, Sampling
 
@@ -78,7 +78,7 @@ class Request:
         cache_salt: Only requests with the same salt share cached prefixes.
         adapter: Name of the adapter that it runs with.
         drafts: Draft tokens per step. None: the engine's setting.
-        items: Multimodal items in the prompt.
+        images: Images in the prompt.
         n: Sequences to return.
         best_of: Sequences to sample, of which the n likeliest are returned. None: n.
         beam_width: Number of beams. 0: no beam search.
@@ -116,7 +116,7 @@ class Request:
     cache_salt: str = ""
     adapter: str = ""
     drafts: int | None = None
-    items: tuple[Item, ...] = ()
+    images: tuple[ImageInput, ...] = ()
     n: int = 1
     best_of: int | None = None
     beam_width: int = 0
@@ -182,11 +182,11 @@ class Request:
         return ""
 
     def _wrong_text(self) -> str:
-        if not (self.tenant or self.origin or self.cache_salt or self.adapter or self.items):
+        if not (self.tenant or self.origin or self.cache_salt or self.adapter or self.images):
             return ""
-        if problem := wrong_items(self.items, len(self.prompt)):
+        if problem := wrong_images(self.images, len(self.prompt)):
             return problem
-        identities = (item.identity for item in self.items)
+        identities = (image.identity for image in self.images)
         names = (self.tenant, self.origin, self.cache_salt, self.adapter, *identities)
         try:
             "".join(names).encode()
@@ -273,14 +273,14 @@ class Request:
         return not self.ignore_eos or self.constraint is not None
 
     def without_content(self) -> "Request":
-        """The same request without what its items are computed from."""
-        return replace(self, items=tuple(item.without_content() for item in self.items))
+        """The same request without what its images are computed from."""
+        return replace(self, images=tuple(image.without_content() for image in self.images))
 
     def without_cells(self) -> "Request":
-        """The same request, of whose items the shapes alone are known."""
-        if not self.items:
+        """The same request, of whose images the shapes alone are known."""
+        if not self.images:
             return self
-        return replace(self, items=tuple(item.without_cells() for item in self.items))
+        return replace(self, images=tuple(image.without_cells() for image in self.images))
 
     def child(self, index: int) -> "Request":
         """One of several sequences as the runner sees it, with its own id and seed."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import Timings
 from paceline.engine.arguments import AdapterControl
 from paceline.engine.frontend.outputs import (
@@ -59,7 +59,7 @@ class TokenizedPrompt:
 
     token_ids: Sequence[int]
     text: str | None = None
-    items: tuple[Item, ...] = ()
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class GenerationRequest:
         pooling: How the prompt is embedded; "": it is not. See `paceline.engine.embeddings`.
         images: Images of a prompt that is no conversation, one for each of its marks: PIL images,
             arrays, bytes of files, or data URLs.
-        items: Images that are in the token ids already.
+        image_inputs: Images whose positions are in the token ids already.
         kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
         data_parallel_rank: Which of several engines runs it. None: the one that fits best.
         origin: The same for requests that share slots, as those of one body do. "": it has its own.
@@ -128,7 +128,7 @@ class GenerationRequest:
     truncation_side: Literal["left", "right"] = "left"
     pooling: str = ""
     images: Sequence[Any] = ()
-    items: tuple[Item, ...] = ()
+    image_inputs: tuple[ImageInput, ...] = ()
     kv_transfer_params: dict[str, Any] | None = None
     data_parallel_rank: int | None = None
     origin: str = ""
@@ -193,7 +193,7 @@ class GenerationRequest:
             truncate_prompt_tokens=None,
             params=self.params.without_truncation(),
             images=(),
-            items=prompt.items,
+            image_inputs=prompt.images,
         )
 
     def all_images(self) -> Sequence[Any]:

@@ -118,10 +118,10 @@ def stored_event(chain: list[BlockStored], block_size: int) -> WireEvent:
 
 
 def extra_keys(block: BlockStored) -> list[Any] | None:
-    """What a key depends on besides tokens, in vLLM's order: the adapter, the items with their
+    """What a key depends on besides tokens, in vLLM's order: the adapter, the images with their
     offsets, and in the first block the salt."""
     found: list[Any] = [adapter_name(block.adapter)] if block.adapter else []
-    found += map(list, block.items)
+    found += map(list, block.images)
     if block.salt and block.parent is None:
         found.append(block.salt)
     return found or None

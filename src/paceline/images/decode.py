@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from paceline.core.errors import RequestError
-from paceline.core.multimodal import ImagePrompt, Item
+from paceline.core.multimodal import ImageInput, ImagePrompt
 from paceline.core.system.files import json_object
 from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
 from paceline.images.tiles import SquareProcessor, TileProcessor
@@ -150,7 +150,7 @@ class ImageReader:
 
     @property
     def largest(self) -> int:
-        """Embeddings of the largest item that an image becomes."""
+        """The most embeddings of one input."""
         return self._processor.largest
 
     def read(self, token_ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
@@ -168,12 +168,12 @@ class ImageReader:
                 f"the prompt has {len(images)} images, but {len(marks)} marks that say where they "
                 "belong; give one image for each mark"
             )
-        tokens, items, begin = list[int](), list[Item](), 0
+        tokens, inputs, begin = list[int](), list[ImageInput](), 0
         for place, image in zip(marks, images, strict=True):
             tokens += token_ids[begin:place]
             prepared = self._processor.prepare(decoded(image, limits.pixels))
-            items += (replace(one, offset=len(tokens) + one.offset) for one in prepared.items)
+            inputs += (replace(one, offset=len(tokens) + one.offset) for one in prepared.inputs)
             tokens += prepared.tokens
             begin = place + 1
         tokens += token_ids[begin:]
-        return ImagePrompt(tokens, tuple(items))
+        return ImagePrompt(tokens, tuple(inputs))

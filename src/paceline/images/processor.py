@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from paceline.core.errors import ConfigError
-from paceline.core.multimodal import Item, ItemContent, image_settings
+from paceline.core.multimodal import ImageContent, ImageInput, image_settings
 from paceline.core.system.files import json_object
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, channels]
@@ -22,10 +22,10 @@ RESAMPLE_METHODS = 6
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """What replaces the mark of an image in a prompt: tokens, and items among them."""
+    """Tokens that replace the mark of an image in a prompt, and the encoder's inputs in them."""
 
     tokens: list[int]
-    items: tuple[Item, ...]
+    inputs: tuple[ImageInput, ...]
 
 
 class ImageProcessor(Protocol):
@@ -38,7 +38,7 @@ class ImageProcessor(Protocol):
 
     @property
     def largest(self) -> int:
-        """Embeddings of its largest item."""
+        """The most embeddings of one input."""
         ...
 
     def prepare(self, image: Image.Image) -> PreparedImage: ...
@@ -84,9 +84,11 @@ class ProcessorFiles:
         return Image.Resampling(value)
 
 
-def image_item(pixels: Pixels, offset: int, length: int) -> Item:
-    """The item of an image, or of a part of one. Equal pixels have one identity."""
+def image_input(pixels: Pixels, offset: int, length: int) -> ImageInput:
+    """An image, or a part of one, as an input. Equal pixels have one identity."""
     content = np.ascontiguousarray(pixels)
     digest = blake2b(str(content.shape).encode(), digest_size=KEY_BYTES, person=b"paceline-image")
     digest.update(content.data)
-    return Item(digest.hexdigest(), offset, length, ItemContent.of("image", {"pixels": content}))
+    return ImageInput(
+        digest.hexdigest(), offset, length, ImageContent.of("image", {"pixels": content})
+    )

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.core.errors import ConfigError, RequestError
-from paceline.images.processor import PreparedImage, ProcessorFiles, image_item
+from paceline.images.processor import PreparedImage, ProcessorFiles, image_input
 
 LEAST, MOST = 56 * 56, 28 * 28 * 1280  # pixels of an image, unless the files say otherwise
 LONGEST_RATIO = 200  # of the longer side by the other
@@ -15,7 +15,7 @@ BICUBIC = 3
 
 
 class SquareProcessor:
-    """Prepares images. An image is one item."""
+    """Prepares images. An image is one input."""
 
     def __init__(self, files: ProcessorFiles) -> None:
         settings = files.settings
@@ -53,7 +53,7 @@ class SquareProcessor:
                 f"{square}, since the image processor does not resize images"
             )
         length = (image.width // square) * (image.height // square)
-        return PreparedImage([self.mark] * length, (image_item(np.asarray(image), 0, length),))
+        return PreparedImage([self.mark] * length, (image_input(np.asarray(image), 0, length),))
 
     def _size(self, image: Image.Image) -> tuple[int, int]:
         """Width and height: multiples of a square, of about the same ratio, with not too many
@@ -87,7 +87,7 @@ class Size:
 
 
 class TileProcessor:
-    """Prepares images. A tile is an item of its own: between tiles are tokens for their places.
+    """Prepares images. Each tile is an input; tokens between tiles say which row and column follow.
 
     around row 1 col 1 image image …  around row 1 col 2 image …   newline
     …                                                              newline
@@ -137,11 +137,11 @@ class TileProcessor:
         parts.append(self._resized(image, Size(tile, tile)))
         tokens = self._tokens_of(grid)
         marks = np.flatnonzero(np.array(tokens) == self.mark)[:: self._length].tolist()
-        items = (
-            image_item(np.asarray(part), offset, self._length)
+        inputs = (
+            image_input(np.asarray(part), offset, self._length)
             for part, offset in zip(parts, marks, strict=True)
         )
-        return PreparedImage(tokens, tuple(items))
+        return PreparedImage(tokens, tuple(inputs))
 
     def _resized(self, image: Image.Image, size: Size) -> Image.Image:
         return image.resize((size.width, size.height), self._resample)

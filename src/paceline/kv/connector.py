@@ -134,7 +134,7 @@ class Connector(ABC):
     All methods are called on the engine's thread and return at once: work that may block belongs on
     a thread of the connector's own. The same answers to the same calls give the same plans.
 
-    A key is the same in every process for the same weights, tokens, adapter, salt and items. It
+    A key is the same in every process for the same weights, tokens, adapter, salt and images. It
     does not name the layout of a block: put `store.layout` in front of it where content outlives
     the engine or is shared. With several attention groups, a key names a block of one group; of a
     prefix, only the blocks that a group reads are asked for. A connector whose `takes_groups` is

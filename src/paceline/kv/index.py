@@ -9,7 +9,7 @@ from paceline.core.plan import Blocks
 from paceline.core.request import Sequence
 from paceline.core.settings.config import CacheConfig
 from paceline.kv.hit import MISS, Hit, Loadable, Offer
-from paceline.kv.keys import KEY_BYTES, Keys, items_within
+from paceline.kv.keys import KEY_BYTES, Keys, images_within
 from paceline.kv.pool import BlockPool, Unkeyed, UnkeyedRun
 
 SealResident = Callable[[int], bool]
@@ -125,7 +125,7 @@ class ContentIndex:
                 keyed = True
                 rest = sequence.tokens[found * self._block_size :].tobytes()
                 is_same = rest.startswith(entry.content[: len(keys) * self.keys.width])
-                if is_same and not sequence.request.items:
+                if is_same and not sequence.request.images:
                     sequence.keys[found:] = keys  # they need not be hashed again
         return keyed
 
@@ -199,9 +199,9 @@ class ContentIndex:
     def _leave_run(self, slot: int, sequence: Sequence, full: list[int]) -> None:
         """Turn the unkeyed blocks in `full` into a run.
 
-        They are sealed instead if cache events are recorded, or if keys depend on items.
+        They are sealed instead if cache events are recorded, or if keys depend on images.
         """
-        if self.events is not None or sequence.request.items:
+        if self.events is not None or sequence.request.images:
             self.extend_keys(sequence)
             self.seal(slot, sequence, full[self.sealed[slot] : len(sequence.keys)], step=None)
         first, listed = self.sealed[slot], self._start[slot]
@@ -290,7 +290,7 @@ class ContentIndex:
             tokens=tuple(sequence.tokens[first:end].tolist()),
             adapter=request.adapter,
             salt=request.cache_salt,
-            items=items_within(request.items, first, end),
+            images=images_within(request.images, first, end),
         )
 
     def confirm(self, step: int) -> None:

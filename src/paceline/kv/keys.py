@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from paceline.core.arrays import I32
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request
 
 KEY_BYTES = 16
@@ -28,19 +28,21 @@ def root_key(block_size: int, adapter: str, salt: str, model: str = "") -> bytes
     return digest.digest()
 
 
-def items_within(items: tuple[Item, ...], first: int, end: int) -> tuple[tuple[str, int], ...]:
-    """The items that overlap positions `first:end`, with their offsets relative to `first`."""
+def images_within(
+    images: tuple[ImageInput, ...], first: int, end: int
+) -> tuple[tuple[str, int], ...]:
+    """The images that overlap positions `first:end`, with their offsets relative to `first`."""
     return tuple(
-        (item.identity, item.offset - first)
-        for item in items
-        if item.offset < end and item.offset + item.length > first
+        (image.identity, image.offset - first)
+        for image in images
+        if image.offset < end and image.offset + image.length > first
     )
 
 
-def item_bytes(items: tuple[Item, ...], first: int, end: int) -> bytes:
+def image_bytes(images: tuple[ImageInput, ...], first: int, end: int) -> bytes:
     """The same as bytes."""
     parts: list[bytes] = []
-    for identity, offset in items_within(items, first, end):
+    for identity, offset in images_within(images, first, end):
         name = identity.encode()
         parts += [len(name).to_bytes(8, "little"), name]
         parts.append(offset.to_bytes(8, "little", signed=True))
@@ -113,8 +115,8 @@ class Keys:
     def extend(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Append a key for every full block of `tokens` that has none yet."""
         full = len(tokens) // self.block_size
-        if request.items and len(keys) < full:
-            keys += self._with_items(keys, request, tokens, full)
+        if request.images and len(keys) < full:
+            keys += self._with_images(keys, request, tokens, full)
         while len(keys) < full:
             size, done = self.block_size, len(keys)
             self._recall(keys, request, tokens)
@@ -126,8 +128,8 @@ class Keys:
 
     def further(self, keys: list[bytes], request: Request, tokens: I32) -> None:
         """Append all keys that the memo has, and one more if there is a full block for it."""
-        if request.items:
-            keys += self._with_items(keys, request, tokens, len(keys) + 1)
+        if request.images:
+            keys += self._with_images(keys, request, tokens, len(keys) + 1)
             return
         start = self._recall(keys, request, tokens)
         if len(start) == KEY_BYTES + self.width:
@@ -179,7 +181,7 @@ class Keys:
             self._memo.popitem(last=False)
 
     def chain(self, parent: bytes, content: bytes) -> list[bytes]:
-        """The keys of consecutive blocks without items, the first of which chains to `parent`."""
+        """The keys of consecutive blocks without images, the first of which chains to `parent`."""
         width = self.width
         keys: list[bytes] = []
         for first in range(0, len(content), width):
@@ -187,7 +189,7 @@ class Keys:
             keys.append(parent)
         return keys
 
-    def _with_items(
+    def _with_images(
         self, known: list[bytes], request: Request, tokens: I32, end: int
     ) -> list[bytes]:
         size = self.block_size
@@ -195,7 +197,7 @@ class Keys:
         parent = self.parent(known, request, len(known))
         for block in range(len(known), end):
             first, behind = block * size, (block + 1) * size
-            items = item_bytes(request.items, first, behind)
-            parent = digest(parent + tokens[first:behind].tobytes() + items)
+            images = image_bytes(request.images, first, behind)
+            parent = digest(parent + tokens[first:behind].tobytes() + images)
             keys.append(parent)
         return keys

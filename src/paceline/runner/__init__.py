@@ -1,1 +1,1 @@
-"""Everything that touches torch: turns a plan into sampled tokens."""
+"""The runner: computes plans with torch and returns sampled tokens."""

@@ -1,4 +1,4 @@
-"""Attention over paged memory: what a backend declares and computes, and how one is found."""
+"""The interface of attention backends over paged memory, and their loader."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ PACKAGE = "paceline.runner.attention"  # one file per backend, found by its name
 
 @dataclass(frozen=True, slots=True)
 class AttentionSupport:
-    """Features of models and steps that a backend supports, and its needs on the host.
+    """Features that a backend supports, and its needs on the host.
 
-    device          where it runs; on a GPU, rows of one position can be part of a CUDA graph
-    mixed_graphs    so can rows of any length
+    device          where it runs; on a GPU, CUDA graphs can include rows of one position
+    mixed_graphs    CUDA graphs can include rows of any length
     windows         sliding windows
     caps, sinks     soft caps of scores, and sinks
     head_dims       head sizes; empty: all
     dtypes          types of keys and values; empty: all
     plans_on_host   the host must know where rows begin
-    most_in_flight  most steps in flight; 0: any number
+    most_in_flight  most steps in flight; 0: no limit
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -55,12 +55,12 @@ class AttentionSupport:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """The queries of a model."""
+    """Variants of attention that a model uses."""
 
     heads: int
     dtype: torch.dtype
-    is_capped: bool = False  # whether their scores are
-    has_sinks: bool = False  # scores that take weight and have no value
+    is_capped: bool = False  # soft caps of scores
+    has_sinks: bool = False  # attention sinks
 
 
 class Prepared(ABC):
@@ -78,12 +78,12 @@ class Prepared(ABC):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of every position over its row, which the store holds already.
+        """Causal attention of every position over its row, which is in the store already.
 
-        `query` is [positions, heads, head_dim] and so is the result. Heads share keys in equal
-        runs. With a window, a position sees itself and the window - 1 positions before it. With a
-        cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are extra scores, one for each
-        head, that take weight in the softmax and have no value.
+        `query` and the result are [positions, heads, head_dim]. Consecutive heads share keys, in
+        equal groups. With a window, a position attends to itself and the window - 1 positions
+        before it. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are additional
+        softmax scores, one per head, without a value.
         """
 
     def attend_new(
@@ -98,26 +98,25 @@ class Prepared(ABC):
     ) -> Tensor:
         """Rotate new queries and keys, write keys and values to the store, and attend.
 
-        For few rows: it starts before the GEMM that it waits for, and with more rows it would take
-        processors from that GEMM.
+        Use it for few rows: the kernel starts before the GEMM that it waits for has ended, and with
+        more rows it would take multiprocessors from that GEMM.
         """
         raise NotImplementedError
 
 
 class GraphAttention(Prepared):
-    """Attention over a batch whose tensors stay where they are while their content changes, for a
-    CUDA graph."""
+    """Attention for a CUDA graph: the batch's tensors stay in place while their content changes."""
 
     @abstractmethod
     def lay_out(self) -> None:
         """Prepare a step on the GPU, for all layers; part of the graph."""
 
     def refresh(self, contexts: I32) -> None:
-        """Prepare a step on the host, before the graph. Nothing, unless a backend plans there."""
+        """Prepare a step on the host, before the graph; by default, do nothing."""
 
 
 class Attention(ABC):
-    """A way to compute attention. It keeps nothing of sequences from one step to the next."""
+    """An attention backend. It keeps no state of sequences between steps."""
 
     support: AttentionSupport
 
@@ -125,7 +124,7 @@ class Attention(ABC):
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared: ...
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> GraphAttention:
-        """Prepare rows of one position each, none of which reads what another one writes."""
+        """Prepare rows of one position each, of different sequences."""
         raise NotImplementedError
 
     def prepare_mixed_graph(
@@ -150,7 +149,7 @@ def load(name: str) -> Attention:
 
 
 def load_for(name: str, device: str, usual: str) -> Attention:
-    """Load a backend that runs on a device. ConfigError if it runs on others."""
+    """Load a backend for a device. ConfigError if it does not run there."""
     attention = load(name)
     if attention.support.device != device:
         raise ConfigError(f"attention {name!r} does not run on {device}; use {usual!r}")
@@ -158,7 +157,7 @@ def load_for(name: str, device: str, usual: str) -> Attention:
 
 
 def check(name: str, attention: Attention, model: ModelConfig, dtype: torch.dtype) -> None:
-    """ConfigError names what the model needs and the backend does not support."""
+    """ConfigError if the backend lacks a feature that the model needs."""
     if lacking := attention.support.lacks(model, dtype):
         raise ConfigError(
             f"attention {name!r} does not support {', '.join(lacking)}, which this model needs; "

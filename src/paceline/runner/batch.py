@@ -17,7 +17,7 @@ from paceline.runner.vision.image_encoder import PIXELS
 
 @dataclass(frozen=True, slots=True)
 class ImageGrid:
-    """An image in a prompt: its first position, and its embeddings in rows and columns."""
+    """An image in a prompt: its first position, and its rows and columns of embeddings."""
 
     offset: int
     rows: int
@@ -27,8 +27,8 @@ class ImageGrid:
 def prompt_coordinates(length: int, images: Sequence[ImageGrid]) -> I64:
     """The coordinates of each position of a prompt, [length, axes].
 
-    A token has the same number in all of them, one more than the largest before it. Embeddings of
-    an image have the number of a token at its position, plus their row and their column:
+    All coordinates of a token are equal, one more than the largest before it. An embedding of an
+    image has the coordinates of a token at the image's position, plus its row and column:
 
         token   a      b      image of 2 rows, 3 columns                         c
         time    0      1      2      2      2      2      2      2               5
@@ -47,10 +47,10 @@ def prompt_coordinates(length: int, images: Sequence[ImageGrid]) -> I64:
 
 
 def request_coordinates(request: Request, square: int) -> I64:
-    """The coordinates of a request with images, and of the first token behind its prompt. `square`
-    is the number of pixels along each side of what becomes one embedding."""
+    """The coordinates of a request with images, and of the first token after its prompt. One
+    embedding covers `square` by `square` pixels."""
     images: list[ImageGrid] = []
-    for image in request.items:
+    for image in request.images:
         assert image.content is not None, "an image without a size"
         height, width, _ = image.content.shape(PIXELS)
         images.append(ImageGrid(image.offset, height // square, width // square))
@@ -58,8 +58,8 @@ def request_coordinates(request: Request, square: int) -> I64:
 
 
 class Coordinates:
-    """The coordinates of positions in slots. Behind a prompt with images, each position is as far
-    from its index as the last one of the prompt."""
+    """The coordinates of positions in slots. After a prompt with images, the coordinates of a
+    position are its index plus a constant."""
 
     def __init__(self, slots: int, square: int, device: torch.device | str = "cpu") -> None:
         self._square = square
@@ -68,7 +68,7 @@ class Coordinates:
 
     def admit(self, slot: int, request: Request) -> None:
         self.release(slot)
-        if request.items:
+        if request.images:
             table = request_coordinates(request, self._square)
             self._prompts[slot] = from_numpy(table).to(self._shift.device)
             self._shift[slot] = int(table[-1, 0]) - len(request.prompt)
@@ -78,7 +78,7 @@ class Coordinates:
             self._shift[slot] = 0
 
     def of(self, slots: Tensor, position: Tensor, row_start: Tensor) -> Tensor | None:
-        """The coordinates of the positions of a step, [positions, axes]; None if each is its index.
+        """The coordinates of a step's positions, [positions, axes]; None if they equal the index.
         Rows of the step have `slots`, and begin at `row_start`."""
         if not self._prompts:
             return None
@@ -98,7 +98,7 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageEmbeddings:
-    """Embeddings of images, which some positions have instead of their tokens'."""
+    """Embeddings of images, which replace those of tokens."""
 
     at: Tensor  # [n]; indices of positions in the batch
     values: Tensor  # [n, width]
@@ -112,14 +112,14 @@ class Batch:
         position    5   6   7 | 9 | 0   1   2 |
         context             8  10           3            a row reads its own and all before
 
-    In layers of group g, position i of a row's sequence lies in block
-    `block_table[g, row, i // block_size]`. Entries behind the context are any valid block. So are
-    entries that the window of the group has passed: these blocks belong to other sequences, and
-    what they hold may be NaN.
+    In layers of group g, position i of a row's sequence is in block
+    `block_table[g, row, i // block_size]`. Entries after the context may be any valid block. So may
+    entries before the window of the group: their blocks belong to other sequences, and may contain
+    NaN.
     """
 
     tokens: Tensor  # [positions]
-    position: Tensor  # [positions]; index in its sequence
+    position: Tensor  # [positions]; in its sequence
     row_start: Tensor  # [rows + 1]
     context: Tensor  # [rows]; positions that each row reads, including its own
     block_table: Tensor  # [groups, rows, blocks]
@@ -178,8 +178,8 @@ class Tables(Protocol):
 def batch_of_slots(
     columns: Tables, block_size: int, slot: Tensor, start: Tensor, count: Tensor
 ) -> Batch:
-    """The batch of rows that compute `count` positions of slots from `start` on, all [rows]. The
-    logits of each row's last position are wanted."""
+    """The batch of rows that compute `count` positions of slots from `start` on, all [rows], and
+    the logits of each row's last position."""
     row_start = torch.cat([count.new_zeros(1), count.cumsum(0)])
     row = torch.repeat_interleave(torch.arange(len(slot), device=slot.device), count)
     position = start[row] + torch.arange(len(row), device=slot.device) - row_start[row]

@@ -1,4 +1,4 @@
-"""The slot columns on the device: tokens, positions, block tables."""
+"""The state of slots on the device: tokens, positions, block tables."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ from paceline.runner.tensors import from_numpy
 class DeviceState:
     """The state of every slot as of the latest plan.
 
-    `tokens[s, :position[s]]` have their KV in the blocks of `table[:, s]`; the token at
-    `position[s]` is the next to compute. Sampled tokens are written here at once, so the
-    next step can be launched before the host has seen them.
+    The KV of `tokens[s, :position[s]]` is in the blocks of `table[:, s]`; the token at
+    `position[s]` is the next to compute. Sampled tokens are written here at once, so the next
+    step can be launched before the host has seen them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DeviceState:
         for new in plan.admitted:
             self.tokens[new.slot, : len(new.tokens)] = from_numpy(new.tokens.astype("int64"))
             for table, blocks in zip(self.table, (new.blocks, *new.more), strict=True):
-                # NO_BLOCK becomes any block: what stands there is not read.
+                # NO_BLOCK becomes any valid block, which is not read.
                 table[new.slot, : len(blocks)] = self._index(blocks).clamp_(min=0)
             self.position[new.slot] = new.computed
             sampling = new.request.sampling
@@ -58,8 +58,8 @@ class DeviceState:
             self.tokens[slot, first : first + len(tokens)] = self._index(tokens)
 
     def batch(self, plan: Plan, slot: Tensor, count: Tensor) -> Batch:
-        """The tensors of a step. A row that samples needs logits from its last known token on."""
-        start = self.position[slot]  # not plan.start, which is an upper bound after drafts
+        """The tensors of a step. Rows that sample need logits from their last known token on."""
+        start = self.position[slot]  # plan.start is only an upper bound after drafts
         if plan.total == len(plan.rows):
             return self._singles(plan, slot, start)
         batch = batch_of_slots(self, self.block_size, slot, start, count)
@@ -81,8 +81,8 @@ class DeviceState:
         )
 
     def _sampled(self, plan: Plan, row_start: Tensor) -> Tensor:
-        """Positions whose logits are needed: the last one before the drafts of a row, and its
-        drafts, [samples + drafts]."""
+        """Positions whose logits are needed, [samples + drafts]: the last one before a row's
+        drafts, and the drafts."""
         rows = plan.rows
         wanted = self._index(rows.samples.nonzero()[0].tolist())
         lines = self._index(rows.drafts.tolist())[wanted] + 1

@@ -1,4 +1,4 @@
-"""Embeddings of images on the device: encoded once, read by the rows of any step."""
+"""The store of image embeddings on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,34 +8,34 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import StepError
-from paceline.core.multimodal import Embedded, Encoding, ItemContent
+from paceline.core.multimodal import Embedded, Encoding, ImageContent
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.runner.batch import Batch, Coordinates, ImageEmbeddings
 
 
 class MultimodalEncoder(Protocol):
-    """The part of a model that encodes images as embeddings."""
+    """The part of a model that encodes images."""
 
     @property
     def width(self) -> int:
-        """Numbers in an embedding, as many as in that of a token."""
+        """Width of an embedding, the same as that of tokens."""
         ...
 
     @property
     def encodes(self) -> bool:
-        """Whether this rank encodes: rank 0 does so for all."""
+        """Does this rank encode? Rank 0 encodes for all ranks."""
         ...
 
-    def encode(self, images: Sequence[ItemContent]) -> Sequence[Tensor]:
+    def encode(self, images: Sequence[ImageContent]) -> Sequence[Tensor]:
         """The embeddings of each image, [positions, width], in the dtype and on the device of the
         model."""
         ...
 
 
 class EncoderStore:
-    """A table of embeddings. The scheduler says which of its rows an image is written to, and from
-    which rows the positions of a step read. Where another rank encodes, it is left empty."""
+    """A table of embeddings. The scheduler says to which rows an image is written, and which rows
+    the positions of a step read. It stays empty if another rank encodes."""
 
     def __init__(self, encoder: MultimodalEncoder, content: Tensor) -> None:
         self._encoder = encoder
@@ -46,8 +46,8 @@ class EncoderStore:
         """Encode the images of a step; `requests` are those in the slots."""
         if not self._encoder.encodes:
             return
-        images = [requests[one.slot].items[one.item] for one in encodings]
-        given: list[ItemContent] = []
+        images = [requests[one.slot].images[one.image] for one in encodings]
+        given: list[ImageContent] = []
         for image in images:
             if image.content is None:
                 raise StepError(f"image {image.identity!r} came without the content to encode")
@@ -61,8 +61,8 @@ class EncoderStore:
             self.content[self._index(one.rows)] = found.to(self.content)
 
     def read(self, embedded: Embedded, row_start: Tensor) -> ImageEmbeddings | None:
-        """The embeddings that positions of a step have; None if there are none. The rows of the
-        step begin at `row_start`."""
+        """The embeddings that positions of a step read; None if there are none. Rows begin at
+        `row_start`."""
         if not len(embedded):
             return None
         at = row_start[self._index(embedded.row)] + self._index(embedded.place)
@@ -73,31 +73,31 @@ class EncoderStore:
 
 
 class ResidentImages:
-    """Follows plans. Positions of images have embeddings from the store, and in some models the
-    positions of sequences with images have coordinates of their own."""
+    """The images of resident requests: their embeddings in the store, and, in some models, the
+    coordinates of their positions."""
 
     def __init__(self, store: EncoderStore, coordinates: Coordinates | None = None) -> None:
         self._store, self._coordinates = store, coordinates
         self._requests: dict[int, Request] = {}  # with images, by slot
 
     def apply(self, plan: Plan) -> None:
-        """Follow the changes of a plan."""
+        """Apply the changes of a plan."""
         for slot in plan.released:
             if self._requests.pop(slot, None) is not None and self._coordinates is not None:
                 self._coordinates.release(slot)
         for new in plan.admitted:
-            if new.request.items:
+            if new.request.images:
                 self._requests[new.slot] = new.request
                 if self._coordinates is not None:
                     self._coordinates.admit(new.slot, new.request)
 
     def encode(self, plan: Plan) -> None:
-        """Encode what a plan lists."""
+        """Encode the images of a plan."""
         if plan.encode:
             self._store.encode(plan.encode, self._requests)
 
     def merged(self, batch: Batch, plan: Plan, slot: Tensor) -> Batch:
-        """The batch of a step, with the embeddings of its images. Its rows have `slot`."""
+        """Add the embeddings of images to the batch of a step, whose rows have `slot`."""
         if not self._requests:
             return batch
         images = self._store.read(plan.embedded, batch.row_start)

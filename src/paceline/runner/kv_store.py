@@ -1,4 +1,4 @@
-"""Keys and values of every position in blocks, and the bytes of a block."""
+"""The KV store: keys and values in blocks, and copies of blocks."""
 
 import mmap
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from paceline.runner.tensors import from_numpy
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU. The system provides a page at its first write; `torch.zeros` writes all."""
+    """Zeros on the CPU, whose pages are allocated at the first write; `torch.zeros` writes all."""
     size = prod(shape) * dtype.itemsize
     if not size:
         return torch.zeros(*shape, dtype=dtype)
@@ -25,22 +25,23 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class KVStore:
-    """Paged memory. All layers of a block are contiguous.
+    """Paged KV memory. All layers of a block are contiguous.
 
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
                       └ k of every head, then v of every head
 
-    A block holds positions of the layers of one group, each at an index: see `LayerGroups`. If
-    there is one group, the index of a layer is its number. A layer that keeps a state of each
-    sequence has one state at its index: see `states`.
+    A block has the positions of all layers of one group, each layer at an index: see
+    `LayerGroups`. With one group, the index of a layer is its number. A layer that keeps a state
+    per sequence has one state at its index: see `states`.
 
-    A block is contiguous, so that swapping or sending it is one copy. A run, the part of a block
-    that one layer reads, is contiguous too, so that a context is gathered run by run. A cell
-    holds k beside v, so that a position is written at once.
-    The store starts with zeros. An attention backend that reads unused cells with a weight of zero
-    must clear cells that an earlier owner wrote, since they may hold NaN.
+    A block is contiguous, so swapping or sending it is one copy. A run, the part of a block for one
+    layer, is contiguous, so a context is gathered run by run. A cell has k and v, so a position is
+    written at once.
+
+    The store starts with zeros. An attention backend that reads unused cells with weight 0 must
+    clear cells that an earlier owner wrote, since they may contain NaN.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class KVStore:
         groups: LayerGroups | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """Without `groups`, all layers are in one. Without `kept`, they keep what those of the
-        model do."""
+        """Without `groups`, all layers are in one. Without `kept`, the contents of a cell are those
+        of the model."""
         kept = kept or config.kept
         self.cell = kept.cell
         self.state_values = 0 if kept.state is None else kept.state.values
@@ -145,7 +146,7 @@ class BlockMoves:
         self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
 
     def reserve(self, blocks: int) -> None:
-        """Make room on the host for swapping."""
+        """Allocate host memory for swapping."""
         self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
 
     def carry_out(self, plan: Plan) -> None:
@@ -159,16 +160,16 @@ class BlockMoves:
 
 
 def ends(pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Return the sources and the targets of copies."""
+    """The sources and the targets of copies."""
     return [source for source, _ in pairs], [target for _, target in pairs]
 
 
-STAGED_BYTES = 64 << 20  # page-locked memory that copies to and from other memory go through
+STAGED_BYTES = 64 << 20  # page-locked buffer for copies to and from other memory
 
 
 class BlockBytes:
-    """Reads and writes whole blocks. On a GPU it has a stream of its own, so that copies run beside
-    the steps; nothing orders the two, which is up to the caller."""
+    """Reads and writes whole blocks. On a GPU it has a separate stream, so that copies overlap with
+    steps; the caller must order the two."""
 
     def __init__(self, kv: KVStore) -> None:
         self.block_bytes = kv.block_bytes
@@ -181,14 +182,14 @@ class BlockBytes:
             self._staged = torch.empty((rows, self.block_bytes), dtype=torch.uint8, pin_memory=True)
 
     def host_memory(self, rows: int) -> np.ndarray:
-        """Host memory, [rows, block_bytes], which copies to and from a GPU are fastest with."""
+        """Host memory, [rows, block_bytes], page-locked for a GPU."""
         shape = rows, self.block_bytes
         if self._on_gpu:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
         return lazy_zeros(shape, torch.uint8).numpy()
 
     def follow_steps(self) -> None:
-        """Let later copies wait for the steps that this thread has launched. On a CPU they have
+        """Make later copies wait for the steps that this thread has launched. On a CPU these have
         ended."""
         if self._on_gpu:
             self._stream.wait_stream(torch.cuda.current_stream(self.content.device))

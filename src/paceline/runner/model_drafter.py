@@ -1,4 +1,4 @@
-"""Drafts by a model with KV of its own, which lies in the same blocks as that of the main model."""
+"""A drafter that is a model, whose KV uses the same block numbers as the main model's."""
 
 from abc import abstractmethod
 
@@ -14,14 +14,14 @@ from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.rejection import draw_drafts
 from paceline.runner.sampling.token_choice import Greedy
 
-VALUE_BYTES = 4  # of a number in KV on a CPU
+VALUE_BYTES = 4  # of a KV value on a CPU
 
 
 class ModelDrafter(Drafter):
-    """A drafter on a CPU. Its store has a block for each block of the runner's store.
+    """A drafter on a CPU, whose store has a block for each block of the runner's store.
 
-    Wherever the runner's store has the KV of a position, this store has it too: `observe` sees to
-    it after every step. So copies, swaps and prefix hits cover both.
+    Where the runner's store has the KV of a position, this store has its own: `observe` ensures it
+    after every step. So copies, swaps and prefix hits apply to both.
     """
 
     observes = True
@@ -34,7 +34,7 @@ class ModelDrafter(Drafter):
 
     @abstractmethod
     def store_config(self) -> ModelConfig:
-        """The shape of its KV. ConfigError if there are no weights yet."""
+        """The shape of its KV. ConfigError if the weights are not loaded yet."""
 
     @property
     def cell_bytes(self) -> int:
@@ -85,30 +85,30 @@ class ModelDrafter(Drafter):
         return Drafts(ids, probabilities)
 
     def is_ready(self, rows: DraftInput) -> Tensor:
-        """Whether it can draft for each row, [rows]."""
+        """Can it draft for each row? [rows]"""
         return rows.number > 0
 
     @abstractmethod
     def next_logits(self, offset: int, slot: Tensor, known: Tensor, latest: Tensor) -> Tensor:
-        """Return logits [rows, vocab] of the draft behind `known + offset` tokens of each row, of
-        which `latest` [rows] is the last one."""
+        """Logits [rows, vocab] of the draft after `known + offset` tokens of each row, the last of
+        which is `latest` [rows]."""
 
     def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
-        """So many drafts were made of each row."""
+        """Called after `number` drafts of each row were made."""
 
 
 def choose_drafts(
     logits: Tensor, temperature: Tensor, key: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Return drafts [rows], and the probabilities [rows, vocab] that they were drawn by; None if
-    every row takes the likeliest token."""
+    """Return drafts [rows], and the probabilities [rows, vocab] with which they were drawn; None if
+    all rows take the likeliest token."""
     if bool((temperature > 0).any()):
         return draw_drafts(logits, temperature, key, position)
     return Greedy(slice(None)).choose(logits, position)[0], None
 
 
 def check_vocab(drafts: ModelConfig, model: ModelConfig) -> None:
-    """ConfigError unless the ids of a draft model mean the same as those of the model."""
+    """ConfigError unless a draft model has the vocabulary of the model."""
     if drafts.vocab != model.vocab:
         raise ConfigError(
             f"the draft model has a vocabulary of {drafts.vocab} tokens and the model one of "

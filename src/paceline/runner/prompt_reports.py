@@ -1,4 +1,4 @@
-"""Prompt logprobs and pooled hidden states that a step reports besides the next tokens."""
+"""Prompt logprobs and pooled hidden states."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from paceline.runner.models.model import Model
 from paceline.runner.sampling.sampler import TokenScores, score
 from paceline.runner.tensors import from_numpy, to_ints
 
-MOST_LOGITS = 1 << 22  # in memory at once; a long prompt is scored in slices
+MOST_LOGITS = 1 << 22  # in memory at once; long prompts are scored in slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptSpan:
-    """Positions of a row that predict tokens of its prompt: each predicts the next token.
+    """Positions of a row that predict prompt tokens; each predicts the next token.
 
     The last position of a prompt predicts the output, and is never part of a span.
     """
@@ -37,14 +37,14 @@ class PromptSpan:
 def prompt_scores(
     plan: Plan, spans: Sequence[PromptSpan], hidden: Tensor, model: Model
 ) -> tuple[PromptScores, ...]:
-    """Score spans, from the hidden states of all positions of a step, [positions, width]."""
+    """Score spans from the hidden states of all positions of a step, [positions, width]."""
     size = slice_size(model.config.vocab)
     ids = [from_numpy(span.tokens.astype(np.int64)) for span in spans]
     return by_request(plan, spans, scored(hidden, spans, ids, model.logits, size))
 
 
 def slice_size(vocab: int) -> int:
-    """Positions that are scored at once."""
+    """Number of positions scored at once."""
     return max(1, MOST_LOGITS // vocab)
 
 
@@ -54,8 +54,7 @@ def slices_of(hidden: Tensor, span: PromptSpan, size: int) -> tuple[Tensor, ...]
 
 
 def spans(plan: Plan, start: Sequence[int], asking: Mapping[int, Request]) -> list[PromptSpan]:
-    """The spans of a step whose rows begin at positions `start`, for the requests in `asking`, by
-    slot."""
+    """The spans of a step whose rows begin at positions `start`; `asking` has requests by slot."""
     rows, found = plan.rows, list[PromptSpan]()
     ends = np.cumsum(rows.count).tolist()
     for row, slot in enumerate(rows.slot.tolist()):
@@ -122,7 +121,7 @@ def span_positions(spans: Sequence[PoolSpan]) -> tuple[I32, I32]:
 
 
 def summed(hidden: Tensor, at: Tensor, count: Tensor, normed: Callable[[Tensor], Tensor]) -> Tensor:
-    """The sums of spans [spans, width] in float32, from the hidden states of all positions."""
+    """Sum the hidden states of each span, [spans, width] in float32."""
     states = normed(hidden.index_select(0, at)).float()
     return torch.segment_reduce(states, "sum", lengths=count, axis=0, unsafe=True)
 
@@ -135,20 +134,20 @@ def pooled_spans(plan: Plan, spans: Sequence[PoolSpan], totals: Tensor) -> tuple
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptReport:
-    """The positions of a step that requests want to know more of."""
+    """The spans of a step to score or to pool."""
 
     plan: Plan
     asked: list[PromptSpan]
     pools: list[PoolSpan]
 
     def added(self, result: StepResult, hidden: Tensor, model: Model) -> StepResult:
-        """The result with what the hidden states of all positions say."""
+        """Add scores and sums, from the hidden states of all positions, to a result."""
         prompt = prompt_scores(self.plan, self.asked, hidden, model) if self.asked else ()
         pooled = self._pooled(hidden, model) if self.pools else ()
         return replace(result, prompt=prompt, pooled=pooled)
 
     def take_part(self, hidden: Tensor, model: Model) -> None:
-        """Compute the same logits on another rank, so that `added` has all of their columns."""
+        """Compute the columns of this rank of the logits that `added` computes on rank 0."""
         for span in self.asked:
             for part in slices_of(hidden, span, slice_size(model.config.vocab)):
                 model.logits(part)
@@ -159,11 +158,11 @@ class PromptReport:
 
 
 class PromptReports:
-    """The residents that want more of their prompts than the next token, by slot."""
+    """Residents that want prompt logprobs or pooled hidden states, by slot."""
 
     def __init__(self) -> None:
-        self._asking: dict[int, Request] = {}  # those that want scores
-        self._pooling: dict[int, Request] = {}  # those that want an embedding
+        self._asking: dict[int, Request] = {}  # by slot: requests for logprobs
+        self._pooling: dict[int, Request] = {}  # by slot: requests for pooling
 
     def apply(self, plan: Plan) -> None:
         """Follow the changes of a plan."""

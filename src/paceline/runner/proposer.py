@@ -1,4 +1,4 @@
-"""Interface of drafters, which guess tokens, and checks of their drafts."""
+"""The interface of drafters and proposers, and checks of their drafts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ PACKAGE = "paceline.runner.proposers"  # one file per proposer, found by its nam
 
 
 class SlotColumns(Protocol):
-    """The state of every slot on the device, as steps leave it. The tensors stay in place.
+    """The state of every slot on the device after the latest step. The tensors stay in place.
 
-    `tokens[s, :position[s]]` have their KV in the blocks of `table[:, s]`.
+    The KV of `tokens[s, :position[s]]` is in the blocks of `table[:, s]`.
     """
 
     tokens: Tensor  # [slots, tokens]
@@ -35,11 +35,11 @@ class SlotColumns(Protocol):
 class DraftingFor:
     """The parts of a runner that its drafter may use.
 
-    KV of its own, if any, is in a store of its own with as many blocks: `columns.table` is the
-    block table of both. It has one group then, which keeps every position.
+    A drafter with KV has a separate store with as many blocks: `columns.table` is the block table
+    of both. It then has one group, which keeps every position.
     """
 
-    model: Any  # whose tokens are guessed: a Model on the CPU, a CudaModel on a GPU
+    model: Any  # the main model: a Model on the CPU, a CudaModel on a GPU
     columns: SlotColumns
     blocks: int
     block_size: int
@@ -47,31 +47,31 @@ class DraftingFor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftInput:
-    """The rows of a step that sample, each with all tokens that are known on the device.
+    """The rows of a step that sample, with their tokens on the device.
 
-    The first `known[i]` tokens of row i count, and what stands behind them means nothing. Rows
-    without known tokens only fill up a batch; their `number` is 0.
+    Only the first `known[i]` tokens of row i are valid. Rows without known tokens are padding;
+    their `number` is 0.
     """
 
     slot: Tensor  # [rows]
     tokens: Tensor  # [rows, width]
     known: Tensor  # [rows]
-    number: Tensor  # [rows]; drafts that a row may have
+    number: Tensor  # [rows]; most drafts of each row
     most: int  # at least the largest `number`, which the host may not know
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Drafts of each row stand at its beginning: behind a -1 there is no draft.
+    """The drafts of rows; after a -1, a row has no further draft.
 
-    Without probabilities, a draft must follow from the tokens before it: then a token that the
-    model samples by itself and a draft that agrees with it keep the model's distribution. A draft
-    that was drawn at random needs the probabilities that it was drawn by. Rows of temperature 0
-    are compared all the same.
+    Without probabilities, a draft must be determined by the tokens before it: then comparing it
+    with a token that the model samples keeps the model's distribution. A draft drawn at random
+    needs the probabilities with which it was drawn. In rows of temperature 0, drafts are compared
+    in either case.
     """
 
     ids: Tensor  # [rows, most]; -1 is none
-    probabilities: Tensor | None = None  # [rows, most, vocab] in float32; each draft was drawn by
+    probabilities: Tensor | None = None  # [rows, most, vocab] in float32
 
     def up_to(self, most: int) -> "Drafts":
         """The first drafts of each row."""
@@ -81,24 +81,24 @@ class Drafts:
 
 
 class Drafter(ABC):
-    """Guesses the tokens that come next in many sequences at once.
+    """Drafts the next tokens of many sequences at once.
 
-    A runner calls, in this order: `attach` once, before any step; `follow` with every plan;
-    `draft` before it computes a step with drafts; and, if the drafter observes, `observe` after
-    any step. The tensors are where the runner has its tokens, on the CPU or on a GPU; a drafter
-    that never reads them on the host never holds up the steps in flight.
+    A runner calls, in this order: `attach` once, before any step; `follow` with every plan; `draft`
+    before it computes a step with drafts; and, if `observes` is set, `observe` after every step.
+    The tensors are on the runner's device; a drafter that does not read them on the host does not
+    delay the steps in flight.
     """
 
-    # True: `draft` reads no tensor on the host, and what it returns depends on its arguments and
-    # on tensors that stay in place. It is then part of a CUDA graph.
+    # True: `draft` reads no tensor on the host, and its result depends only on its arguments and
+    # on tensors that stay in place. It then becomes part of a CUDA graph.
     on_device = False
-    draws = False  # drafts may be drawn at random on a GPU too; no graph verifies those
+    draws = False  # drafts may be drawn at random on a GPU; graphs cannot verify those
     reads_tokens = True  # `draft` reads `DraftInput.tokens`
     observes = False  # `observe` is called after every step
-    layers: tuple[int, ...] = ()  # of the model, whose inputs `observe` gets
-    cell_bytes = 0  # of its own KV, for each position of a block
-    store_count = 0  # stores of its own, whose blocks are swapped too
-    weights: Literal["none", "model", "eagle3 head"] = "none"  # what `speculative_model` names
+    layers: tuple[int, ...] = ()  # of the model, whose inputs are passed to `observe`
+    cell_bytes = 0  # of its KV, per position
+    store_count = 0  # its KV stores, whose blocks are swapped too
+    weights: Literal["none", "model", "eagle3 head"] = "none"  # the kind of `speculative_model`
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
@@ -107,28 +107,27 @@ class Drafter(ABC):
         """Bind to a runner, replacing any previous one."""
 
     def accompany(self, model: Any, attention: Any) -> tuple[Any, Any]:
-        """Return what a runner on a GPU computes steps with, instead of its model and attention: a
-        drafter may compute the same positions in the same graphs."""
+        """Return the model and attention with which a GPU runner computes steps: a drafter may
+        compute the same positions in the same graphs."""
         return model, attention
 
     def captures(self) -> list[Callable[[], None]]:
-        """Functions to run once on a GPU before there are requests, so that nothing is compiled
-        later, beside `draft` in graphs."""
+        """Functions to run once on a GPU at the start, so that no kernel is compiled later."""
         return []
 
     def reserve_host(self, blocks: int) -> None:  # noqa: B027
-        """Plans may swap so many blocks."""
+        """Allocate host memory for swapping so many blocks."""
 
     def follow(self, plan: Plan) -> None:  # noqa: B027
-        """A plan is launched. The slot columns are still those of the plan before.
+        """Apply a plan that is launched. The slot columns are still those of the previous plan.
 
-        `released` and `admitted` slots, `grown` tables, and for KV of its own `copies`, `swap_out`
-        and `swap_in`, which come before anything that the step writes.
+        Relevant are `released` and `admitted` slots, `grown` tables, and, for a drafter with KV,
+        `copies`, `swap_out` and `swap_in`, which precede the writes of the step.
         """
 
     def observe(self, batch: Batch, slot: Tensor, inputs: Tensor | None) -> None:  # noqa: B027
-        """The model computed a batch whose rows have these slots [rows], and the columns have what
-        it sampled. `inputs` [positions, layers * width] is what the layers read, in the order of
+        """Called after the model computed a batch, whose rows have these slots [rows], and its
+        samples are in the columns. `inputs` [positions, layers * width] are the inputs of
         `layers`; None without layers."""
 
     @abstractmethod
@@ -137,7 +136,7 @@ class Drafter(ABC):
 
 
 class Proposer(Drafter):
-    """Guesses by the tokens of a sequence alone: the same arguments give the same drafts."""
+    """Drafts from the tokens of a sequence alone: the same arguments give the same drafts."""
 
     def draft(self, rows: DraftInput) -> Drafts:
         return Drafts(self.propose(rows.tokens, rows.known, rows.number, rows.most))
@@ -149,7 +148,7 @@ class Proposer(Drafter):
 
 
 def check_shape(drafter: Drafter, drafts: Any, rows: int, most: int) -> Drafts:
-    """PluginError unless there are whole numbers, [rows, most]."""
+    """PluginError unless the drafts are integers, [rows, most]."""
     who = f"proposer {drafter.config.proposer!r}"
     if not isinstance(drafts, Drafts):
         raise PluginError(f"{who} returns {drafts!r:.200}; it must be of type Drafts")
@@ -171,9 +170,9 @@ def check_shape(drafter: Drafter, drafts: Any, rows: int, most: int) -> Drafts:
 
 
 def check_drafts(drafter: Drafter, drafts: Tensor, number: Tensor, vocab: int) -> None:
-    """PluginError unless each row has token ids, up to its number of drafts, and -1 behind them.
+    """PluginError unless each row has at most its number of token ids, and -1 after them.
 
-    It reads the tensors, so on a GPU it would hold up the steps in flight.
+    It reads the tensors, so on a GPU it would delay the steps in flight.
     """
     is_draft = drafts >= 0
     wrong = (drafts < -1) | (drafts >= vocab)
@@ -196,5 +195,5 @@ def class_of(
 
 
 def load(config: SpeculationConfig) -> Drafter:
-    """Build a proposer for a CPU, or one that has no weights."""
+    """Create a drafter for a CPU, or one without weights."""
     return class_of(config)(config)

@@ -1,4 +1,4 @@
-"""Runs plans on the CPU: device state, forward, sampling, and every copy that a plan lists."""
+"""The runner on a CPU."""
 
 from collections import deque
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from paceline.runner.tensors import from_numpy
 
 
 class TorchRunner:
-    """Runs plans in the order in which it gets them; results come back in that order too.
+    """Runs plans and returns their results in the same order.
 
-    Within a step it copies blocks on the device, then to the host, then from it, encodes
-    images, and computes after that.
+    A step copies blocks on the device, then to the host, then from it, encodes images, and then
+    computes its rows.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TorchRunner:
         self._adapters: ResidentAdapters | None = None
         self._images: ResidentImages | None = None
         self._reports = PromptReports()
-        self._flight: deque[StepResult | Plan] = deque()  # the latest may be a plan that is not run
+        self._flight: deque[StepResult | Plan] = deque()  # the latest may be a pending plan
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,7 +65,7 @@ class TorchRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self._adapters is not None,
-            items=self._images is not None,
+            images=self._images is not None,
             constraints=self._masks is not None,
             pooling=True,
             processors=True,
@@ -73,7 +73,7 @@ class TorchRunner:
         )
 
     def reserve_host(self, blocks: int) -> None:
-        """Make room on the host for swapping."""
+        """Allocate host memory for swapping."""
         self._moves.reserve(blocks)
         self._drafter.reserve_host(blocks)
 
@@ -83,25 +83,25 @@ class TorchRunner:
         return self._kv.block_bytes
 
     def block_bytes(self) -> BlockBytes:
-        """The blocks as bytes, for other threads."""
+        """Access to the bytes of blocks, for other threads."""
         return BlockBytes(self._kv)
 
     @property
     def host_adapters(self) -> HostAdapters | None:
-        """The adapters in host memory; None: no adapters are applied."""
+        """The adapters in host memory; None: adapters are not used."""
         return None if self._adapters is None else self._adapters.host
 
     def use_adapters(self, adapters: ResidentAdapters) -> None:
-        """Apply adapters from now on."""
+        """Enable adapters."""
         self._adapters = adapters
 
     def use_images(self, images: ResidentImages) -> None:
-        """Compute prompts with images from now on."""
+        """Enable prompts with images."""
         self._images = images
 
     def launch(self, plan: Plan) -> None:
-        """Run a step. A CPU has nothing to overlap with, so the step has ended on return, unless
-        its masks depend on a step that was not waited for."""
+        """Run a step. On a CPU it has ended on return, unless its masks depend on a step whose
+        result was not waited for."""
         try:
             self._run_latest()
         finally:
@@ -113,7 +113,7 @@ class TorchRunner:
             self._flight.append(self._run(plan))
 
     def wait(self) -> StepResult:
-        """Return the result of the oldest step that was not waited for."""
+        """Return the result of the oldest step in flight."""
         if len(self._flight) == 1:
             self._run_latest()
         oldest = self._flight.popleft()
@@ -121,7 +121,7 @@ class TorchRunner:
         return oldest
 
     def _run_latest(self) -> None:
-        """Run the latest step, if that was put off. The steps before it are committed."""
+        """Run the latest step if it is pending. The steps before it are committed."""
         latest = self._flight[-1] if self._flight else None
         if isinstance(latest, Plan):
             self._flight.pop()
@@ -167,7 +167,7 @@ class TorchRunner:
         if self._images is not None:
             batch = self._images.merged(batch, plan, slot)
         report = self._reports.of_step(plan, batch)
-        wanted = batch.sample_at if report is None else None  # reports need any position
+        wanted = batch.sample_at if report is None else None  # reports may need any position
         inputs = self._inputs(batch)
         if self._adapters is not None:
             batch = replace(batch, adapters=self._adapters.of_step(rows))
@@ -183,18 +183,18 @@ class TorchRunner:
         return result if report is None else self._tokens.reported(report, result, hidden)
 
     def _inputs(self, batch: Batch) -> LayerInputs | None:
-        """Room for what some layers read, if the drafter wants it."""
+        """A buffer for the inputs of layers that the drafter observes."""
         if not (layers := self._drafter.layers):
             return None
         width = len(layers) * self._model.config.width
         return LayerInputs(layers, torch.empty(batch.positions, width, dtype=self._model.dtype))
 
     def _draft(self, plan: Plan, slot: Tensor) -> tuple[Plan, Drafts | None]:
-        """Return the plan with the drafts that were proposed, which may be fewer than planned, and
-        the drafts of the rows that sample; None if there are none.
+        """Return the plan reduced to the drafts that were proposed, and these drafts; None if there
+        are none.
 
-        A position for which nothing was proposed is not computed, nor one behind a draft that a
-        constraint does not allow.
+        Positions without a proposed draft, or after a draft that a constraint does not allow, are
+        not computed.
         """
         rows = plan.rows
         width = rows.count - rows.drafts
@@ -220,7 +220,7 @@ class TorchRunner:
         return found.result
 
     def _advance(self, plan: Plan, found: ChosenTokens) -> None:
-        """Move rows that sampled to their last right token, and the others to their end."""
+        """Move rows that sampled to their last accepted token, and the others to their end."""
         rows, state = plan.rows, self._state
         if not rows.samples.all():
             everyone = from_numpy(rows.slot.astype(np.int64))
@@ -232,7 +232,7 @@ class TorchRunner:
     # -- speed --------------------------------------------------------------
 
     def measure(self, blocks: int = 8) -> tuple[float, float]:
-        """Measure positions computed and blocks copied to the host, per second."""
+        """Measure positions computed and blocks swapped per second."""
         kv, blocks = self._kv, min(blocks, self._kv.blocks)
         positions = blocks * kv.block_size
         forward_s = self._chunk_s(positions, positions)
@@ -240,8 +240,7 @@ class TorchRunner:
         return positions / forward_s, blocks / copy_s
 
     def measure_cost(self, longest: int, positions: int = 32, distance: int = 992) -> StepCost:
-        """Measure what a position costs in chunks of prompts, none of which reaches beyond
-        `longest` positions."""
+        """Measure the cost of a position in prompt chunks that end within `longest` positions."""
         longest = min(longest, self._kv.blocks * self._kv.block_size)
         positions = min(positions, max(longest // 2, 1))
         near_s, distance = self._chunk_s(positions, positions), min(distance, longest - positions)
@@ -249,7 +248,7 @@ class TorchRunner:
         return StepCost.measured(near_s, far_s, positions, max(distance, 1))
 
     def _chunk_s(self, positions: int, end: int) -> float:
-        """Seconds of a step with the positions of one sequence up to `end`."""
+        """Seconds of a step that computes a chunk of one sequence up to `end`."""
         kv = self._kv
         position = torch.arange(end - positions, end)
         batch = Batch(
@@ -265,8 +264,8 @@ class TorchRunner:
 
 
 def quickest(work: Callable[[], object], times: int = 3) -> float:
-    """Return the seconds of the quickest of several runs. What other processes take meanwhile
-    does not count where this one computes on a single core."""
+    """Return the seconds of the fastest of several runs. On a single core, time of other processes
+    does not count."""
     taken: list[float] = []
     for _ in range(times):
         begin, begin_cpu = perf_counter(), process_time()

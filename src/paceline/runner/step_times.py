@@ -1,4 +1,4 @@
-"""Measures how long steps take, by running some before there are requests."""
+"""Measure step times before the first request."""
 
 from collections.abc import Callable
 
@@ -10,26 +10,26 @@ from paceline.core.plan import Admitted, Plan, Rows, StepResult
 from paceline.core.request import Request
 from paceline.core.settings.config import Config
 
-CONTEXT = 64  # tokens of a row, all the same: any proposer should have drafts for it
-TIMES = 3  # that each step is run; the quickest counts
+CONTEXT = 64  # identical tokens per row, for which any proposer should find drafts
+TIMES = 3  # runs of each step; the fastest counts
 TOKEN = 7
 
 
 class StepTimer:
-    """Runs steps of its own making in the slots of an idle runner.
+    """Runs synthetic steps in the slots of an idle runner.
 
-    Rows share blocks where there are too few; what they compute means nothing.
+    Rows share blocks if there are too few; their results are discarded.
     """
 
     def __init__(self, runner: TimedSteps, config: Config, clock: Callable[[], float]) -> None:
         self._runner, self._config, self._clock = runner, config, clock
-        self._resident = 0  # slots in use, the first ones
+        self._resident = 0  # the first slots are in use
         self._drafts = config.speculation.num_speculative_tokens
         self._length = config.step.max_model_len
         self._context = max(min(CONTEXT, self._length - self._drafts - TIMES - 2), 1)
 
     def measure(self, limit_s: float) -> StepTimes | None:
-        """Time steps without drafts and with them. None: no draft fits into the model's length.
+        """Time steps without and with drafts; None if no draft fits the model's length.
 
         Small steps come first. After `limit_s` seconds no further size is begun.
         """
@@ -54,10 +54,10 @@ class StepTimer:
         self._fill(rows)
         same, steps = self._rows(rows, 0), min(1 + TIMES, self._length - self._context)
         taken = [self._run(same, self._context + step)[0] for step in range(steps)]
-        return min(taken[1:] or taken)  # the first one warms up
+        return min(taken[1:] or taken)  # the first run warms up
 
     def _drafted(self, rows: int, drafts: int) -> tuple[int, float]:
-        """Positions that a step with drafts computes, and its seconds."""
+        """Positions and seconds of a step with drafts."""
         taken: list[tuple[int, float]] = []
         for _ in range(1 + TIMES):
             self._fill(rows)
@@ -73,7 +73,7 @@ class StepTimer:
         return self._clock() - begin, result
 
     def _fill(self, rows: int) -> None:
-        """Let so many new sequences take the first slots, and those before leave theirs."""
+        """Replace the sequences in the first slots by `rows` new ones."""
         tokens: I32 = np.full(self._context + 1, TOKEN, np.int32)
         admitted = tuple(self._admitted(slot, tokens) for slot in range(rows))
         none = self._rows(0, 0)

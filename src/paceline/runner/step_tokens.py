@@ -1,4 +1,4 @@
-"""Samples the tokens of a step under its controls and masks, and makes its result."""
+"""Sample the tokens of a step, and build its result."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,9 +22,9 @@ from paceline.runner.tensors import from_numpy, to_ints
 
 
 def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
-    """Give every token that a mask does not allow a logit of -inf. Line `lines[i]` has mask i.
+    """Set the logits of tokens that a mask forbids to -inf. Mask i is for line `lines[i]`.
 
-    Allowed tokens keep their logit, so a row without numbers is still noticed.
+    Allowed tokens keep their logits, so rows of NaN are still detected.
     """
     bits, lines = np.ascontiguousarray(masks.rows), lines.contiguous()
     if logits.dtype != torch.float32 or not logits.is_contiguous() or not has_kernels():
@@ -43,7 +43,7 @@ def apply_masks(logits: Tensor, masks: MaskRows, lines: Tensor) -> None:
 
 
 def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
-    """Drafts [rows, most] up to the first that its mask does not allow, and -1 behind them."""
+    """Replace drafts [rows, most] from the first forbidden one on by -1."""
     rows, most = drafts.shape
     number = torch.bincount(from_numpy(masks.line) // (1 + most), minlength=rows)  # masks
     allowed = torch.where(number > 0, number - 1, most)
@@ -52,7 +52,7 @@ def without_forbidden(drafts: Tensor, masks: MaskRows) -> Tensor:
 
 @cache
 def has_kernels() -> bool:
-    """Checked once: if compiling fails, every step would try again."""
+    """Can the kernels be compiled? Cached, since every step would try again after a failure."""
     return is_available()
 
 
@@ -60,8 +60,8 @@ def has_kernels() -> bool:
 class ChosenTokens:
     """The tokens of the rows that sample."""
 
-    first: Tensor  # [samples]; the position of the first one
-    ids: Tensor  # [samples, 1 + most drafts]; -1 behind those that were taken
+    first: Tensor  # [samples]; position of the first token
+    ids: Tensor  # [samples, 1 + most drafts]; -1 after those taken
     taken: Tensor  # [samples]
     result: StepResult
 
@@ -82,7 +82,7 @@ class TokenSource(Protocol):
     ) -> ChosenTokens: ...
 
     def reported(self, report: PromptReport, result: StepResult, hidden: Tensor) -> StepResult:
-        """The result with what requests want to know of their prompts."""
+        """Add prompt logprobs and pooled states to a result."""
         ...
 
 
@@ -107,7 +107,7 @@ class StepTokens:
             self._controls.forget()
 
     def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
-        """A draft that a constraint does not allow is left out, and those behind it."""
+        """Drafts of the rows that sample, up to the first that a constraint does not allow."""
         drafts = self._drafter.draft(rows)
         check_shape(self._drafter, drafts, len(rows.number), rows.most)
         check_drafts(self._drafter, drafts.ids, rows.number, self._model.config.vocab)
@@ -157,7 +157,7 @@ class StepTokens:
 
 
 def first_positions(plan: Plan, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Positions of the sampled tokens, and numbers of drafts, of rows that sample: [samples]."""
+    """For rows that sample, the position of the first token and the number of drafts: [samples]."""
     rows = plan.rows
     wanted = np.flatnonzero(rows.samples)
     number = from_numpy(rows.drafts[wanted].astype(np.int64))
@@ -165,28 +165,28 @@ def first_positions(plan: Plan, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def lines(number: Tensor, most: int) -> Tensor:
-    """The line of logits of each offset in a row, [rows, 1 + most], where row i has a line and
-    one for each of its `number[i]` drafts. Offsets behind them have the last line of the row."""
+    """The line of logits for each offset of a row, [rows, 1 + most]. Row i has 1 + `number[i]`
+    lines; further offsets repeat its last line."""
     end = (number + 1).cumsum(0)
     first = (end - number - 1)[:, None]
     return torch.minimum(first + torch.arange(1 + most), end[:, None] - 1)
 
 
 class RowControls:
-    """Makes controls anew only when other slots sample than in the step before."""
+    """Caches the controls as long as the same slots sample."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._rows: Rows | None = None  # those that the controls are for
-        self._slots: list[int] = []  # of these rows, where they sample
+        self._rows: Rows | None = None  # of the cached controls
+        self._slots: list[int] = []  # of these rows, if they sample
         self._controls: Controls | None = None
 
     def forget(self) -> None:
-        """Slots have changed hands."""
+        """Drop the cache: slots have new sequences."""
         self._rows = self._controls = None
 
     def of(self, rows: Rows, wanted: np.ndarray) -> Controls:
-        """The controls of the rows that sample, again the same ones for the same slots."""
+        """The controls of the rows that sample."""
         if self._rows is not rows or self._controls is None:
             slots = rows.slot[wanted].tolist()
             if self._controls is None or self._slots != slots:
@@ -196,7 +196,7 @@ class RowControls:
 
 
 class ResultBuilder:
-    """Collects what a step sampled, by row of its plan."""
+    """Collects the samples of a step by row of its plan."""
 
     def __init__(self, plan: Plan, wanted: np.ndarray, ids: Tensor, taken: Tensor) -> None:
         rows = len(plan.rows)
@@ -210,7 +210,7 @@ class ResultBuilder:
         self._failed: tuple[Failed, ...] = ()
 
     def fail(self, bad: Tensor) -> None:
-        """Mark rows that sample and have no finite logits. They yield no token."""
+        """Mark sampling rows without finite logits as failed; they yield no token."""
         rows = self._wanted[bad.numpy()]
         if not len(rows):
             return
@@ -233,7 +233,7 @@ class ResultBuilder:
                     self._best[int(self._wanted[row])] = possible(one, index)
 
     def add_silent_logprobs(self, row: int, raw: Tensor, ids: Tensor, request: Request) -> None:
-        """Add log-probabilities of a row of a family that is reported only at its end."""
+        """Add log-probabilities for a sequence group that is reported only at its end."""
         for offset in range(int(self._count[self._wanted[row]])):
             here = slice(offset, offset + 1)
             found = score(raw[here], ids[here], max(request.candidates, 1))
@@ -263,5 +263,5 @@ class ResultBuilder:
 def possible(scores: TokenScores, index: int) -> tuple[np.ndarray, np.ndarray]:
     """The alternatives of a scored row, without tokens that a mask does not allow."""
     ids, values = scores.ids[index].numpy(), scores.values[index].numpy()
-    kept = values > -np.inf  # the first ones: they are in descending order
+    kept = values > -np.inf  # a prefix, since values are in descending order
     return (ids, values) if kept.all() else (ids[kept], values[kept])

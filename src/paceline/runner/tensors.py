@@ -1,4 +1,4 @@
-"""Functions of torch that it does not annotate, with their types."""
+"""Typed aliases of torch functions without annotations."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 

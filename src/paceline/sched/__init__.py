@@ -1,1 +1,1 @@
-"""The heart: who computes how much in every step, and why."""
+"""The scheduler: which sequences run in each step, and how many positions they compute."""

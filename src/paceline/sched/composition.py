@@ -1,4 +1,4 @@
-"""The rows of a step before they are handed out."""
+"""The rows of a step under construction."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class JoiningRow:
 
 @dataclass(slots=True, eq=False)
 class Composition:
-    """The rows of a step and what came with them, before anything is handed out."""
+    """The rows of a step under construction, with admissions and gates."""
 
     slot: Index
     start: I32  # the first position of each row
@@ -31,9 +31,9 @@ class Composition:
     grown: Grown = NOTHING_GROWN
     admitted: tuple[Admitted, ...] = ()
     gate: Gate | None = None  # what stopped admission; None: no request waits
-    passed_over: tuple[Gate, ...] = ()  # requests that others were considered after
+    passed_over: tuple[Gate, ...] = ()  # requests that admission skipped
     kind: Kind = "mixed"
-    quiet: int = FOREVER  # steps from this one on in which the same rows may be planned again
+    quiet: int = FOREVER  # steps, this one included, that may repeat these rows
 
     def joined(
         self,
@@ -42,7 +42,7 @@ class Composition:
         gate: Gate | None = None,
         passed_over: tuple[Gate, ...] = (),
     ) -> "Composition":
-        """With the rows of newcomers behind those that were here, until `gate`."""
+        """Append the rows of admitted sequences; `gate` stopped admission."""
         slot, start, count, drafts = self.slot, self.start, self.count, self.drafts
         if rows:
             slot = np.concatenate([slot, np.array([one.slot for one in rows], np.intp)])
@@ -54,7 +54,7 @@ class Composition:
         )
 
     def closed(self, gate: Gate | None) -> "Composition":
-        """Without newcomers, because of `gate`."""
+        """Admit no sequence, because of `gate`."""
         return Composition(
             self.slot, self.start, self.count, self.drafts, self.grown, gate=gate, kind=self.kind
         )

@@ -1,4 +1,4 @@
-"""How a step is built: the code that all disciplines share."""
+"""Base class of disciplines, which build the rows of a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from paceline.sched.admission.limits import (
     LongPrefill,
     ModelLength,
     PolicyShare,
-    ReachableItems,
+    ReachableImages,
     WholePrompts,
 )
 from paceline.sched.admission.pace import Pace
@@ -52,18 +52,18 @@ from paceline.sched.speculation import DraftRows
 
 
 class Discipline(ABC):
-    """Builds the rows of one step. Everything it may change is in `components`.
+    """Builds the rows of one step. It may change only `components`.
 
-    A subclass builds the rows in `build`, from the methods that are here. `limits`
-    clip the rows of residents and of arrivals alike, in this order, and `draft_limits` the drafts
-    that are added to those rows. `gates` let a sequence join the step, or not.
+    A subclass implements `build` with the methods of this class. `limits` clip the rows of
+    residents and arrivals, in this order; `draft_limits` clip the drafts added to those rows.
+    `gates` decide whether a sequence joins the step.
     """
 
     limits: ClassVar[tuple[type[Limit], ...]] = (
         LongPrefill,
         Pace,
         WholePrompts,
-        ReachableItems,
+        ReachableImages,
         PolicyShare,
         EncoderBudget,
     )
@@ -95,26 +95,26 @@ class Discipline(ABC):
         # Asking for the head of the queue also refreshes ranks.
         is_asked = type(policy).displaceable is not Policy.displaceable
         self._may_displace = is_asked or policy.refresh
-        self.given_way = 0  # residents that gave way in this step
+        self.given_way = 0  # residents preempted for others in this step
 
     @abstractmethod
     def build(self, now: float, admitting: bool) -> Composition:
         """The rows of the next step."""
 
     def want(self, slot: Index) -> I32:
-        """Positions that residents could use in a step that admits a sequence."""
+        """Positions that residents could compute in a step that admits a sequence."""
         return self.state.table.remaining(slot)
 
     def demand(self, slot: Index) -> I32:
-        """Positions that residents take of a step that admits a sequence."""
+        """Positions that residents compute in a step that admits a sequence, within the limits."""
         return self.clip(slot, self.want(slot))
 
     def chunk(self, row: ArrivalRow) -> int:
-        """Positions of an arrival's first row; 0 if the limits do not let it in."""
+        """Positions of an arrival's first row; 0 if the limits keep it out."""
         return int(self._limits.clip(row)[0])
 
     def clip(self, slot: Index, want: I32) -> I32:
-        """Positions that residents may have of those that they want."""
+        """Clip the positions that residents want."""
         rows = ResidentRows(self.state.table, slot, want, self.config.max_num_batched_tokens)
         return self._limits.clip(rows)
 
@@ -129,13 +129,13 @@ class Discipline(ABC):
         return replace(step, quiet=0) if self._lookahead else step
 
     def rest(self, now: float) -> Composition:
-        """A step in which nothing is computed."""
+        """A step without rows."""
         return self.admission.closed(NOTHING, "paused", now, lasting=True)
 
     # -- sequence groups -----------------------------------------------------------
 
     def _fork(self) -> None:
-        """Let sequence groups fork whose prompt has been handed out, if there are blocks for it."""
+        """Fork the sequence groups whose prompt has been planned, if there are enough blocks."""
         state = self.state
         for sequence_group in self._forks.due():
             while sequence_group.kept:
@@ -143,14 +143,14 @@ class Discipline(ABC):
                 if missing <= 0:
                     self._forks.fork(sequence_group)
                 elif missing <= state.coming_blocks:
-                    break  # the blocks come when the steps in flight have run
+                    break  # steps in flight will free enough blocks
                 else:
                     self._give_way(missing, sequence_group.leader.slot)
 
     # -- residents ----------------------------------------------------------
 
     def serve(self, slot: Index, count: I32, short: I32) -> Composition:
-        """Hand out `count[i]` positions and `short[i]` new blocks to each resident."""
+        """Plan `count[i]` positions of each resident and give it `short[i]` new blocks."""
         state = self.state
         grown = state.cache.tables.grow(slot, short)
         if not every(count):
@@ -162,8 +162,8 @@ class Discipline(ABC):
         return Composition(slot, start, count, np.zeros(len(slot), np.int32), grown)
 
     def fit(self, share: Callable[[Index], I32], giving_way: bool = True) -> tuple[Index, I32, I32]:
-        """Residents with positions and new blocks for each; if blocks are short, some give way, or
-        else wait."""
+        """Residents, with the positions and new blocks of each. If blocks are short, residents are
+        preempted, or, without `giving_way`, get nothing."""
         state = self.state
         while True:
             slot = state.table.order
@@ -173,13 +173,13 @@ class Discipline(ABC):
             if missing <= 0:
                 return slot, count, short
             wanting = state.cache.tables.unaffordable(short)
-            # Blocks that steps in flight give back are worth waiting for.
+            # Rather wait for blocks that steps in flight will free than preempt.
             if missing <= state.coming_blocks or not giving_way:
                 return slot, np.where(wanting, 0, count), np.where(wanting, 0, short)
             self._give_way(missing, int(slot[wanting][0]))
 
     def _give_way(self, missing: int, needy: int) -> None:
-        """Preempt the resident that the policy names, because blocks are missing for a resident."""
+        """Preempt the policy's victim because `needy` lacks blocks."""
         state = self.state
         victim = state.policy.victim()
         check_victim(state.policy, "victim", state.table, victim)
@@ -219,7 +219,7 @@ class Discipline(ABC):
     # -- displacement -------------------------------------------------------
 
     def displace(self, now: float) -> None:
-        """Let an arrival push out residents that it may displace, if that lets it in."""
+        """Preempt residents that the head of the queue may displace, if that admits it."""
         state = self.state
         head = state.head(now) if self._may_displace else None
         if head is None or head.swapped:
@@ -230,13 +230,13 @@ class Discipline(ABC):
         for number in range(len(candidates) + 1) if candidates else ():
             if self._fits_without(head, candidates[:number]):
                 for slot in candidates[:number]:
-                    if state.table.resident[slot]:  # it may have gone with its group
+                    if state.table.resident[slot]:  # it may have left with its group
                         cause = f"{head.id!r}, which goes before it"
                         self._departures.preempt(slot, cause, may_swap=False)
                 return
 
     def _fits_without(self, head: Sequence, gone: list[int]) -> bool:
-        """Would `head` be admitted in this step if the residents in `gone` were not here?"""
+        """Would this step admit `head` without the residents in `gone`?"""
         state, admission = self.state, self.admission
         slot = state.table.order[~np.isin(state.table.order, gone)]
         count = self.demand(slot)
@@ -254,7 +254,7 @@ class Discipline(ABC):
 
 
 def load(config: Config, components: SchedulerComponents) -> Discipline:
-    """The discipline by module name in `disciplines`, or by dotted path to a class."""
+    """Load a discipline by module name in `disciplines`, or by the dotted path of a class."""
     package = "paceline.sched.disciplines"
     kind: Any = plugins.load("discipline", config.step.discipline, package, Discipline)
     return kind(config, components)

@@ -17,12 +17,12 @@ Pause = Literal["", "new", "all"]
 
 
 class Planner:
-    """Repeats the rows of the previous step if they are steady and no request could join them.
-    Otherwise the discipline builds a step anew.
+    """Repeats the rows of the previous step if they are steady and no request could join them;
+    otherwise has the discipline build a step.
 
-    steady   rows that may be repeated; None: the next step is built anew
-    gate     what stopped admission in the latest step; None: nothing did, or that has changed
-    paused   what is not planned for now: nothing, new requests, or all
+    steady   rows that may be repeated; None: the discipline builds the next step
+    gate     what stopped admission in the latest step; None: nothing, or that has changed
+    paused   "new": admit no request; "all": plan no rows
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Planner:
         self._bodies = components.state.bodies
         self._step = config.step
         self._discipline = discipline.load(config, components)
-        # The tests check what ours build, in every step; see `SchedulerState.check`.
+        # Tests check the steps of our own disciplines with `SchedulerState.check`.
         self._is_ours = type(self._discipline).__module__.startswith("paceline.")
 
     def plan(self) -> Plan:
@@ -44,7 +44,7 @@ class Planner:
         return self._repeat() or self._build()
 
     def _repeat(self) -> Plan | None:
-        """The same rows again, if no request could join them."""
+        """Plan the same rows again; None if they have changed or a request could join them."""
         state, steady = self._state, self.steady
         if steady is None or self.paused == "all":
             return None
@@ -61,7 +61,7 @@ class Planner:
         return plan
 
     def _gate_stays_shut(self) -> bool:
-        """Whether admission would stop as before. Steady steps free no slot and no block."""
+        """Would the same gate stop admission? Steady steps free no slot and no block."""
         state, gate = self._state, self.gate
         if gate is None or not gate.lasting:
             return False
@@ -87,7 +87,7 @@ class Planner:
         return self._with_changes(step, rows)
 
     def _with_changes(self, step: Composition, rows: Rows) -> Plan:
-        """The plan, with everything that happened since the previous one."""
+        """The plan, with all changes since the previous one."""
         state, changes = self._state, self._state.changes
         state.changes = Changes()
         admitted = (*changes.admitted, *step.admitted)
@@ -99,7 +99,7 @@ class Planner:
                 state.cache.fences.add_copies(state.step, copies, [serial])
         copies = tuple(pair for _, pairs in changes.copies for pair in pairs)
         state.stats.copied_blocks += len(copies)
-        encode, embedded = state.items.encode(step, state.step)
+        encode, embedded = state.images.encode(step, state.step)
         return Plan(
             state.step,
             rows,

@@ -1,6 +1,6 @@
 """Checks of what policies, limits and disciplines return: a wrong answer raises PluginError.
 
-They run at every call, so they are cheap, and they say which answer is wrong only when one is.
+They run at every call, so they are cheap: they search for the wrong value only after a check fails.
 """
 
 from typing import Any, NoReturn, Protocol, cast
@@ -21,19 +21,19 @@ Counts = np.ndarray[Any, np.dtype[Any]]
 
 
 class Named(Protocol):
-    """A policy, by the setting that chose it."""
+    """A policy, under the name in the settings."""
 
     @property
     def name(self) -> str: ...
 
 
 def is_number(value: Any) -> bool:
-    """Whether values can be ordered with it: a NaN cannot."""
+    """Is it a number that can be ordered, which NaN cannot?"""
     return isinstance(value, NUMBERS) and bool(value == value)  # noqa: PLR0124 - not of a NaN
 
 
 def is_within(counts: Any, most: I32) -> bool:
-    """Whether there is a whole number for each row, from 0 to its `most`."""
+    """Is there an integer for each row, from 0 to its `most`?"""
     if counts is most:
         return True
     if not isinstance(counts, np.ndarray):
@@ -41,7 +41,7 @@ def is_within(counts: Any, most: I32) -> bool:
     given = cast("Counts", counts)
     if given.shape != most.shape or given.dtype.kind not in "iu":
         return False
-    if given.dtype == np.int32:  # as unsigned numbers, negative ones are large
+    if given.dtype == np.int32:  # negative numbers are large as unsigned ones
         return not np.count_nonzero(given.view(np.uint32) > most.view(np.uint32))
     return not np.count_nonzero((given < 0) | (given > most))
 
@@ -76,7 +76,7 @@ def check_flow(policy: Named, sequence: Sequence, flow: Any) -> None:
 
 
 def check_share(policy: Named, rows: WantedRows, granted: Any) -> None:
-    """Each row gets at most what it wants, all of them fit the budget, and one gets something."""
+    """No row gets more than it wants, all fit the budget, and at least one gets a position."""
     if not is_within(granted, rows.want):
         wrong_counts(f"policy {policy.name!r}: share", rows, granted)
     total, wanted = int(granted.sum()), int(rows.want.sum())
@@ -102,7 +102,7 @@ def check_room(policy: Named, sequence: Sequence, room: Any, left: int) -> None:
 
 
 def check_victim(policy: Named, asked: str, table: SlotTable, slot: Any) -> None:
-    """The slot that answers `asked` holds a request."""
+    """The slot that the method `asked` returned holds a request."""
     if not (isinstance(slot, WHOLE) and 0 <= slot < table.capacity and table.resident[slot]):
         raise PluginError(
             f"policy {policy.name!r}: {asked} names slot {slot!r:.80}, which holds no request; "
@@ -111,7 +111,7 @@ def check_victim(policy: Named, asked: str, table: SlotTable, slot: Any) -> None
 
 
 def check_displaced(policy: Named, table: SlotTable, slots: list[Any]) -> None:
-    """Each of the slots holds a request, and none is named twice."""
+    """Each slot holds a request, and none is listed twice."""
     for slot in slots:
         check_victim(policy, "displaceable", table, slot)
     if len(set(slots)) < len(slots):
@@ -133,7 +133,7 @@ def check_late(policy: Named, sequence: Any) -> None:
 
 
 def check_listed(discipline: str, name: str, kinds: Any) -> None:
-    """The limits and gates of a discipline are listed in a tuple."""
+    """The limits or gates of a discipline are a tuple of classes."""
     is_listed = isinstance(kinds, tuple | list)
     if not is_listed or not all(isinstance(kind, type) for kind in cast("list[Any]", kinds)):
         raise ConfigError(
@@ -143,7 +143,7 @@ def check_listed(discipline: str, name: str, kinds: Any) -> None:
 
 
 def wrong_counts(who: str, rows: WantedRows, counts: Any) -> NoReturn:
-    """Say which of the counts is wrong."""
+    """Raise an error for the first wrong count."""
     given = np.asarray(counts)
     if not isinstance(counts, np.ndarray) or given.shape != rows.want.shape:
         raise PluginError(
@@ -160,7 +160,7 @@ def wrong_counts(who: str, rows: WantedRows, counts: Any) -> NoReturn:
 
 
 def check_composition(discipline: str, step: Any, table: SlotTable) -> None:
-    """Rows of a step that another discipline than ours has built."""
+    """Check a step built by a plug-in discipline."""
     who = f"discipline {discipline!r}"
     if not isinstance(step, Composition):
         raise PluginError(f"{who} builds {step!r:.200}; it must be a Composition")

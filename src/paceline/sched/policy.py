@@ -1,4 +1,4 @@
-"""What a policy decides: which request goes first, which is preempted, how a step is shared."""
+"""Base class of policies: which request goes first, which is preempted, how a step is shared."""
 
 from collections.abc import Hashable, Iterable
 from math import inf
@@ -16,7 +16,7 @@ from paceline.sched.slots import SlotTable
 
 
 def within_budget(want: I32, budget: int) -> I32:
-    """Serve rows in order until the budget is spent; the last one served may be cut."""
+    """Serve rows in order until the budget is spent; the last one may be cut."""
     if int(want.sum()) <= budget:
         return want
     total = np.cumsum(want, dtype=np.int64)
@@ -25,7 +25,7 @@ def within_budget(want: I32, budget: int) -> I32:
 
 
 class View(Protocol):
-    """What a policy may look at."""
+    """The part of the scheduler's state that a policy may read."""
 
     @property
     def table(self) -> SlotTable: ...
@@ -43,7 +43,7 @@ class View(Protocol):
 
 
 class TenantService(NamedTuple):
-    """What a tenant that is here was served."""
+    """Service of a tenant that has requests running or waiting."""
 
     tenant: str
     weight: float
@@ -52,16 +52,16 @@ class TenantService(NamedTuple):
 
 
 class Policy:
-    """First come, first served, until a subclass says otherwise.
+    """First come, first served; subclasses override what differs.
 
-    `rank` may change with time, but while a sequence waits it may only get worse, unless
-    `refresh` is set: then ranks are asked for again in turn, a few in every step.
+    The rank of a waiting sequence may only get worse, unless `refresh` is set: then the queue
+    calls `rank` again for a few sequences in every step, in turn.
     Sequences of one flow keep their relative order; only `flow_rank` moves.
     """
 
-    patience_s = inf  # a sequence that waited longer goes first, oldest first
+    patience_s = inf  # sequences that have waited longer go first, oldest first
     refresh = False
-    fair_share = 0.0  # what a tenant would have been served that was always here
+    fair_share = 0.0  # service of a tenant that always had requests
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         self.config = config
@@ -69,28 +69,28 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The setting that chose it."""
+        """Its name in the settings."""
         return self.config.policy
 
-    # -- the three questions ------------------------------------------------
+    # -- decisions ----------------------------------------------------------
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        """Admission order within a flow; the smallest goes first, then the earliest."""
+        """Order of admission within a flow: smallest rank first, then earliest submission."""
         return ()
 
     def victim(self) -> int:
-        """The resident slot to give up when blocks run out."""
+        """The resident to preempt when blocks run out."""
         return self.pick(self.view.table.order)
 
     def share(self, slot: Index, want: I32, budget: int) -> I32:
-        """Positions that each resident gets of those that it wants; residents are oldest first."""
+        """Share the budget among residents, which are listed oldest first."""
         return within_budget(want, budget)
 
-    # -- further questions --------------------------------------------------
+    # -- optional decisions -------------------------------------------------
 
     def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
-        """Positions that a waiting sequence may begin with, of those `left` in the step. It has
-        `rest` to compute, and the rows of the step have `taken` so many already."""
+        """Positions that a waiting sequence may begin with, at most `left`. It has `rest` to
+        compute, and the other rows of the step have `taken`."""
         return left
 
     def flow(self, sequence: Sequence) -> Hashable:
@@ -98,23 +98,23 @@ class Policy:
         return None
 
     def flow_rank(self, flow: Hashable) -> float:
-        """Order of the flows; the smallest goes first. While a sequence waits in a flow, its rank
-        may only get worse."""
+        """Order of the flows, smallest first. While sequences wait in a flow, its rank may only get
+        worse."""
         return 0.0
 
     def displaceable(self, sequence: Sequence, now: float) -> list[int]:
-        """Residents that a waiting sequence may displace, in the order in which they leave."""
+        """Residents that a waiting sequence may displace, first victim first."""
         return []
 
     def late(self, now: float) -> Iterable[Sequence]:
-        """Waiting sequences to refuse now."""
+        """Waiting sequences to end because they are too late."""
         return ()
 
     def service(self) -> Iterable[TenantService]:
-        """What each tenant was served, if the policy shares by tenant."""
+        """The service of each tenant, if the policy shares by tenant."""
         return ()
 
-    # -- what happened ------------------------------------------------------
+    # -- events -------------------------------------------------------------
 
     def joined(self, sequence: Sequence) -> None:
         """A new sequence began to wait."""
@@ -126,18 +126,18 @@ class Policy:
         """A parked sequence waits again."""
 
     def admitted(self, sequence: Sequence, uncached: int) -> None:
-        """A sequence became resident and will compute `uncached` known tokens."""
+        """A sequence became resident, with `uncached` known tokens to compute."""
 
     def sampled(self, slot: Index, count: I32) -> None:
-        """Residents were given new tokens."""
+        """Residents sampled tokens."""
 
     def left(self, sequence: Sequence) -> None:
-        """A sequence ended, wherever it was."""
+        """A sequence ended, resident or not."""
 
     # -- shared by all ------------------------------------------------------
 
     def impatient(self, sequence: Sequence) -> bool:
-        """Has it been here so long that it goes first?"""
+        """Has it been here longer than `patience_s`?"""
         return self.view.now - sequence.queued_at >= self.patience_s
 
     def pick(self, slots: Index) -> int:
@@ -145,7 +145,7 @@ class Policy:
         return self.by_loss(slots)[0]
 
     def by_loss(self, slots: Index) -> list[int]:
-        """Victims among `slots` in the order in which they go."""
+        """Victims among `slots`, first victim first."""
         newest_first: list[int] = slots[::-1].tolist()
         if self.config.victim == "newest" or len(slots) == 1:
             return newest_first
@@ -153,7 +153,7 @@ class Policy:
 
 
 def load(config: PolicyConfig, view: View) -> Policy:
-    """The policy by module name in `policies`, or by dotted path to a class."""
+    """Load a policy by module name in `policies`, or by the dotted path of a class."""
     kind = plugins.load("policy", config.policy, "paceline.sched.policies", Policy)
     policy = kind(config, view)
     if not (is_number(policy.patience_s) and policy.patience_s >= 0):

@@ -1,4 +1,4 @@
-"""Decide what each step computes, and account for what came back."""
+"""Plan steps and commit their results."""
 
 from collections import deque
 from dataclasses import replace
@@ -31,11 +31,11 @@ from paceline.sched.view import SchedulerView
 
 
 class Scheduler:
-    """Decides what each step computes: one `plan()` per step, one `commit()` per result.
+    """Plans each step with `plan()` and takes its result with `commit()`.
 
-    Commits have the order of the plans. Committing an empty plan is allowed; it reports pending
-    finishes. `plan()` may run again before `commit()`, which makes the pipeline deeper. `now` is
-    a time in seconds, on any clock.
+    Results are committed in the order of the plans. Committing an empty plan is allowed; it
+    reports pending finishes. Call `plan()` again before `commit()` to have several steps in
+    flight. `now` is a time in seconds, on any clock.
     """
 
     def __init__(self, config: Config) -> None:
@@ -49,9 +49,9 @@ class Scheduler:
         self._accounting = Accounting(components)
         self._child_aborts = ChildAborts(components)
         self._flight: deque[int] = deque()  # steps planned and not committed
-        self._void_until = 0  # steps up to here were given up
+        self._void_until = 0  # this step and all before it were given up
         self._serials = 0
-        self._unreported: list[Ended] = []  # ends that no commit has reported
+        self._unreported: list[Ended] = []  # finished requests that no commit has reported
 
     @classmethod
     def create(cls, **settings: Any) -> "Scheduler":
@@ -77,7 +77,7 @@ class Scheduler:
         self._limits.entered(request, self.state.now)
 
     def _admissible(self, request: Request) -> int:
-        """The tokens at which the request will end, if it can be queued and can run at all."""
+        """The most tokens that the request can have. RequestError if it can never run."""
         state, unreported = self.state, self._unreported
         if request.id in state.live or (
             unreported and request.id in [end.request_id for end in unreported]
@@ -93,7 +93,7 @@ class Scheduler:
         return fitting_limit(request, self.config, state.cache)
 
     def abort(self, request_id: str, now: float, child: int | None = None) -> bool:
-        """End a request in any state, or one of its `n` children. False if it is not here.
+        """End a request in any state, or one of its `n` children. False if it is not open.
         RequestError for a child of a request that reports only its best sequences."""
         self._tick(now)
         sequence = self.state.live.get(request_id)
@@ -120,7 +120,7 @@ class Scheduler:
         return self.components.arrivals.park(sequence, reason)
 
     def wake(self, request_id: str, now: float) -> bool:
-        """Let a parked request wait again, in its old place. False if it is not parked."""
+        """Put a parked request back into its old queue position. False if it is not parked."""
         self._tick(now)
         sequence = self.state.live.get(request_id)
         return sequence is not None and self.components.arrivals.wake(sequence)
@@ -151,9 +151,9 @@ class Scheduler:
         return plan
 
     def _settle_transfers(self) -> None:
-        """Take note of transfers that ended since the previous step."""
+        """Process the transfers that ended since the previous step."""
         if ended := self.state.link.poll():
-            self._planner.gate = None  # blocks came free
+            self._planner.gate = None  # blocks were freed
         for sequence, message in self.components.loads.settle(ended):
             self._unreported += self._dismiss(sequence, Finish.ERROR, message)
 
@@ -162,7 +162,7 @@ class Scheduler:
             self._unreported += self._dismiss(sequence, Finish.TIMEOUT, message)
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> Outputs:
-        """Record the result of a step. Rows of sequences that have left are ignored."""
+        """Take the result of a step. Rows of sequences that have left are ignored."""
         state = self.state
         self._tick(now)
         if not self._flight or self._flight[0] != plan.step:
@@ -182,46 +182,46 @@ class Scheduler:
         if freed:
             self._planner.gate = None
         if state.cache.events is not None:
-            state.prefixes.seal_computed()  # cache events report what became findable
+            state.prefixes.seal_computed()  # to report them in cache events
         if outputs.finished or result.failed or result.forced:
             self._planner.steady = None
         return self._with_unreported(outputs) if self._unreported else outputs
 
     def _commit_nothing(self, plan: Plan) -> Outputs:
-        """Report pending finishes, if the plan is empty or was given up."""
+        """Report pending finishes; the plan must be empty or given up."""
         if plan.step > self._void_until and not plan.empty:
             raise StepError(f"step {plan.step} is not the oldest in flight: {list(self._flight)}")
         return self._with_unreported(NO_OUTPUTS)
 
     def fail(self, plan: Plan, now: float, message: str = "the step failed") -> Outputs:
-        """End every request with work in flight with an error, after the device failed."""
+        """End every request with work in flight with an error after the device failed."""
         state = self.state
         for slot in self._give_up(plan, now):
-            if state.table.resident[slot]:  # it may have ended with its group
+            if state.table.resident[slot]:  # it may have left with its group
                 leader = state.live[state.table.sequence(slot).id]
                 self._unreported += self._dismiss(leader, Finish.ERROR, message)
         return self._with_unreported(NO_OUTPUTS)
 
     def stop(self, now: float, message: str) -> Outputs:
-        """Void the steps in flight, and end every request with an error."""
+        """Give up the steps in flight and end every request with an error."""
         self._tick(now)
         state = self.state
         self._void_until = state.step
         self._flight.clear()
         for sequence in list(state.live.values()):
             self._unreported += self._dismiss(sequence, Finish.ERROR, message)
-        state.items.cache.retract()
+        state.images.cache.retract()
         state.cache.index.retract()
         state.cache.fences.retract()
         return self._with_unreported(NO_OUTPUTS)
 
     def retry(self, plan: Plan, now: float) -> None:
-        """Compute again what was in flight, after the result of a step was lost."""
+        """Recompute the steps in flight after the result of one was lost."""
         for slot in reversed(self._give_up(plan, now)):
             self._recompute(slot, "a step whose result was lost")
 
     def _give_up(self, plan: Plan, now: float) -> list[int]:
-        """Void all steps in flight, and return the slots that had work in them."""
+        """Give up all steps in flight; returns the slots that had work in them."""
         self._tick(now)
         if plan.step <= self._void_until:
             return []
@@ -233,7 +233,7 @@ class Scheduler:
         state = self.state
         touched = state.in_flight()
         state.table.take_back(np.array(touched, np.intp))
-        state.items.cache.retract()
+        state.images.cache.retract()
         state.cache.index.retract_in_flight(touched)
         for serial in state.cache.fences.retract():
             for sequence in [one for one in state.swapped if one.serial == serial]:
@@ -241,8 +241,8 @@ class Scheduler:
         return touched
 
     def _recompute(self, slot: int, cause: str) -> None:
-        """Preempt a resident whose blocks are not to be kept."""
-        if self.state.table.resident[slot]:  # it may have gone with its group
+        """Preempt a resident without keeping its blocks."""
+        if self.state.table.resident[slot]:  # it may have left with its group
             self.components.departures.preempt(slot, cause, may_swap=False)
 
     def _dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
@@ -251,7 +251,7 @@ class Scheduler:
         return self.components.departures.dismiss(sequence, finish, message)
 
     def _with_unreported(self, outputs: Outputs) -> Outputs:
-        """Add the ends that happened outside a commit and were not reported yet."""
+        """Add the requests that ended outside a commit."""
         if not self._unreported:
             return outputs
         finished = (*self._unreported, *outputs.finished)
@@ -278,7 +278,7 @@ class Scheduler:
 
     @property
     def paused(self) -> str:
-        """What is paused: "new", "all", or nothing ("")."""
+        """The mode of the pause; "" if the scheduler is not paused."""
         return self._planner.paused
 
     def drain(self) -> None:
@@ -300,9 +300,9 @@ class Scheduler:
         return state.cache.reset() and state.link.clear()
 
     def connect(self, connector: Connector) -> None:
-        """Load KV from a connector, and store KV with it. Call it before the first request.
-        ConfigError without `enable_prefix_caching`, which gives blocks their keys, and with
-        attention groups that the connector does not transfer."""
+        """Load and store KV with a connector. Call this before the first request. ConfigError
+        without `enable_prefix_caching`, and with attention groups that the connector does not
+        transfer."""
         cache = self.config.cache
         if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
@@ -315,7 +315,7 @@ class Scheduler:
         self.state.link.connect(connector)
 
     def check_transfer(self, request: Request) -> None:
-        """RequestError if a request asks for a transfer of KV that cannot be made."""
+        """RequestError if a request asks for a transfer that the connector cannot make."""
         self.state.link.check(request)
 
     def measure(self, rates: Rates) -> None:
@@ -327,18 +327,18 @@ class Scheduler:
         self.state.speculation.measure(times)
 
     def measure_cost(self, cost: StepCost) -> None:
-        """Set what a position costs, by which `max_step_s` bounds a step. It may change later."""
+        """Set or change the cost of a position, which `max_step_s` needs."""
         self.state.cost = cost
 
     def close(self) -> None:
-        """End the work of the connector. A recorded scheduler also ends its recording."""
+        """Close the connector. A recorded scheduler also ends its recording."""
         self.state.link.close()
 
     # -- asking -------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do, nothing in flight and nothing to report."""
+        """Is there nothing to do, nothing in flight and nothing to report?"""
         return not (self.state.live or self._flight or self._unreported)
 
     @property
@@ -357,12 +357,12 @@ class Scheduler:
 
     @property
     def gate(self) -> Gate | None:
-        """Why no other request was admitted in the latest step; None if none waits."""
+        """Why the latest step admitted no further request; None if none waits."""
         return self._planner.gate if self.state.waiting else None
 
     @property
     def usage(self) -> float:
-        """Share of blocks held. Cached blocks without a holder are free."""
+        """Share of blocks that are held. Cached blocks without a holder count as free."""
         return self.view.kv_usage
 
     def cache_events(self) -> list[CacheEvent]:
@@ -370,14 +370,14 @@ class Scheduler:
         return self.state.cache.taken_events()
 
     def explain(self, request_id: str) -> str:
-        """Describe what a request waited for and what happened to it, in sentences."""
+        """Describe the waits and events of a request in sentences."""
         sequence = self.state.live.get(request_id) or self.state.journal.recall(request_id)
         if sequence is None:
             raise RequestError(sentences.forgotten(request_id, self.config.journal))
         return sentences.tell(sequence, self.state)
 
     def why(self) -> dict[str, str]:
-        """The reason for each request that got nothing in the latest step."""
+        """Why requests got nothing in the latest step, by request id."""
         return sentences.why(self.state)
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The columns that change every step, one row per resident sequence."""
+"""A table of the resident sequences, one row per slot."""
 
 from collections import Counter
 from enum import IntEnum
@@ -13,7 +13,7 @@ FIRST_ACCEPTANCE = 0.5  # before any sequence has drafted
 
 
 class Idle(IntEnum):
-    """What a resident lacked that got nothing in a step."""
+    """Why a resident got no positions in a step."""
 
     BUDGET = 0
     BLOCKS = 1
@@ -22,36 +22,36 @@ class Idle(IntEnum):
 
 
 class SlotTable:
-    """Struct of arrays over resident sequences.
+    """The resident sequences in columns.
 
     For a resident slot s, in tokens:
 
-        computed[s] <= planned[s]     positions confirmed / handed out to the runner
+        computed[s] <= planned[s]     positions confirmed / handed to the runner
         known[s]                      token ids the host has seen; `tokens[s, :known[s]]`
         planned[s] >= known[s]        a sample for s is in flight
-        prompt[s], limit[s]           tokens of the prompt / tokens at which it ends
-        bounded[s]                    has it a `max_tokens`, so that its latest end is known?
-        ceiling[s]                    positions that may be handed out for now: the least of all
+        prompt[s], limit[s]           tokens of the prompt / most tokens it can have
+        bounded[s]                    does it have `max_tokens`?
+        ceiling[s]                    positions that may be planned for now: the least of all
                                       caps of s, and below the limit
-        given[s]                      tokens it was admitted with: the prompt, and earlier outputs
-        most_drafts[s]                drafts that a row may have
-        acceptance[s]                 estimated chance that a draft is right
-        drafted[s], accepted[s]       drafts of it that were computed in this slot / that were right
-        misses[s], draft_at[s]        tries in a row that gained nothing / the step of the next one
-        idle_steps[s], idle_at[s]     steps it could have run in and got nothing / the last one
-        idle_for[s]                   an `Idle`: what it lacked in that one
+        given[s]                      tokens at admission: the prompt and earlier outputs
+        most_drafts[s]                most drafts of a row
+        acceptance[s]                 estimated chance that a draft is accepted
+        drafted[s], accepted[s]       drafts computed / accepted since its admission
+        misses[s], draft_at[s]        tries in a row without accepted drafts / step of the next one
+        idle_steps[s], idle_at[s]     steps in which it could run and got nothing / the last one
+        idle_for[s]                   the reason in that step, an `Idle`
 
-    `epoch[s]` rises when the slot changes hands, `serial[s]`, `name[s]` and `child[s]` identify
-    its sequence in `sequences[s]`, `handle[s]` is what the front end knows it by, `resident[s]`
-    says whether there is one, `silent[s]` whether its tokens are reported only at the end,
-    `order` lists resident slots, oldest first, `drafting` counts those that may draft,
-    `silenced` those that are silent, and `adapters` those of each adapter.
-    `needs_host` names the features for which the host must act on a slot between two steps.
-    `first_acceptance` is the acceptance of a sequence that has not drafted yet. Of
-    `capacity` slots those in `_vacant` are free and `_reserved` are kept for later. `_listed` is
-    the part of `_order` that is in use; if a sequence has `_left`, `order` removes all that did
-    at once. `_flat` is all tokens, `_width` for each slot. `_caps` has the caps of a slot by name.
-    Rows never move.
+    `epoch[s]` rises when the slot gets another sequence, `serial[s]`, `name[s]` and `child[s]`
+    identify the sequence in `sequences[s]`, `handle[s]` is its handle in the front end,
+    `resident[s]` says whether the slot is taken, `silent[s]` whether its tokens are reported only
+    at the end. `order` lists resident slots, oldest first, `drafting` counts those that may draft,
+    `silenced` those that are silent, and `adapters` those of each adapter. `needs_host` names the
+    features for which the host must act on a slot between two steps. `first_acceptance` is the
+    acceptance of a sequence that has not drafted yet. Of `capacity` slots those in `_vacant` are
+    free and `_reserved` are kept for later. `_listed` is the used part of `_order`; after
+    sequences have `_left`, `order` removes them all at once. `_flat` has all tokens, `_width` for
+    each slot. `_caps` has the caps of a slot by name. Rows never move.
+
     Only the methods of this class write columns; any code may read them.
     """
 
@@ -90,11 +90,11 @@ class SlotTable:
         self._list(self._order[:0])
         self.drafting = 0
         self.silenced = 0
-        self.adapters: dict[str, int] = {}  # none without a resident
+        self.adapters: dict[str, int] = {}  # only those of residents
         self._reserved = 0
         self._vacant = list(range(slots - 1, -1, -1))
         self._caps: dict[int, dict[str, int]] = {}
-        self.needs_host: dict[int, set[str]] = {}  # by slot; none that needs nothing
+        self.needs_host: dict[int, set[str]] = {}  # by slot, if it needs the host
 
     @property
     def vacant(self) -> int:
@@ -108,7 +108,7 @@ class SlotTable:
         return self._listed
 
     def _list(self, slot: Index) -> None:
-        """Replace the order with a new array: plans may hold views of the old one."""
+        """Replace the order by a new array: plans may hold views of the old one."""
         self._order = np.empty(self.capacity, np.intp)
         self._listed = self._order[: len(slot)]
         self._listed[:] = slot
@@ -127,7 +127,7 @@ class SlotTable:
         return self._vacant.pop()
 
     def give_back(self, slot: int) -> None:
-        """A slot that was kept is not needed after all, or no longer."""
+        """Free a reserved slot."""
         self._reserved -= 1
         self._vacant.append(slot)
 
@@ -155,7 +155,7 @@ class SlotTable:
         self.handle[slot] = request.handle + max(sequence.child, 0)
         self.resident[slot] = True
         self.sequences[slot], sequence.slot = sequence, slot
-        self._order[residents] = slot  # behind what earlier views of it show
+        self._order[residents] = slot  # after the end of earlier views
         self._listed = self._order[: residents + 1]
         self.drafting += drafts > 0
         if sequence.child >= 0 and request.silent:
@@ -166,19 +166,19 @@ class SlotTable:
         return slot
 
     def stand_behind(self, slot: int, other: int) -> None:
-        """Move a resident in `order`, to right behind another."""
+        """Move a resident right behind another in `order`."""
         order = self.order[self.order != slot]
         place = int(np.flatnonzero(order == other)[0]) + 1
         self._list(np.insert(order, place, slot))
 
     def cap(self, slot: int, name: str, ceiling: int) -> None:
-        """Hand out no position of a slot from `ceiling` on, until the cap of that name is lifted
-        or set anew. Caps of other names stay."""
+        """Plan no position of a slot from `ceiling` on until the cap of this name is lifted or
+        changed. Caps of other names stay."""
         self._caps.setdefault(slot, {})[name] = ceiling
         self.ceiling[slot] = self._lowest_cap(slot)
 
     def lift(self, slot: int, name: str) -> None:
-        """Take a cap away, if there is one of that name."""
+        """Remove the cap of this name, if there is one."""
         self._caps.get(slot, {}).pop(name, None)
         self.ceiling[slot] = self._lowest_cap(slot)
 
@@ -186,8 +186,8 @@ class SlotTable:
         return min([int(self.limit[slot]) - 1, *self._caps.get(slot, {}).values()])
 
     def need_host(self, slot: int, feature: str) -> None:
-        """The host must act on this slot between two steps, until `release_host`. While any slot
-        needs it, no step repeats the rows of the one before it unseen."""
+        """The host must act on this slot between two steps, until `release_host`. Meanwhile no
+        step is steady."""
         self.needs_host.setdefault(slot, set()).add(feature)
 
     def release_host(self, slot: int, feature: str) -> None:
@@ -204,14 +204,14 @@ class SlotTable:
         self.known[slot] = known + 1
 
     def rebase(self, slot: int, parent: int) -> None:
-        """Let a slot go on from what another one knows."""
+        """Copy the known tokens of another slot."""
         known = int(self.known[parent])
         self.tokens[slot, :known] = self.tokens[parent, :known]
         for column in (self.known, self.planned, self.computed):
             column[slot] = column[parent]
 
     def release(self, slot: int) -> Sequence:
-        """Vacate a slot. Results still in flight go stale.
+        """Vacate a slot. Its results in flight become stale.
 
         The tokens of the sequence are left in place: copy them before the slot is used again.
         """
@@ -260,7 +260,7 @@ class SlotTable:
         return alive
 
     def remaining(self, slot: Index) -> I32:
-        """Positions each slot could use now without drafts: the rest of what is known, or one."""
+        """Positions each slot could compute now without drafts: the known ones left, or one."""
         planned = self.planned[slot]
         rest = np.maximum(self.known[slot] - planned, 1)
         return np.minimum(rest, self.ceiling[slot] - planned)
@@ -269,11 +269,11 @@ class SlotTable:
         self.planned[slot] = position
 
     def take_back(self, slot: Index) -> None:
-        """Positions that were handed out will not be computed."""
+        """Undo the planning of positions that are not confirmed."""
         self.planned[slot] = self.computed[slot]
 
     def invalidate(self, slot: int, position: int) -> None:
-        """Count nothing from `position` on as computed or handed out."""
+        """Count no position from `position` on as computed or planned."""
         self.planned[slot] = self.computed[slot] = position
 
     def idle(self, slot: Index, step: int, cause: np.ndarray) -> None:
@@ -282,7 +282,7 @@ class SlotTable:
         self.idle_for[slot] = cause
 
     def confirm(self, slot: Index, count: I32, rejected: I32) -> None:
-        """Positions came back; rejected drafts leave both counters."""
+        """Count positions as computed, and take rejected drafts off both counters."""
         self.computed[slot] += count - rejected
         self.planned[slot] -= rejected
 
@@ -292,13 +292,13 @@ class SlotTable:
         self.accepted[slot] += accepted
 
     def learn(self, slot: Index, acceptance: F32, misses: I32, draft_at: I64) -> None:
-        """Set what the drafts of a step taught of each slot."""
+        """Set the acceptance, misses and next try of each slot after a step with drafts."""
         self.acceptance[slot] = acceptance
         self.misses[slot] = misses
         self.draft_at[slot] = draft_at
 
     def expect(self, acceptance: float) -> None:
-        """Set the acceptance of sequences to come."""
+        """Set the acceptance of new sequences."""
         self.first_acceptance = acceptance
 
     def append(self, slot: Index, ids: I32, count: I32) -> None:
@@ -310,7 +310,7 @@ class SlotTable:
         self.known[slot] = known + count
 
     def append_one(self, slot: Index, ids: I32) -> None:
-        """The steady decode: all that was known is now computed, and one more is known."""
+        """Append one token to each slot whose known positions are all computed."""
         known = self.known[slot]
         self._flat[slot * self._width + known] = ids
         self.computed[slot] = known

@@ -1,4 +1,4 @@
-"""How many draft tokens each sequence verifies in a step."""
+"""How many drafts each row of a step verifies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from paceline.sched.slots import SlotTable
 
 
 class Curve:
-    """Seconds by positions: straight lines between points, and the last one goes on.
+    """Step times by number of positions: linear between measured points, and beyond the last one.
 
-    A larger step never takes less: where a measurement says so, it is noise. The arithmetic is
-    the same to the bit on every machine, so that a replay decides as the recorded run did.
+    Times never fall with more positions: where measured ones do, that is noise. The arithmetic is
+    bit-identical on every machine, so that a replay decides as the recorded run did.
     """
 
     def __init__(self, points: Points) -> None:
@@ -31,7 +31,7 @@ class Curve:
             self._slope = np.zeros(1)
 
     def at(self, positions: I64) -> F64:
-        """Seconds of steps with so many positions."""
+        """Seconds of steps with `positions` positions."""
         line = np.searchsorted(self._size, positions, side="right") - 1
         line = np.clip(line, 0, len(self._slope) - 1)
         seconds: F64 = self._seconds[line] + self._slope[line] * (positions - self._size[line])
@@ -41,12 +41,12 @@ class Curve:
         return float(self.at(np.array([positions]))[0])
 
 
-LEARNING = 8.0  # drafts that weigh as much as all that was seen of a sequence before
-EXPECTING = 64.0  # the same for all sequences together, which sets where new ones begin
-MOST_MISSES = 7  # tries in a row that gained nothing: the next one waits 64 steps
-EMPTY_MISSES = 5  # the same where nothing was proposed, which costs less: 16 steps
-UNLIKELY = 0.25  # acceptance below which a wrong draft counts as such a try
-UNMEASURED = 256  # positions of the largest step with drafts, where no step times are known
+LEARNING = 8.0  # weight of a sequence's earlier acceptance, in drafts
+EXPECTING = 64.0  # the same for all sequences together, from which new ones start
+MOST_MISSES = 7  # tries in a row without accepted drafts: the next one waits 64 steps
+EMPTY_MISSES = 5  # the same if nothing was proposed, which costs less: 16 steps
+UNLIKELY = 0.25  # acceptance below which a rejected draft counts as a miss
+UNMEASURED = 256  # most positions of a step with drafts, without measured step times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +56,14 @@ class DraftRows:
     step: int
     positions: int  # of the step without drafts
     samples: int  # tokens that the step yields without drafts
-    most: I32  # drafts that a row may have; 0 where it computes several known tokens, or ends
-    acceptance: F32  # chance that a draft is right if those before it are
-    misses: I32  # tries in a row that gained nothing
-    wait: I64  # steps until the row should try again; 0 or less: now
+    most: I32  # most drafts of a row; 0 if it computes several known tokens, or ends
+    acceptance: F32  # chance that a draft is accepted if those before it are
+    misses: I32  # tries in a row without accepted drafts
+    wait: I64  # steps until the row may try again; 0 or less: now
 
     @staticmethod
     def of(table: SlotTable, step: Composition, number: int) -> "DraftRows":
-        """From the rows of step `number`."""
+        """Build them from the rows of step `number`."""
         slot, end = step.slot, step.start + step.count
         is_decode = (step.start >= table.given[slot]) & (step.count == 1)
         most = np.where(is_decode, table.most_drafts[slot], 0)
@@ -85,24 +85,24 @@ class DraftRows:
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """What became of the drafts of a step."""
+    """The drafts of a committed step."""
 
     positions: int  # of the step without drafts
-    samples: int  # tokens that it would have yielded without them
-    computed: int  # drafts
-    accepted: int  # of these
-    is_decode: bool  # without drafts, every row had one position
+    samples: int  # tokens of the step without drafts
+    computed: int
+    accepted: int
+    is_decode: bool  # every row had one position besides its drafts
 
 
 class Speculation(ABC):
-    """Decides for all rows of a step at once.
+    """Decides how many drafts each row of a step gets.
 
-    The decision depends on the rows, on what `verified` said and on what was measured, never on
-    a clock: the same calls give the same drafts.
+    The decision depends on the rows, the results of earlier drafts and the measured step times,
+    never on a clock: the same calls give the same drafts.
     """
 
-    quiet = 0  # steps for which the latest answer holds, where it was no draft for any row
-    is_paused = False  # in the latest step that could have had drafts, no row got one
+    quiet = 0  # steps for which an answer without drafts holds
+    is_paused = False  # no row got a draft in the latest step that could have had some
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
@@ -113,43 +113,42 @@ class Speculation(ABC):
         """Return the drafts of each row, at most `rows.most`."""
 
     def verified(self, step: DraftedStep) -> None:  # noqa: B027
-        """The result of a step with drafts came in."""
+        """Learn from the result of a step with drafts."""
 
     def measure(self, times: StepTimes) -> None:
-        """The device was measured."""
+        """Set the measured step times."""
         self.times = times
 
 
 class Fixed(Speculation):
-    """Always as many as allowed."""
+    """Always as many drafts as allowed."""
 
     def drafts(self, rows: DraftRows) -> I32:
         return rows.most
 
 
 class Adaptive(Speculation):
-    """As many as let a step yield the most tokens per second.
+    """As many drafts as maximise the tokens per second of a step.
 
-    The step that has the most drafts is rarely the best one: each draft costs time, and each is
-    right with its own odds. So all possible drafts of all rows are sorted by their odds, and as
-    many are taken as maximise
+    More drafts are not always better: each costs time, and may be rejected. So all possible drafts
+    of all rows are sorted by their odds of acceptance, and the number taken maximises
 
         (samples + sum of the odds taken) / seconds of the step with them
 
-    by the step times that were measured. Without a measurement a step has at most
-    `speculation_max_batch_tokens` positions, and is assumed to take as long as so many and its own.
+    by the measured step times. Without them a step with drafts has at most
+    `speculation_max_batch_tokens` positions, and its time is assumed to be proportional to that
+    number plus its positions.
 
-    What the odds of a row are is known only from drafts, so rows that are not worth a draft try
-    some now and then: one, or as many as could pay. An allowance pays for that. It is counted in
-    steps: each step adds a hundredth of a step, drafts that were right add what they saved, and
-    drafts that were wrong take what they cost. Rows try when the allowance covers the cost, and
-    below zero no row drafts. So speculation never loses more than a hundredth of the time, and what
-    it earned before.
+    The odds of a row are learned only from drafts, so rows that are not worth a draft try some now
+    and then: one, or as many as could pay. An allowance, counted in steps, limits these tries. Each
+    step adds a hundredth of a step, accepted drafts add the time that they saved, and computing
+    drafts subtracts their cost. Rows try when the allowance covers the cost; below zero no row
+    drafts. So speculation never loses more than a hundredth of the time and its earlier savings.
     """
 
-    WORTH = 1.1  # times as many tokens per second: less may be an error of the measurement
-    EARNED = 0.01  # allowance that a step adds
-    FIRST, MOST = 2.0, 4.0  # allowance at the start, and the most that is saved up
+    WORTH = 1.1  # least gain in tokens per second; a smaller one may be measurement error
+    EARNED = 0.01  # allowance added per step
+    FIRST, MOST = 2.0, 4.0  # allowance at the start, and its maximum
 
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
@@ -158,7 +157,7 @@ class Adaptive(Speculation):
         self._plain = self._drafted = Curve(((1, free + 1), (2, free + 2)))
         self._least: Curve | None = None  # by positions without drafts
         self._allowance = self.FIRST
-        self._step = 0  # of the latest answer
+        self._step = 0  # the latest one decided
 
     def measure(self, times: StepTimes) -> None:
         super().measure(times)
@@ -189,12 +188,12 @@ class Adaptive(Speculation):
         if not step.samples:
             return
         base = self._base(step.positions, step.is_decode)
-        # Without a draft, proposing took time all the same.
+        # Proposing takes time even if it finds no draft.
         cost = self._seconds(step.positions, step.computed) / base - 1.0
         self._add(step.accepted / step.samples - max(cost, 0.0))
 
     def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
-        """Drafts that pay for themselves, by what is known of the rows."""
+        """Drafts that pay for themselves by the acceptance learned so far."""
         if self._allowance < 0.0:
             self._hold(-self._allowance)
             return np.zeros_like(ready)
@@ -213,15 +212,15 @@ class Adaptive(Speculation):
         return found
 
     def _tries(self, rows: DraftRows, trying: I32, taken: int, room: int) -> I32:
-        """Drafts of rows that try up to `trying`, in a step that has `taken` drafts of other rows.
-        If they have to wait for their allowance, the answer holds until then."""
+        """Drafts that rows try, at most `trying`, in a step with `taken` drafts of other rows. If
+        the allowance is too small, the answer holds until it is not."""
         base = self._base(rows.positions, rows.is_decode)
         now = self._seconds(rows.positions, taken) if taken else base
         for found in (np.minimum(trying, 1), trying):
             drafts = int(found.sum())
             cost = (self._seconds(rows.positions, taken + drafts) - now) / base
             pays = rows.samples + drafts >= self.WORTH * (1.0 + cost) * rows.samples
-            if taken + drafts > room or not pays:  # even if all were right
+            if taken + drafts > room or not pays:  # even if all were accepted
                 continue
             if cost <= self._allowance:
                 return found
@@ -230,11 +229,11 @@ class Adaptive(Speculation):
         return np.zeros_like(trying)
 
     def _hold(self, steps: float) -> None:
-        """Let the answer hold until the allowance has grown by so many steps."""
+        """Keep the answer until the allowance has grown by `steps`."""
         self.quiet = min(self.quiet, int(steps / self.EARNED) + 1)
 
     def _seconds(self, positions: int, drafts: int) -> float:
-        """Seconds of a step with drafts: what all its positions take, or what its rows take."""
+        """Seconds of a step with drafts, at least those of its positions without them."""
         least = 0.0 if self._least is None else self._least.one(positions)
         return max(self._drafted.one(positions + drafts), least)
 
@@ -247,44 +246,44 @@ class Adaptive(Speculation):
 
 
 def in_order(most: I32, acceptance: F32) -> tuple[F64, Index]:
-    """All possible drafts, likeliest first: the odds that each counts, and its row.
+    """All possible drafts, likeliest first: the odds of acceptance of each, and its row.
 
-    A draft counts if it is right and so are those before it in its row. Among equal odds those
-    that come first in their row go first.
+    A draft is accepted if it and all before it in its row are right. Among equal odds, earlier
+    drafts of a row go first.
     """
     rows, width = len(most), int(most.max(initial=0))
     each = np.broadcast_to(acceptance.astype(np.float64)[:, None], (rows, width))
-    # By multiplication, which is the same to the bit everywhere.
+    # A product is bit-identical on every machine; a power is not.
     odds: F64 = np.multiply.accumulate(each, axis=1)
-    place, row = np.nonzero(np.arange(width)[:, None] < most)
-    found = odds[row, place]
+    index, row = np.nonzero(np.arange(width)[:, None] < most)
+    found = odds[row, index]
     order = np.argsort(-found, kind="stable")
     return found[order], row[order]
 
 
-# -- what a sequence teaches ------------------------------------------------
+# -- learning from results --------------------------------------------------
 
 
 def judged(accepted: I32, computed: I32) -> I32:
-    """Drafts that say something: up to the first wrong one, those behind it say nothing."""
+    """Drafts up to the first rejected one; those after it were not judged."""
     return np.minimum(accepted + 1, computed)
 
 
 def expected(acceptance: float, accepted: int, seen: int) -> float:
-    """Acceptance of all sequences together, after `accepted` of `seen` judged drafts were right."""
+    """Acceptance of all sequences together, after `accepted` of `seen` judged drafts."""
     return acceptance + (accepted - seen * acceptance) / (seen + EXPECTING)
 
 
 def learned(acceptance: F32, accepted: I32, computed: I32) -> F32:
-    """Acceptance after so many drafts were computed and the first `accepted` of them were right."""
+    """Acceptance of each row after the first `accepted` of its `computed` drafts were accepted."""
     seen = judged(accepted, computed)
     found: F64 = acceptance + (accepted - seen * acceptance) / (seen + LEARNING)
     return found.astype(np.float32)
 
 
 def missed(misses: I32, accepted: I32, computed: I32, acceptance: F32) -> I32:
-    """Tries in a row that gained nothing, after another one. Wrong drafts of a row do not count as
-    long as its acceptance says that others will be right."""
+    """Tries in a row without accepted drafts, after another one. Rejected drafts do not count while
+    the row's acceptance is high."""
     most = np.where(computed > 0, MOST_MISSES, EMPTY_MISSES)
     more = np.maximum(misses, np.minimum(misses + 1, most))
     more = np.where((computed > 0) & (acceptance >= UNLIKELY), misses, more)
@@ -293,7 +292,7 @@ def missed(misses: I32, accepted: I32, computed: I32, acceptance: F32) -> I32:
 
 
 def waits(misses: I32) -> I64:
-    """Steps until the next try: the first miss changes nothing, each further one doubles it."""
+    """Steps until the next try: 1 after the first miss, doubled by each further one."""
     is_missing: Bool = misses > 0
     found: I64 = np.where(is_missing, 1 << np.maximum(misses - 1, 0), 0).astype(np.int64)
     return found
@@ -303,5 +302,5 @@ KNOWN: Mapping[str, type[Speculation]] = {"fixed": Fixed, "adaptive": Adaptive}
 
 
 def load(config: SpeculationConfig) -> Speculation:
-    """Load by name of a class here, or by dotted path."""
+    """Load a class by its name in KNOWN, or by dotted path."""
     return plugins.load("speculation", config.speculation, KNOWN, Speculation)(config)

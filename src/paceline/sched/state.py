@@ -1,4 +1,4 @@
-"""The state of a scheduler: which sequences there are, and where."""
+"""The state of a scheduler: its sequences, queues and caches."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from paceline.core.settings.config import Config
 from paceline.kv.cache import KVCache
 from paceline.sched import policy, speculation
 from paceline.sched.admission.bodies import Bodies
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
 from paceline.sched.groups.group import SequenceGroup, SequenceGroups
@@ -22,7 +22,7 @@ from paceline.sched.transfers.swapping import Swapping
 
 
 class Changes:
-    """Collected until the next plan takes it."""
+    """Changes since the latest plan, for the next one."""
 
     def __init__(self) -> None:
         self.released: list[int] = []  # slots
@@ -35,16 +35,16 @@ class Changes:
         self.chosen: dict[int, tuple[int, ...]] = {}  # tokens by slot
 
     def keep_copies(self, slots: list[int]) -> list[Pairs]:
-        """What is copied for these goes to the host in the same step; the slots are given up.
+        """Keep the block copies of slots that are swapped out in the same step.
 
-        Returns the copies, whose blocks no other slot holds from now on.
+        Returns the copies, whose blocks no slot holds any more.
         """
         kept = [pairs for slot, pairs in self.copies if slot in slots]
         self.copies = [(-1 if slot in slots else slot, pairs) for slot, pairs in self.copies]
         return kept
 
     def release(self, slot: int) -> None:
-        """A slot was given up: what was collected for it is void."""
+        """Record a released slot, and drop what was collected for it."""
         self.released.append(slot)
         if self.admitted or self.copies or self.chosen:
             self.admitted = [new for new in self.admitted if new.slot != slot]
@@ -53,26 +53,25 @@ class Changes:
 
 
 class SchedulerState:
-    """Every live request is in exactly one place: in slots, waiting, swapped, or parked.
+    """The state of a scheduler. Every live request is resident, waiting, swapped, or parked.
 
-    `Arrivals` and `Departures` move sequences between places, and `ChildAborts` those that end
-    before others of their group. What the runner must know of it is collected in `changes` until
-    the next plan takes it.
+    `Arrivals` and `Departures` move sequences between these states; `ChildAborts` ends children
+    before the rest of their group. `changes` collects what the next plan tells the runner.
 
     step, now         the latest step / seconds
-    table, cache      the columns of residents / their blocks
-    prefixes          what waiting sequences find in the cache
-    link, stores      the connector, if there is one, and what it gets to keep
-    swapping          whether and where residents that give way are kept on the host
-    items             multimodal items that residents have not passed
-    cost              what a position of a step costs, if it was measured
-    policy            who goes first and who gives way
-    speculation       how many drafts a row has
-    queue, swapped    sequences that wait, and those among them that are on the host
-    bodies            which requests of a body are parked for others
+    table, cache      residents in columns / their blocks
+    prefixes          prefix lookups
+    link, stores      the connector, if there is one / blocks stored with it
+    swapping          preemption to the host
+    images            images that residents have not computed yet
+    cost              measured cost of a position; None: not measured
+    policy            order of admission and preemption
+    speculation       number of drafts
+    queue, swapped    waiting sequences / swapped ones
+    bodies            requests of a body that are parked for other requests
     live              open requests by id
-    sequence_groups   those of several sequences
-    journal, stats    what happened, and how often
+    sequence_groups   open requests with several sequences
+    journal, stats    explanations / counters
     """
 
     def __init__(self, config: Config) -> None:
@@ -92,10 +91,10 @@ class SchedulerState:
         self.swapped = WaitingQueue(self.policy)
         self.journal = Journal(config.journal)
         self.stats = Stats()
-        self.live: dict[str, Sequence] = {}  # by request id, until they end; of groups: the leader
+        self.live: dict[str, Sequence] = {}  # by request id; of groups: the leader
         self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
-        self.items = ItemsAhead(config, self.table, self.stats)
+        self.images = ImagesAhead(config, self.table, self.stats)
         self.cost: StepCost | None = None
         self.changes = Changes()
 
@@ -107,24 +106,23 @@ class SchedulerState:
         return len(self.queue) + len(self.swapped)
 
     def head(self, now: float) -> Sequence | None:
-        """The sequence to let in next: those that were swapped come before those that wait."""
+        """The sequence to admit next: swapped ones first, then waiting ones."""
         return self.swapped.head(now) or self.queue.head(now)
 
     def queue_of(self, sequence: Sequence) -> WaitingQueue:
-        """The queue that a sequence waits in."""
+        """The queue of a sequence."""
         return self.swapped if sequence.swapped else self.queue
 
     def sequence_group(self, sequence: Sequence) -> SequenceGroup | None:
         return self.sequence_groups[sequence.id] if sequence.child >= 0 else None
 
     def group(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences of its request, which come and go with it."""
+        """The sequences of the same request."""
         sequence_group = self.sequence_group(sequence)
         return [sequence] if sequence_group is None else list(sequence_group.members)
 
     def in_flight(self) -> list[int]:
-        """Resident slots with positions or copies that the runner has not confirmed, oldest
-        first."""
+        """Resident slots with unconfirmed positions or copies, oldest first."""
         order, table, arriving = self.table.order, self.table, self.cache.fences.arriving
         busy = table.planned[order] > table.computed[order]
         if arriving:
@@ -134,7 +132,7 @@ class SchedulerState:
 
     @property
     def coming_blocks(self) -> int:
-        """Blocks that become free when the steps in flight have run."""
+        """Blocks that the steps in flight will free."""
         cache, order = self.cache, self.table.order
         return cache.fences.coming + cache.tables.coming(order, self.table.planned[order])
 
@@ -150,11 +148,11 @@ class SchedulerState:
         return max(int(self.table.computed[slot]) - kept, 0)
 
     def check(self) -> None:
-        """Every invariant, at any point between two calls."""
+        """Assert every invariant; valid between any two calls."""
         self.table.check()
         self.cache.check()
         self.swapping.tier.check()
-        self.items.check()
+        self.images.check()
         self.bodies.check()
         places = [
             {self.table.sequence(slot).id for slot in self.table.order.tolist()},

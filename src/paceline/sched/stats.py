@@ -1,4 +1,4 @@
-"""Running totals that metrics are made of, and where cached tokens were found."""
+"""Counters for metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,23 +10,23 @@ from paceline.kv.hit import Hit
 
 @dataclass(slots=True)
 class Stats:
-    """Counted since the scheduler was made. Token counts carry no unit.
+    """Totals since the scheduler was created. Counts without a unit are tokens.
 
-    steps, planned                     steps, and positions handed to the runner in them
-    sampled, drafted, accepted         tokens generated; drafts among them, tried and right
+    steps, planned                     steps, and positions planned in them
+    sampled, drafted, accepted         tokens generated; drafts computed, and accepted
     admissions, finished, preemptions  of requests
-    stale_rows                         results that are dropped: their slot has changed hands
+    stale_rows                         results dropped because the slot has another sequence
     failed_rows                        results that ended their request with an error
-    prefix_queries, prefix_hits        tokens of new requests when admitted, and found on the device
-    resumed_queries, resumed_hits      the same, for those that come back after a preemption
-    external_queries, external_hits    tokens of both that the device lacks, and those of them that
-                                       the host or a connector has
-    swapped_out_blocks                 copied to the host
-    swapped_in_blocks                  copied back
+    prefix_queries, prefix_hits        tokens of new requests at admission / found on the device
+    resumed_queries, resumed_hits      the same for requests that resume after a preemption
+    external_queries, external_hits    tokens of both not found on the device / found on the host or
+                                       with a connector
+    swapped_out_blocks                 blocks copied to the host
+    swapped_in_blocks                  blocks copied back
     swaps_refused                      preemptions that found no room on the host
-    forks, copied_blocks               sequences begun from another's blocks; copies for that
-    encoder_queries, encoder_hits      multimodal items that rows reached, and found encoded
-    encoded                            embeddings computed for the others
+    forks, copied_blocks               sequences forked from another / blocks copied for that
+    encoder_queries, encoder_hits      images that rows reached / found encoded
+    encoded                            embeddings computed
     """
 
     steps: int = 0
@@ -56,7 +56,7 @@ class Stats:
 
     @staticmethod
     def of_all(parts: "Sequence[Stats]") -> "Stats":
-        """What several schedulers did together."""
+        """The sum of several schedulers."""
         names = [one.name for one in fields(Stats)]
         return Stats(**{name: sum(getattr(one, name) for one in parts) for name in names})
 
@@ -67,8 +67,8 @@ class Stats:
 def count(
     stats: Stats, sequence: request.Sequence, hit: Hit, cache: KVCache, loaded: int | None = None
 ) -> None:
-    """Count the tokens of a sequence that is admitted, and those found, by place. `loaded` of those
-    on the device came from a connector; None: there is none."""
+    """Count the tokens of an admitted sequence, and those found in each cache. A connector loaded
+    `loaded` of those on the device; None: there is no connector."""
     if not cache.index.enabled:
         return
     known = len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""Questions about a scheduler's state, for code outside `sched`."""
+"""Read-only views of the scheduler's state, for code outside `sched`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from paceline.sched.state import SchedulerState
 
 
 def take(at: SchedulerState) -> dict[str, Any]:
-    """Queues, counters and blocks by request id; finished requests until the next plan."""
+    """The state as plain data, by request id; finished requests are kept until the next plan."""
     stats, pool = at.stats, at.cache.pool
     requests = {**at.changes.finished, **at.live}
     residents = [at.table.sequence(slot).id for slot in at.table.order.tolist()]
@@ -42,7 +42,7 @@ def take(at: SchedulerState) -> dict[str, Any]:
 
 
 def describe(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
-    """One request; a group as its leader, with its unfinished sequences under `children`."""
+    """Describe a request; of a group, the leader, with unfinished sequences under `children`."""
     found = describe_one(at, sequence)
     if sequence.child >= 0 and sequence.finish is None:
         found["children"] = {str(one.child): describe_one(at, one) for one in at.group(sequence)}
@@ -68,16 +68,16 @@ def describe_one(at: SchedulerState, sequence: Sequence) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How many requests are in each place, and how full the block pool is."""
+    """The number of requests in each state, and the usage of the block pool."""
 
     running: int
-    waiting: int  # requests that could be admitted if there were room; includes `swapped`
+    waiting: int  # includes `swapped`, not `parked`
     parked: int
     swapped: int
-    kv_usage: float  # share of blocks held; cached blocks without a holder are free
+    kv_usage: float  # share of blocks held; cached blocks without a holder count as free
     total_blocks: int
     block_size: int  # positions in one block
-    drafting_paused: bool  # no row got a draft in the latest step that could have had some
+    drafting_paused: bool  # see `Speculation.is_paused`
 
 
 class SchedulerView:
@@ -92,7 +92,7 @@ class SchedulerView:
     # -- requests -----------------------------------------------------------
 
     def is_live(self, request_id: str) -> bool:
-        """Has the request been submitted and not ended?"""
+        """Is the request open?"""
         return request_id in self._state.live
 
     def live_ids(self) -> list[str]:
@@ -105,53 +105,52 @@ class SchedulerView:
         return None if leader is None else leader.serial
 
     def parked_for(self, request_id: str) -> str:
-        """What a live request is parked for; empty if it is not parked."""
+        """Why a live request is parked; empty if it is not."""
         return self._state.live[request_id].parked
 
     def alive(self, rows: Rows) -> Bool:
-        """Which rows of a step still belong to the sequence they were planned for."""
+        """Which rows of a step still have their sequence in its slot."""
         return self._state.table.alive(rows)
 
     def ahead(self, rows: Rows) -> I32:
-        """Positions of each row that are handed out behind what it samples in a step that is not
-        committed; -1 if the sample does not count, because the row is not alive or the token
-        is known."""
+        """Positions planned after the one that each row samples in an uncommitted step; -1 if the
+        sample is ignored, because the row is stale or the token is known."""
         table, slot = self._state.table, rows.slot
         width, known = rows.count - rows.drafts, table.known[slot]
         counts = table.alive(rows) & (table.computed[slot] + width >= known)
         return np.where(counts, table.planned[slot] - known - rows.drafts, -1)
 
     def outputs_ahead(self, rows: Rows, start: I32) -> I32:
-        """Tokens that each row has behind its prompt when its step begins at `start`, with those
-        that earlier steps in flight sample. Ask right after the plan."""
+        """Output tokens of each row when its step begins at `start`, including those that earlier
+        steps in flight sample. Call this right after the plan."""
         table, slot = self._state.table, rows.slot
         return np.maximum(table.known[slot], start + 1) - table.prompt[slot]
 
     def known_tokens(self, request_id: str) -> I32:
-        """Every known token of a live request with a single sequence."""
+        """Known tokens of a live request with a single sequence."""
         sequence = self._state.live[request_id]
         return sequence.tokens if sequence.slot < 0 else self.tokens_in(sequence.slot)
 
     def tokens_in(self, slot: int) -> I32:
-        """Every known token of the sequence in a slot, or of the one that left it since the latest
+        """Known tokens of the sequence in a slot, or of the one that left it since the latest
         plan."""
         table = self._state.table
         return table.tokens[slot, : table.known[slot]]
 
     def life(self, request_id: str) -> list[Moment]:
-        """What happened to a live request so far."""
+        """The events of a live request so far."""
         return self._state.live[request_id].life
 
     def ended(self, request_id: str) -> Sequence | None:
-        """The latest request of that id that has ended, if it is still remembered.
+        """The latest ended request of this id, if it is remembered.
 
-        Every request that ended since the latest plan is remembered.
+        All requests that ended since the latest plan are remembered.
         """
         state = self._state
         return state.changes.finished.get(request_id) or state.journal.recall(request_id)
 
     def sequence(self, request_id: str) -> Sequence | None:
-        """A live request, or the latest one of that id that has ended and is remembered."""
+        """A live request, or the latest ended one of this id, if it is remembered."""
         return self._state.live.get(request_id) or self.ended(request_id)
 
     def ended_ids(self) -> list[str]:
@@ -159,13 +158,13 @@ class SchedulerView:
         return list(self._state.changes.finished)
 
     def watch_transfers(self, observer: TransferObserver) -> None:
-        """Show the transfers of a connector to an observer, from now on."""
+        """Report the transfers of the connector to an observer."""
         self._state.link.observer = observer
 
     # -- sequence groups -----------------------------------------------------------
 
     def children(self, request_id: str) -> list[int]:
-        """The sequences of a live group that have not ended, the leader first.
+        """The unfinished sequences of a live group, leader first.
 
         Empty if the request is not live or has a single sequence.
         """
@@ -173,12 +172,12 @@ class SchedulerView:
         return [] if sequence_group is None else [one.child for one in sequence_group.members]
 
     def is_silent(self, request_id: str) -> bool:
-        """Is it a live group whose tokens are reported only at its end?"""
+        """Does a live group report its tokens only at its end?"""
         sequence_group = self._state.sequence_groups.get(request_id)
         return sequence_group is not None and sequence_group.request.silent
 
     def child_tokens(self, request_id: str, child: int) -> I32:
-        """Every known token of a resident child."""
+        """Known tokens of a resident child."""
         state = self._state
         members = state.sequence_groups[request_id].members
         slot = next(one.slot for one in members if one.child == child)
@@ -188,7 +187,7 @@ class SchedulerView:
 
     @property
     def table(self) -> SlotTable:
-        """The columns of residents. Only the scheduler may write them."""
+        """The table of residents. Only the scheduler may write it."""
         return self._state.table
 
     @property
@@ -197,11 +196,11 @@ class SchedulerView:
 
     @property
     def pools(self) -> tuple[BlockPool, BlockPool]:
-        """The blocks of the device, and those of the host that sequences are swapped to."""
+        """The block pools of the device and of the host."""
         return self._state.cache.pool, self._state.cache.host
 
     def next_waiting(self, most: int) -> list[Sequence]:
-        """The first sequences without a slot, in the order of admission; parked ones come last."""
+        """The first non-resident sequences in the order of admission; parked ones come last."""
         state, found = self._state, list[Sequence]()
         for queue in (state.swapped, state.queue):
             found += queue.first(most - len(found), state.now)
@@ -209,7 +208,7 @@ class SchedulerView:
         return found
 
     def why_waiting(self, sequence: Sequence) -> str:
-        """Why a sequence without a slot got nothing in the latest step."""
+        """Why a non-resident sequence was not admitted in the latest step."""
         return sentences.why_waiting(sequence, self._state)
 
     @property
@@ -226,7 +225,7 @@ class SchedulerView:
     def running(self) -> int:
         """Requests with a sequence in a slot."""
         table, order = self._state.table, self._state.table.order
-        if (table.child[order] <= 0).all():  # no two of them are of one request
+        if (table.child[order] <= 0).all():  # one sequence per request
             return len(order)
         return len(set(table.name[order].tolist()))
 
@@ -245,11 +244,11 @@ class SchedulerView:
 
     @property
     def step_times(self) -> StepTimes | None:
-        """The step times by which speculation decides; None: the device was not measured."""
+        """The step times that speculation uses; None: the device was not measured."""
         return self._state.speculation.times
 
     def adapters(self) -> tuple[list[str], list[str]]:
-        """Adapters of running requests, and of requests that are queued."""
+        """Adapters of running requests, and of queued ones."""
         state = self._state
         queued = (*state.queue, *state.swapped, *state.queue.parked.values())
         waiting = dict.fromkeys(one.request.adapter for one in queued if one.request.adapter)
@@ -257,16 +256,16 @@ class SchedulerView:
 
     @property
     def kv_usage(self) -> float:
-        """Share of blocks held. Cached blocks without a holder are free."""
+        """Share of blocks held. Cached blocks without a holder count as free."""
         pool = self._state.cache.pool
         return 1.0 - pool.free / pool.size
 
     def free_cached(self, keys: Iterable[bytes]) -> int:
-        """How many of the blocks that are findable under these keys have no holder."""
+        """Number of cached blocks with these keys that have no holder."""
         pool = self._state.cache.pool
         return sum(pool.free_among(pool.find([key])) for key in keys)
 
     @property
     def open_spell(self) -> Spell | None:
-        """Why admission stopped in the latest step, and since when; None if it did not stop."""
+        """Why and since when admission is stopped; None if the latest step admitted all."""
         return self._state.journal.open_spell

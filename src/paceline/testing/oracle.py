@@ -6,7 +6,7 @@ the positions that attention would, in every attention group through the block t
 that the plans gave it, and each read is checked: a wrong block, an early reuse, a prefix hit on
 something never computed or on another tenant's content fails at the cell where it happens.
 
-Positions of multimodal items are checked likewise: each reads the row of the encoder store that the
+Positions of images are checked likewise: each reads the row of the encoder store that the
 plan names, which must hold the embedding of that place in that content.
 """
 
@@ -176,10 +176,10 @@ class OracleRunner:
 
     def _encode(self, plan: Plan) -> None:
         for one in plan.encode:
-            item = self.tracks[one.slot].request.items[one.item]
-            assert (item.identity, item.length) == (one.identity, len(one.rows)), "another item"
+            image = self.tracks[one.slot].request.images[one.image]
+            assert (image.identity, image.length) == (one.identity, len(one.rows)), "another image"
             for place, row in enumerate(one.rows.tolist()):
-                self.embeddings[row] = item.identity, place
+                self.embeddings[row] = image.identity, place
         slots, read = plan.rows.slot.tolist(), plan.embedded
         for row, place, source in zip(
             read.row.tolist(), read.place.tolist(), read.source.tolist(), strict=True
@@ -341,9 +341,9 @@ class OracleRunner:
         self.computed += 1
 
     def _embed(self, track: Track) -> None:
-        """A position of an item has its embedding, and no other position has one."""
+        """A position of an image has its embedding, and no other position has one."""
         position, name = track.position, track.request.id
-        covering = [one for one in track.request.items if one.offset <= position < one.end]
+        covering = [one for one in track.request.images if one.offset <= position < one.end]
         due = [(one.identity, position - one.offset) for one in covering]
         source = track.reads.pop(position, None)
         found = [] if source is None else [self.embeddings.get(source)]

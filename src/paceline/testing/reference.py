@@ -31,11 +31,11 @@ def start_digest(request: Request) -> int:
 
 
 def extended(request: Request, digest: int, position: int, token: int) -> int:
-    """The digest one position further. A multimodal item counts from where it stands."""
-    for item in request.items:
-        if item.offset <= position < item.offset + item.length:
-            for byte in item.identity.encode():
-                digest = mix(digest, byte + position - item.offset)
+    """The digest one position further. An image counts from its offset."""
+    for image in request.images:
+        if image.offset <= position < image.offset + image.length:
+            for byte in image.identity.encode():
+                digest = mix(digest, byte + position - image.offset)
     return mix(digest, token)
 
 

@@ -58,7 +58,7 @@ class SimulatedRunner:
 
     # A simulation takes every request; what its results contain is up to `execute`.
     capabilities = Capabilities(
-        logprobs=True, prompt_logprobs=True, adapters=True, items=True, pooling=True
+        logprobs=True, prompt_logprobs=True, adapters=True, images=True, pooling=True
     )
 
     def __init__(self, device: SimulatedDevice, clock: VirtualClock) -> None:

@@ -100,7 +100,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         model, kv, attention, drafter, step.max_num_seqs, step.max_model_len, masks
     )
     if model.images is not None:
-        runner.use_images(items_of(model.images, config))
+        runner.use_images(images_of(model.images, config))
     if adapters.enable_lora:
         runner.use_adapters(adapters_of(model, adapters, step))
     # All ranks measure, because they compute together; rank 0 decides by what it found.
@@ -145,7 +145,7 @@ def backend_of(size: int) -> str:
     return "gloo"
 
 
-def items_of(images: ImageEncoder, config: Config) -> ResidentImages:
+def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
     """Room for embeddings of images."""
     store = EncoderStore(images, torch.zeros(config.encoder_capacity, images.width))
     slots = config.step.max_num_seqs

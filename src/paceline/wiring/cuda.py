@@ -117,7 +117,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
     sizes = sizes_of(config.step, own)
-    runner = with_items(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
+    runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     if not own.enforce_eager:
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
@@ -198,7 +198,7 @@ def load_model(
     return model
 
 
-def with_items(runner: CudaRunner, model: CudaModel) -> CudaRunner:
+def with_images(runner: CudaRunner, model: CudaModel) -> CudaRunner:
     """The runner, which computes prompts with images if the model reads some."""
     if model.images is not None:
         runner.use_images(CudaImages(model.images, model, runner.state))

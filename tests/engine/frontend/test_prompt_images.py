@@ -11,7 +11,7 @@ def test_images_are_read_if_the_model_reads_any() -> None:
     asked, ids = GenerationRequest(prompt="x"), encode("<|image_pad|>")
     found = read_images(reader("Qwen2_5_VL"), asked, ids, [PICTURE])
     assert isinstance(found, ImagePrompt)
-    assert len(found.items) == 1
+    assert len(found.images) == 1
     with pytest.raises(RequestError, match="reads no images"):
         read_images(None, asked, ids, [PICTURE])
 

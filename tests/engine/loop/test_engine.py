@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.components import EngineComponents
@@ -239,12 +239,12 @@ def test_an_engine_may_stop_for_good() -> None:
 def test_what_no_runner_applies_is_refused_and_not_ignored() -> None:
     teller = Teller(components())
     teller.engine.submit(request("a", adapter="mine"))
-    teller.engine.submit(request("b", items=(Item("cat", 0, 2),)))
+    teller.engine.submit(request("b", images=(ImageInput("cat", 0, 2),)))
     teller.engine.submit(request("c"))
     teller.run()
     assert {name: str(error) for name, error in teller.refused.items()} == {
         "a": "request 'a' names adapter 'mine'; this engine runs no adapters: remove `adapter`",
-        "b": "request 'b' has 1 multimodal items; this engine reads text alone: remove `items`",
+        "b": "request 'b' has 1 images; this engine reads text alone: remove `images`",
     }
     assert teller.ends.keys() == {"c"}
 

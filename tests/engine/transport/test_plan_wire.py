@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from paceline import Request, Scheduler
-from paceline.core.multimodal import Embedded, Encoding, Item, ItemContent
+from paceline.core.multimodal import Embedded, Encoding, ImageContent, ImageInput
 from paceline.core.plan import Admitted, Grown, Plan, StepResult
 from paceline.core.sampling import Sampling
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanReader, PlanWriter
@@ -70,12 +70,12 @@ def test_a_schedule_runs_on_plans_that_were_sent() -> None:
     assert runner.shared
 
 
-def test_items_and_groups_of_layers() -> None:
+def test_images_and_groups_of_layers() -> None:
     none = Scheduler.create().plan(now=0.0).rows
     index, block = np.array([1]), np.array([2], np.int32)
-    content = ItemContent.of("image", {"pixels": np.zeros((2, 2))})
-    items = (Item("x", 0, 2, content),)
-    request = Request(id="a", prompt=[1, 2, 3], items=items)
+    content = ImageContent.of("image", {"pixels": np.zeros((2, 2))})
+    images = (ImageInput("x", 0, 2, content),)
+    request = Request(id="a", prompt=[1, 2, 3], images=images)
     plan = Plan(
         3,
         none,
@@ -90,6 +90,6 @@ def test_items_and_groups_of_layers() -> None:
     found = PlanReader().plan(msgspec.msgpack.decode(frame, type=EncodedPlan))
     assert same(plan, found)
     assert not found.encode
-    (item,) = found.admitted[0].request.items
-    assert item.content == content.without_cells()
-    assert item.content.shape("pixels") == (2, 2)
+    (image,) = found.admitted[0].request.images
+    assert image.content == content.without_cells()
+    assert image.content.shape("pixels") == (2, 2)

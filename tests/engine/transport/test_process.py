@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.system.host import CHOSEN
 from paceline.engine.api import AsyncEngine, GenerationRequest, SamplingParams
 from paceline.engine.components import factory_named
@@ -183,9 +183,9 @@ def test_a_request_that_cannot_be_written_down_is_not_waited_for() -> None:
     with_process(use, stall_s=0.01)
 
 
-@pytest.mark.parametrize("field", ["adapter", "items"])
+@pytest.mark.parametrize("field", ["adapter", "images"])
 def test_what_the_runner_cannot_do_is_refused_by_its_process(field: str) -> None:
-    value = {"adapter": "mine", "items": (Item("cat", 0, 1),)}[field]
+    value = {"adapter": "mine", "images": (ImageInput("cat", 0, 1),)}[field]
 
     async def use(engine: StreamingEngine, _core: ProcessCore) -> None:
         begin = engine._frontend.begin

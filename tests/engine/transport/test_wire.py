@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
-from paceline.core.multimodal import Item, ItemContent
+from paceline.core.multimodal import ImageContent, ImageInput
 from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
@@ -46,7 +46,7 @@ def sent(message: Any) -> Any:
             cache_salt="s",
             adapter="mine",
             drafts=3,
-            items=(Item("cat", 0, 1),),
+            images=(ImageInput("cat", 0, 1),),
             n=2,
             best_of=3,
             length_penalty=0.5,
@@ -75,12 +75,12 @@ def test_a_request(request_: Request) -> None:
 
 def test_the_content_of_items() -> None:
     pixels = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
-    item = Item("cat", 0, 1, ItemContent.of("image", {"pixels": pixels}))
-    request = Request(id="b", prompt=[7], items=(item,))  # pyright: ignore[reportArgumentType]
+    image = ImageInput("cat", 0, 1, ImageContent.of("image", {"pixels": pixels}))
+    request = Request(id="b", prompt=[7], images=(image,))  # pyright: ignore[reportArgumentType]
     back = wire.decode_request(sent(wire.encode_request(request)))
-    content = back.items[0].content
+    content = back.images[0].content
     assert content is not None
-    assert content == item.content
+    assert content == image.content
     assert content["pixels"].tolist() == pixels.tolist()
 
 

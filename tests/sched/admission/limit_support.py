@@ -6,7 +6,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.capabilities import StepCost
 from paceline.core.request import Request, Sequence
 from paceline.core.settings.config import Config
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.rows import ArrivalRow, ResidentRows, Used
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
@@ -60,7 +60,7 @@ class View:
     def __init__(self, **settings: int | bool) -> None:
         self.table = SlotTable(4, LENGTH)
         self.policy = Fcfs()
-        self.items = ItemsAhead(config(max_num_seqs=4, **settings), self.table, Stats())
+        self.images = ImagesAhead(config(max_num_seqs=4, **settings), self.table, Stats())
 
 
 def config(**settings: float) -> Config:

@@ -2,34 +2,34 @@
 
 import numpy as np
 
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.request import Request, Sequence
-from paceline.sched.admission.items_ahead import ENCODED_EMBEDDINGS, HELD_EMBEDDINGS
-from paceline.sched.admission.limits import EncoderBudget, ReachableItems
+from paceline.sched.admission.images_ahead import ENCODED_EMBEDDINGS, HELD_EMBEDDINGS
+from paceline.sched.admission.limits import EncoderBudget, ReachableImages
 from paceline.sched.admission.rows import ArrivalRow, ResidentRows, Used
 from tests.sched.admission.limit_support import View, config, residents, row
 
 
-def pictured(*items: Item) -> Sequence:
-    request = Request("p", [1] * 32, items=items)  # pyright: ignore[reportArgumentType]
+def pictured(*images: ImageInput) -> Sequence:
+    request = Request("p", [1] * 32, images=images)  # pyright: ignore[reportArgumentType]
     return Sequence(request, 9, 64, 0.0, request.prompt)
 
 
-def limits(view: View) -> tuple[ReachableItems, EncoderBudget]:
+def limits(view: View) -> tuple[ReachableImages, EncoderBudget]:
     settings = config(max_num_seqs=4)
-    return ReachableItems.create(settings, view), EncoderBudget.create(settings, view)
+    return ReachableImages.create(settings, view), EncoderBudget.create(settings, view)
 
 
 def resident_rows(view: View, *sequences: Sequence) -> ResidentRows:
     slots = [view.table.admit(one, 0, drafts=0) for one in sequences]
     for one in sequences:
-        view.items.join(one, 0)
+        view.images.join(one, 0)
     return ResidentRows(view.table, np.array(slots, np.intp), row(*(20 for _ in slots)), 1_000)
 
 
-def test_residents_are_served_in_order_and_an_item_that_two_need_counts_once() -> None:
+def test_residents_are_served_in_order_and_an_image_that_two_need_counts_once() -> None:
     view = View(max_num_encoder_input_tokens=6)
-    cat, dog = (Item(name, 4, 5) for name in ("cat", "dog"))
+    cat, dog = (ImageInput(name, 4, 5) for name in ("cat", "dog"))
     rows = resident_rows(view, pictured(cat), pictured(dog), pictured(cat))
     alone, together = limits(view)
     assert alone.clip(rows).tolist() == [20, 20, 20]
@@ -45,18 +45,18 @@ def test_an_arrival_gets_what_the_rows_before_it_leave() -> None:
     _, together = limits(view)
     for spent, reached in ((2, 32), (4, 3)):
         used = {ENCODED_EMBEDDINGS: spent, HELD_EMBEDDINGS: spent}
-        arrival = ArrivalRow(pictured(Item("cat", 3, 6)), 0, 32, 1_000, True, used)
+        arrival = ArrivalRow(pictured(ImageInput("cat", 3, 6)), 0, 32, 1_000, True, used)
         assert together.clip(arrival).tolist() == [reached]
         assert used == {ENCODED_EMBEDDINGS: spent, HELD_EMBEDDINGS: spent}, (
             "a limit changes nothing"
         )
 
 
-def test_rows_without_items_are_left_alone() -> None:
+def test_rows_without_images_are_left_alone() -> None:
     view = View()
     for limit in limits(view):
         rows = residents(5, 6)
         assert limit.clip(rows) is rows.want
     assert not limits(view)[1].counts
-    resident_rows(view, pictured(Item("cat", 3, 6)))
+    resident_rows(view, pictured(ImageInput("cat", 3, 6)))
     assert limits(view)[1].counts

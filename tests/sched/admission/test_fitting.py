@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline import Item, RequestError
+from paceline import ImageInput, RequestError
 from tests.sched.groups.support import run
 from tests.sched.support import DISCIPLINES, ask, commit, finish_all, small, tokens_of_steps
 
@@ -141,16 +141,16 @@ def test_a_refused_request_may_come_again_in_another_form() -> None:
                 "max_num_batched_tokens": 512,
                 "encoder_cache_size": 8,
             },
-            "its items have 9 embeddings in all, and encoder_cache_size is 8; a prompt is computed",
+            "9 embeddings in all, and encoder_cache_size is 8; a prompt is computed",
         ),
     ],
 )
-def test_items_that_can_never_be_encoded_are_refused(settings: dict[str, int], match: str) -> None:
-    items = (Item("cat", 1, 6), Item("dog", 7, 3), Item("cat", 10, 6))
+def test_images_that_can_never_be_encoded_are_refused(settings: dict[str, int], match: str) -> None:
+    images = (ImageInput("cat", 1, 6), ImageInput("dog", 7, 3), ImageInput("cat", 10, 6))
     usual = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_num_encoder_input_tokens": 64}
     scheduler = small(**(usual | settings))
     with pytest.raises(RequestError, match=match):
-        scheduler.submit(ask("a", 20, items=items, max_tokens=2), 0.0)
-    text = items[1:2] if "encoder_cache_size" not in settings else ()
-    scheduler.submit(ask("b", 20, items=text, max_tokens=2), 0.0)
+        scheduler.submit(ask("a", 20, images=images, max_tokens=2), 0.0)
+    text = images[1:2] if "encoder_cache_size" not in settings else ()
+    scheduler.submit(ask("b", 20, images=text, max_tokens=2), 0.0)
     assert len(finish_all(scheduler)["b"]) == 2

@@ -148,7 +148,7 @@ def test_a_request_that_waits_for_time_is_explained() -> None:
     [
         ({"enable_chunked_prefill": False, "max_model_len": 64}, "max_step_s cuts prompts"),
         ({"discipline": "prefill_first"}, "see max_wait"),
-        ({"disable_chunked_mm_input": True}, "cuts multimodal items"),
+        ({"disable_chunked_mm_input": True}, "cuts images"),
         ({"policy": "longest", "fill_positions": 8}, "remove max_step_s"),
         ({"max_step_s": -1.0}, "max_step_s"),
     ],

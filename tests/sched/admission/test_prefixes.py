@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline import Item, Scheduler
+from paceline import ImageInput, Scheduler
 from paceline.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from paceline.testing.oracle import OracleRunner
 from paceline.testing.reference import reference
@@ -86,12 +86,12 @@ def test_only_with_events_is_everything_sealed_as_it_is_computed(listening: bool
 
 
 def test_equal_tokens_with_and_without_an_image_share_nothing_behind_it() -> None:
-    items = {"text": (), "cat": (Item("cat", 4, 8),), "dog": (Item("dog", 4, 8),)}
+    images = {"text": (), "cat": (ImageInput("cat", 4, 8),), "dog": (ImageInput("dog", 4, 8),)}
     for order in (("text", "cat"), ("cat", "text"), ("cat", "dog"), ("cat", "text", "dog")):
         scheduler, runner = steps.make(), OracleRunner(32, 4, 50)
         for name in order:
             prompt = [9] * 4 + [7] * 8 + [1]
-            scheduler.submit(steps.request(name, prompt, max_tokens=2, items=items[name]), 0.0)
+            scheduler.submit(steps.request(name, prompt, max_tokens=2, images=images[name]), 0.0)
             while not scheduler.idle:
                 plan = scheduler.plan(0.0)
                 scheduler.commit(plan, runner.run(plan), 0.0)
@@ -177,32 +177,32 @@ def test_a_salt_separates_all_blocks_though_it_enters_only_the_first() -> None:
     assert findable(scheduler, PROMPT, adapter="pepper") == 0
 
 
-def test_a_block_that_begins_where_an_item_ends_does_not_contain_it() -> None:
-    """Edge case 24: But it chains to the blocks that do; an equal item elsewhere is other
+def test_a_block_that_begins_where_an_image_ends_does_not_contain_it() -> None:
+    """Edge case 24: But it chains to the blocks that do; an equal image elsewhere is other
     content."""
     scheduler = small()
-    image = Item("cat", offset=1, length=3)
-    scheduler.submit(ask("a", PROMPT, max_tokens=1, items=(image,)), 0.0)
+    image = ImageInput("cat", offset=1, length=3)
+    scheduler.submit(ask("a", PROMPT, max_tokens=1, images=(image,)), 0.0)
     finish_all(scheduler)
-    same, moved = (Item("cat", offset, length=3) for offset in (1, 2))
-    assert findable(scheduler, PROMPT, items=(same,)) == 12
-    assert findable(scheduler, PROMPT, items=(moved,)) == 0
-    assert findable(scheduler, PROMPT, items=(Item("dog", 1, 3),)) == 0
-    assert findable(scheduler, PROMPT, items=(same, Item("dog", 9, 2))) == 8
+    same, moved = (ImageInput("cat", offset, length=3) for offset in (1, 2))
+    assert findable(scheduler, PROMPT, images=(same,)) == 12
+    assert findable(scheduler, PROMPT, images=(moved,)) == 0
+    assert findable(scheduler, PROMPT, images=(ImageInput("dog", 1, 3),)) == 0
+    assert findable(scheduler, PROMPT, images=(same, ImageInput("dog", 9, 2))) == 8
     assert findable(scheduler, PROMPT) == 0
 
 
-def test_generated_blocks_know_the_items_of_the_prompt() -> None:
-    """Edge case 25: A block that begins inside an item and ends with an output carries the item's
+def test_generated_blocks_know_the_images_of_the_prompt() -> None:
+    """Edge case 25: A block that begins inside an image and ends with an output carries the image's
     name."""
     scheduler = small()
-    image = Item("cat", offset=3, length=3)
-    scheduler.submit(ask("a", PROMPT[:6], max_tokens=4, items=(image,)), 0.0)
+    image = ImageInput("cat", offset=3, length=3)
+    scheduler.submit(ask("a", PROMPT[:6], max_tokens=4, images=(image,)), 0.0)
     for token in range(4):
         step(scheduler, a=[token])
     grown = [*PROMPT[:6], 0, 1]
-    assert findable(scheduler, grown, items=(image,)) == 8
-    assert findable(scheduler, grown, items=(Item("dog", 3, 3),)) == 0
+    assert findable(scheduler, grown, images=(image,)) == 8
+    assert findable(scheduler, grown, images=(ImageInput("dog", 3, 3),)) == 0
 
 
 def test_equal_prompts_of_one_step_are_computed_once() -> None:

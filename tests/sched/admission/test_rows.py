@@ -23,8 +23,8 @@ def test_rows_may_begin_behind_where_residents_stand() -> None:
 
 
 def test_an_arrival_is_a_column_of_one_row() -> None:
-    one = arrival(7, left=9, first=False, start=16, limit=40, used={"items": 2})
+    one = arrival(7, left=9, first=False, start=16, limit=40, used={"images": 2})
     assert (one.want.tolist(), one.start.tolist(), one.slot.tolist()) == ([7], [16], [])
     assert (one.known.tolist(), one.limit.tolist(), one.rest) == ([32], [40], 7)
-    assert (one.left, one.first, one.arriving, one.used) == (9, False, True, {"items": 2})
+    assert (one.left, one.first, one.arriving, one.used) == (9, False, True, {"images": 2})
     assert one.sequence(0).id == "r0"

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import Item, Request, StepResult
+from paceline import ImageInput, Request, StepResult
 from paceline.core.constraint import Constraint
 from paceline.core.plan import Candidates
 from paceline.core.sampling import Sampling
 from paceline.sched.replay.calls import UNRECORDED, Commitment, ResultScores, Submission
 from paceline.sched.replay.reader import RecordingEnd, next_record
-from paceline.sched.replay.records import CHECKSUM, HEAD, RecordKind
+from paceline.sched.replay.records import (
+    CHECKSUM,
+    HEAD,
+    RecordKind,
+    tail_of,
+    values_of,
+    with_tail,
+)
 
 
 def ask(name: str = "a", tokens: int = 3, **other: Any) -> Request:
@@ -60,7 +67,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         cache_salt="s",
         adapter="l",
         drafts=3,
-        items=(Item("image", 0, 2), Item("sound", 2, 1)),
+        images=(ImageInput("image", 0, 2), ImageInput("sound", 2, 1)),
         n=2,
         best_of=4,
         beam_width=4,
@@ -86,6 +93,15 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
     for field in recorded:
         given = [getattr(one, field.name) for one in (full, pooled, moved)]
         assert any(one != field.default for one in given), field.name
+
+
+def test_submissions_of_earlier_formats_name_images_items(tmp_path: Path) -> None:
+    asked = ask(images=(ImageInput("cat", 0, 1),))
+    content = payload(tmp_path, Submission(asked, 0.0, "").encoded())
+    kept, now, parked = values_of(content)
+    kept["items"] = kept.pop("images")
+    earlier = with_tail((kept, now, parked), tail_of(content))
+    assert Submission.decoded(earlier).request.images == asked.images
 
 
 def test_every_field_of_a_result_that_decides_something_is_recorded() -> None:

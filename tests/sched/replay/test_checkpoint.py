@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import Item, Request, Scheduler, StepResult
-from paceline.core.multimodal import ItemContent, MultimodalConfig
+from paceline import ImageInput, Request, Scheduler, StepResult
+from paceline.core.multimodal import ImageContent, MultimodalConfig
 from paceline.core.settings.config import Config
 from paceline.sched.policies.fcfs import Fcfs
 from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
@@ -52,15 +52,15 @@ def test_a_scheduler_goes_on_from_its_state(policy: str) -> None:
     assert other.explain("r5") == scheduler.explain("r5")
 
 
-def test_items_go_on_from_their_state_without_their_content() -> None:
+def test_images_go_on_from_their_state_without_their_content() -> None:
     config = Config.of(max_num_seqs=3, max_model_len=64, num_blocks=24, block_size=4)
     config = replace(config, encoder=MultimodalConfig(encoder_cache_size=8))
     scheduler = Scheduler(config)
-    pixels = ItemContent.of("image", {"pixels": np.full(50_000, 7, np.uint8)})
+    pixels = ImageContent.of("image", {"pixels": np.full(50_000, 7, np.uint8)})
     for number in range(4):
-        items = (Item("cat", 1, 5, pixels), Item(f"dog{number}", 8, 6, pixels))
+        images = (ImageInput("cat", 1, 5, pixels), ImageInput(f"dog{number}", 8, 6, pixels))
         prompt = np.arange(20) + 50 * number
-        scheduler.submit(Request(id=f"r{number}", prompt=prompt, items=items), now=0.0)
+        scheduler.submit(Request(id=f"r{number}", prompt=prompt, images=images), now=0.0)
     turn(scheduler)
     kept = content(scheduler)
     assert len(kept) < 50_000

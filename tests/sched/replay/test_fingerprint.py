@@ -15,7 +15,7 @@ DIGESTED = {
     "chosen kind encode embedded",
     Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block more",
-    Encoding: "slot item identity rows",
+    Encoding: "slot image identity rows",
     Embedded: "row place source",
     Admitted: "slot request tokens computed blocks resumed more",
 }

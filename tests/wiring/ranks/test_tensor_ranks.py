@@ -22,7 +22,7 @@ from paceline.core.settings.load import LoadConfig
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.process import ProcessCore
 from paceline.engine.transport.restart import RestartingCore
-from paceline.images.processor import image_item
+from paceline.images.processor import image_input
 from paceline.llm import FACTORY
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
@@ -156,7 +156,7 @@ def test_rank_0_encodes_images_for_all(ranks: RankProcesses, tmp_path: Path) -> 
     side, random = 2 * images.square, np.random.default_rng(3)
     pixels = [random.integers(0, 256, (side, side, 3), np.uint8) for _ in range(2)]
     shown: list[Request] = [
-        replace(one, prompt=[9] * 4 + one.prompt.tolist(), items=(image_item(image, 0, 4),))
+        replace(one, prompt=[9] * 4 + one.prompt.tolist(), images=(image_input(image, 0, 4),))
         for one, image in zip(asked(GREEDY), (*pixels, pixels[0]), strict=True)
     ]
     head = str(head_folder(tmp_path / "head", checkpoint.config))

@@ -321,7 +321,7 @@ class Config:
         require(not is_filling or not self.step.unfillable, self.step.unfillable)
         require(
             not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
-            "max_step_s cuts multimodal items, which disable_chunked_mm_input does not allow",
+            "max_step_s cuts images, which disable_chunked_mm_input does not allow",
         )
         if any(one.kind == "state" for one in self.cache.attention_groups):
             drafts, swapped = self.speculation.num_speculative_tokens, self.preemption.swap_space

@@ -33,7 +33,7 @@ class Cursor:
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
-        self.place = len(MAGIC)
+        self.offset = len(MAGIC)
 
     def number(self, kind: int) -> int | float | bool:
         return self.numbers(kind, 1)[0]
@@ -54,13 +54,13 @@ class Cursor:
         if kind not in FORMATS:
             raise ValueError(f"a value of kind {kind}")
         layout = f"<{count}{FORMATS[kind]}"
-        at, self.place = self.place, self.place + struct.calcsize(layout)
-        if self.place > len(self._content):
+        at, self.offset = self.offset, self.offset + struct.calcsize(layout)
+        if self.offset > len(self._content):
             raise self._cut()
         return struct.unpack_from(layout, self._content, at)
 
     def _strings(self, count: int) -> list[str]:
-        content, at, length = self._content, self.place, struct.Struct("<Q")
+        content, at, length = self._content, self.offset, struct.Struct("<Q")
         size = len(content)
         found: list[str] = []
         for _ in range(count):
@@ -69,7 +69,7 @@ class Cursor:
             if at > size:
                 raise self._cut()
             found.append(content[begin:at].decode())
-        self.place = at
+        self.offset = at
         return found
 
     def _cut(self) -> ValueError:

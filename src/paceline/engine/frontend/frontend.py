@@ -121,9 +121,9 @@ class Frontend:
         """A prompt with its images inserted, or after truncation, on any thread."""
         if images:
             found = read_images(self.images, generation, ids or (), images)
-            return TokenizedPrompt(found.token_ids, text, found.items)
+            return TokenizedPrompt(found.token_ids, text, found.images)
         kept = generation.truncated(ids or (), self.max_model_len)
-        return TokenizedPrompt(kept, text, generation.items)
+        return TokenizedPrompt(kept, text, generation.image_inputs)
 
     def text_of(self, generation: GenerationRequest) -> str | None:
         """The text to tokenize; None if the prompt is token ids."""
@@ -190,7 +190,7 @@ class Frontend:
         return Request(
             id=name,
             prompt=prompt.token_ids,
-            items=prompt.items,
+            images=prompt.images,
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
             ignore_eos=params.ignore_eos,

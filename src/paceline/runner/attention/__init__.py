@@ -1,1 +1,1 @@
-"""One file per attention backend, found by its name."""
+"""Attention backends, one per file."""

@@ -1,6 +1,6 @@
-"""Attention by FlashInfer: one call for decodes and one for longer rows."""
+"""Attention with FlashInfer: one call for decodes and one for longer rows."""
 
-# The library is compiled and has no types.
+# The library has no type annotations.
 # pyright: standard, reportMissingImports=false, reportCallIssue=false
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class Flashinfer(Attention):
-    """Plans on the host which program reads what, once for all layers of a step.
+    """Plans the work of programs on the host, once for all layers of a step.
 
-    A plan is copied from pinned memory after the call returns. So there are as many pinned buffers
-    as steps in flight, used in turn.
+    A plan is copied from pinned memory after the call returns. So there is a pinned buffer for each
+    step in flight, used in turn.
     """
 
     support = AttentionSupport(
@@ -52,7 +52,7 @@ class Flashinfer(Attention):
         return FlashinferStep(batch, kv, self.scratch(kv), self._wrappers[self._next])
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FlashinferDecodeGraph":
-        """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
+        """Prepare decodes for a graph; each replay reads the batch's tensors."""
         return FlashinferDecodeGraph(batch, kv, self.scratch(kv), heads)
 
     def scratch(self, kv: KVStore) -> Tensor:
@@ -63,14 +63,14 @@ class Flashinfer(Attention):
 
 
 def keys_and_values(kv: KVStore, layer: int) -> tuple[Tensor, Tensor]:
-    """Views of the store, [blocks, block_size, kv_heads, head_dim] each."""
+    """Views of keys and values, [blocks, block_size, kv_heads, head_dim] each."""
     cells = kv.content[:, layer]
     return cells[:, :, : kv.kv_heads], cells[:, :, kv.kv_heads :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroup:
-    """Rows of a batch that one call computes, and the indices of their positions."""
+    """Rows that one call computes, and the indices of their positions in the batch."""
 
     index: I32
     starts: I32  # [rows + 1], among the positions of the group
@@ -162,8 +162,8 @@ class FlashinferStep(Prepared):
 class FlashinferDecodeGraph(GraphAttention):
     """Decodes of a fixed number of rows, captured once and planned before each replay.
 
-    `lay_out` builds the tables on the GPU, inside the graph; `refresh` plans on the host which
-    program reads what.
+    `lay_out` builds the tables on the GPU, inside the graph; `refresh` plans the work of programs
+    on the host.
     """
 
     def __init__(self, batch: Batch, kv: KVStore, scratch: Tensor, heads: int) -> None:
@@ -186,7 +186,7 @@ class FlashinferDecodeGraph(GraphAttention):
         self._pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(PLANS)]
         self._next = 0
         self._queries = torch.arange(rows + 1, dtype=torch.int32)
-        # The first plan selects the kernels; later plans only set what they read.
+        # The first plan selects the kernels; later ones only change their work.
         self._wrapper.plan(
             self._queries,
             blocks[:0],
@@ -201,7 +201,7 @@ class FlashinferDecodeGraph(GraphAttention):
         self.refresh(np.ones(rows, np.int32))
 
     def lay_out(self) -> None:
-        """Write the table that the kernels read; part of the graph."""
+        """Write the tables of the kernels; part of the graph."""
         table, context = self._batch.block_table[0], self._batch.context
         flatten_table(table, context, *self._table, self._kv)
 
@@ -211,7 +211,7 @@ class FlashinferDecodeGraph(GraphAttention):
         self._next = (self._next + 1) % PLANS
         ends = np.zeros(len(contexts) + 1, np.int32)
         np.cumsum(-(-contexts // kv.block_size), out=ends[1:])
-        # The wrapper's own plan() loops over contexts in Python and copies the table.
+        # The wrapper's plan() loops over contexts in Python and copies the table.
         wrapper._plan_info = wrapper._cached_module.plan(
             wrapper._float_workspace_buffer,
             wrapper._int_workspace_buffer,

@@ -1,4 +1,4 @@
-"""Attention by kernels that are compiled for this processor and read the store in place."""
+"""Attention with kernels compiled for this processor, which read the store in place."""
 
 from ctypes import byref
 from itertools import pairwise
@@ -15,15 +15,15 @@ from paceline.runner.tensors import to_ints
 
 
 class Native(Attention):
-    """A position's result is the same bits alone, beside others, and in a chunk of any length.
+    """Results of a position are bit-identical alone, beside other rows, and in any chunk.
 
-    `Paged` computes it if there is no compiler, or if the store is not of float32 on a CPU.
+    Falls back to `Paged` without a compiler, or if the store is not float32 on a CPU.
     """
 
     support = AttentionSupport()
 
     def __init__(self) -> None:
-        # Checked once: if compiling fails, every step would try again.
+        # Checked once, since every step would try again after a failure.
         self._has_kernels = is_available()
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
@@ -33,7 +33,7 @@ class Native(Attention):
 
 
 class NativeStep(Prepared):
-    """One step. It holds the tensors that the kernels read."""
+    """Attention of one step; it holds the tensors that the kernels read."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._kernels = library()
@@ -92,7 +92,7 @@ class NativeStep(Prepared):
 
 
 def tiles_of(starts: list[int], most: int) -> list[tuple[int, int, int]]:
-    """Rows cut into (row, first position, positions), `most` at a time."""
+    """Cut rows into tiles of at most `most` positions: (row, first position, positions)."""
     return [
         (row, first, min(most, end - first))
         for row, (start, end) in enumerate(pairwise(starts))

@@ -1,4 +1,4 @@
-"""Attention in torch for CPUs: many short rows at once, long rows one by one."""
+"""Attention in torch for CPUs: short rows in groups, long rows one by one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.tensors import to_ints
 
-SHORT = 8  # positions of a row that is still grouped with others: decodes, and drafts to verify
-SCRATCH_BYTES = 2 << 20  # keys gathered in pieces of this size are still cached when read
+SHORT = 8  # most positions of a row that is grouped with others: decodes with their drafts
+SCRATCH_BYTES = 2 << 20  # size of gathered pieces that stay in the processor's cache
 
 
 class Paged(Attention):
-    """Copies the contexts of rows side by side, as torch's GEMMs need them."""
+    """Copies contexts into contiguous memory, as torch's GEMMs need."""
 
     support = AttentionSupport()
 
@@ -27,19 +27,19 @@ class Paged(Attention):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Positions `first` to `first + count` of the batch, the last of `context`."""
+    """A row: positions `first` to `first + count` of the batch, the last ones of `context`."""
 
     index: int
     first: int
     count: int
     context: int
-    skipped: int  # leading blocks that no position of the row sees
+    skipped: int  # leading blocks outside the window of all positions
     blocks: int  # from there to the end of its context
 
 
 class PagedStep(Prepared):
-    """One step, cut into pieces for each group and window. Layers that have both in common gather
-    the same blocks."""
+    """Attention of one step, in pieces for each group and window. Layers with the same group and
+    window gather the same blocks."""
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
@@ -49,8 +49,8 @@ class PagedStep(Prepared):
         self._clear_begun()
 
     def _clear_begun(self) -> None:
-        """Clear the rest of every block that a row begins: an earlier owner may have left NaN,
-        and a weight of zero does not hide NaN."""
+        """Clear the rest of each block that a row begins: an earlier owner may have left NaN, and
+        0 * NaN is NaN."""
         size = self._kv.block_size
         for row, context in enumerate(self._contexts):
             last, rest = divmod(context, size)
@@ -102,10 +102,10 @@ class PagedStep(Prepared):
 
 
 def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
-    """Rows to compute together: of equal length and similar context.
+    """Group rows of equal length and similar context.
 
-    A row is padded to the longest of its group, which is less than twice as long, and a group
-    is closed when its padded blocks fill the scratch. Long rows stay alone.
+    Contexts are padded to the longest of the group, which is less than twice as long. A group is
+    closed when its padded blocks fill the scratch memory. Long rows are not grouped.
     """
     group: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.count, row.blocks), reverse=True):
@@ -124,19 +124,19 @@ def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
 
 
 def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
-    """Whether a query does not see a key, from positions [..., queries] and [..., keys]."""
+    """Which keys a query must not see, from positions [..., queries] and [..., keys]."""
     distance = query_at.unsqueeze(-1) - key_at.unsqueeze(-2)  # [..., queries, keys]
     return distance < 0 if window is None else (distance < 0) | (distance >= window)
 
 
 def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
-    """The mask to add to scores, 0 or -inf. A mask of bools would be converted per layer."""
+    """The mask to add to scores, 0 or -inf. A bool mask would be converted in every layer."""
     mask = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(unseen, float("-inf"))
 
 
 class Scratch:
-    """Memory for the contexts of one piece. The pieces of a step use it one after another."""
+    """Memory for the contexts of one piece, reused by all pieces of a step."""
 
     def __init__(self, kv: KVStore, blocks: int, dtype: torch.dtype) -> None:
         self.kv = kv
@@ -147,9 +147,9 @@ class Scratch:
 
 
 class GatheredContext:
-    """Blocks of one layer at a time, copied side by side.
+    """Contexts of one layer at a time, in contiguous memory.
 
-    Keys and values are views that are made once for all layers; only their content changes.
+    Keys and values are the same views for all layers; only their content changes.
     """
 
     def __init__(self, scratch: Scratch, blocks: Tensor) -> None:
@@ -169,11 +169,11 @@ class GatheredContext:
 
 
 class ShortRows:
-    """Rows of the same few positions. Heads that share keys count as further queries.
+    """Rows of the same few positions. Heads that share keys are additional queries.
 
     query   [rows, kv_heads, count * group, head_dim]
     keys    [rows, kv_heads, cells, head_dim]
-    mask    [rows, 1, count * group, cells], or one query for all of a group
+    mask    [rows, 1, count * group, cells], or one query for the whole group
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ShortRows:
             device=device,
         )
         index, first, skipped, last = columns.T.unsqueeze(-1).unbind()  # [rows, 1] each
-        # Past the end of its context a row reads its last block again, and the mask hides it.
+        # After its context, a row reads its last block again, which the mask hides.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
         self._context = GatheredContext(scratch, table[index, entry])
         query_at = position[first + torch.arange(count, device=device)]  # [rows, count]
@@ -215,7 +215,7 @@ class ShortRows:
 
 
 def _positions(first: list[int], count: int, device: torch.device) -> Tensor | slice:
-    """Indices of rows of `count` positions in the batch: a slice if they are adjacent."""
+    """Indices of the rows' positions in the batch; a slice if they are adjacent."""
     if first == list(range(first[0], first[0] + len(first) * count, count)):
         return slice(first[0], first[-1] + count)
     starts = torch.tensor(first, device=device).unsqueeze(1)
@@ -223,7 +223,7 @@ def _positions(first: list[int], count: int, device: torch.device) -> Tensor | s
 
 
 class LongRow:
-    """One row. Heads share keys without a copy, by a stride of zero.
+    """One row. Heads share keys by a stride of 0, without a copy.
 
     query   [kv_heads, group, count, head_dim]
     keys    [kv_heads, group, cells, head_dim]

@@ -1,4 +1,4 @@
-"""Attention row by row in float32: slow, and the reference for the other backends."""
+"""Attention row by row in float32: the slow reference for other backends."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from paceline.runner.tensors import to_ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """Scale, cap and sinks of attention scores before the softmax.
+    """Scale, soft cap and sinks of attention scores.
 
     scale   factor of every score
-    cap     a score s becomes cap * tanh(s / cap); None: it stays as it is
-    sinks   an extra softmax score of each query [..., queries or 1, 1] that has no value
+    cap     a score s becomes cap * tanh(s / cap); None: no cap
+    sinks   an additional softmax score of each query [..., queries or 1, 1], without a value
     """
 
     scale: float
@@ -35,8 +35,8 @@ def attention(
 ) -> Tensor:
     """Queries [..., queries, head_dim] over keys and values [..., keys, head_dim].
 
-    The mask is added to the scores; without one, a query sees the keys up to its position.
-    Torch's own attention computes neither caps nor sinks.
+    The mask is added to the scores; without one, attention is causal. Torch's attention has
+    neither caps nor sinks.
     """
     if rule.cap is not None or rule.sinks is not None:
         return explicit_attention(query, keys, values, mask, rule)
@@ -52,7 +52,7 @@ def explicit_attention(
     mask: Tensor | None,
     rule: ScoreRule,
 ) -> Tensor:
-    """Attention by its formula, in float32, with caps and sinks."""
+    """Attention by the formula in float32, with caps and sinks."""
     scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(rule.scale)
     if rule.cap is not None:
         scores = scores.div_(rule.cap).tanh_().mul_(rule.cap)
@@ -67,7 +67,7 @@ def explicit_attention(
 
 
 class Sdpa(Attention):
-    """Reads each row through its block table, and computes the formula."""
+    """Gathers each row through its block table, and computes the formula."""
 
     support = AttentionSupport()
 
@@ -104,7 +104,7 @@ class SdpaStep(Prepared):
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
             asked = torch.unflatten(query[first:end].float(), 1, (self._kv.kv_heads, -1))
-            # Torch's kernels for a GPU read masks of odd lengths wrongly.
+            # Torch's GPU kernels misread masks of odd lengths.
             found = explicit_attention(
                 asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]
                 keys.transpose(0, 1).unsqueeze(1).expand(-1, asked.shape[2], -1, -1),

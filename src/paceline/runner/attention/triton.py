@@ -1,4 +1,4 @@
-"""Attention by Triton kernels: parts of contexts for decodes, tiles of queries for longer rows."""
+"""Attention with Triton kernels: decodes split contexts into parts, longer rows use tiles."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,21 +22,21 @@ from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
 from paceline.runner.cuda.kernels.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
-BUSY = 768  # parts of contexts that keep a large GPU busy, even if they are of different sizes
+BUSY = 768  # parts of contexts that keep a large GPU busy, even with different lengths
 LEAST = 16  # rows and columns of the smallest GEMM on tensor cores
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
-PAIRS = 64  # of positions and heads, in a tile of queries
-STAGES = 3  # tiles in flight
-FEW_DIMS = 128  # head size up to which two warps are enough
-FEW_CONTEXTS = 64  # below it, parts of a single tile are faster
-AT_ONCE = 256  # programs that a large GPU runs at the same time, if they rotate queries too
-FEW = 2048  # positions, up to which longer tiles of keys are faster
-ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # to keys that are in the store
+PAIRS = 64  # (position, head) pairs in a tile of queries
+STAGES = 3  # tiles being loaded
+FEW_DIMS = 128  # largest head size for two warps
+FEW_CONTEXTS = 64  # number of contexts below which parts of a single tile are faster
+AT_ONCE = 256  # programs that run at once on a large GPU, if they also rotate queries
+FEW = 2048  # most positions for which longer tiles of keys are faster
+ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # keys are in the store
 
 
 def context_cut(rows: int, kv_heads: int) -> ContextCut:
-    """The cut for a number of rows, the fastest on an H200 for contexts of all kinds of lengths.
-    There are as many contexts as heads of keys in all rows."""
+    """The fastest split of contexts for a number of rows on an H200, for mixed lengths. Each key
+    head of a row has a context."""
     contexts = rows * kv_heads
     if contexts < FEW_CONTEXTS:
         return ContextCut(max(AT_ONCE // kv_heads - rows, 1), least=1, joined=16)
@@ -45,17 +45,17 @@ def context_cut(rows: int, kv_heads: int) -> ContextCut:
 
 
 class Triton(Attention):
-    """Reads block tables on the GPU, so that the host launches a step without knowing them.
+    """Reads block tables on the GPU, so that the host can launch a step without knowing them.
 
-    Everything that depends on the step is in the tensors of its batch: kernels in a graph read
-    their content when the graph is replayed.
+    All step-dependent data is in the batch's tensors, which kernels in a graph read at each
+    replay.
     """
 
     support = AttentionSupport(device="cuda", mixed_graphs=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            # All steps that are launched kernel by kernel have one kernel, for any number of rows.
+            # Without a graph, one kernel serves any number of rows.
             cut = replace(context_cut(batch.rows, kv.kv_heads), joined=JOINED)
             return DecodeAttention(batch, kv, cut)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
@@ -78,20 +78,20 @@ class Triton(Attention):
 
 
 class DecodeAttention(GraphAttention):
-    """Rows of one position each, whose contexts are cut into parts.
+    """Rows of one position each, whose contexts are split into parts.
 
-    Every part is read by one program for each head of keys. Of those that read the same context,
-    the last one to end joins the results.
+    One program reads a part for one key head. Of the programs of one context, the last to end
+    combines the results.
     """
 
     def __init__(
         self, batch: Batch, kv: KVStore, cut: ContextCut, bounds: Tensor | None = None
     ) -> None:
-        """All rows, or those up to `bounds[0]`."""
+        """For all rows, or those up to `bounds[0]`."""
         self._batch, self._kv, self._cut, self._bounds = batch, kv, cut, bounds
         self._tables = batch.block_table.unbind()
         self._lists: dict[int, PartList] = {}  # by window; 0: none
-        # How many programs of a row and a head have ended. The one that joins resets it.
+        # Ended programs of each row and head; the one that combines resets the count.
         self._ended = torch.zeros(
             (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
         )
@@ -142,7 +142,7 @@ class DecodeAttention(GraphAttention):
         on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
         parts = torch.empty((len(listed), heads, dim), **on)
         peaks = torch.empty((len(listed), heads), **on)
-        programs = len(listed) + is_bounded  # one waits for the kernel that runs beside
+        programs = len(listed) + is_bounded  # one waits for the concurrent kernel
         decode[(kv.kv_heads, programs)](
             query,
             kv.content,
@@ -180,8 +180,8 @@ class DecodeAttention(GraphAttention):
         )
 
     def _listed(self, window: int) -> Tensor:
-        """The parts that layers with this window read. From the first use on, `lay_out` lists
-        them; a graph is captured after a first run."""
+        """The list of parts for layers with this window, which `lay_out` writes from the first use
+        on; a graph is captured after a first run."""
         if window not in self._lists:
             self._lists[window] = PartList(self._batch, self._bounds, window, self._cut)
             self._lists[window].lay_out()
@@ -189,8 +189,8 @@ class DecodeAttention(GraphAttention):
 
 
 class FusedDecodeAttention(DecodeAttention):
-    """Rows of one position each, none of which reads what another one writes in this step. With few
-    rows, the kernel also rotates queries and keys and writes them to the store."""
+    """Rows of one position each, of different sequences. With few rows, the kernel also rotates
+    queries and keys and writes them to the store."""
 
     rotates = True
 
@@ -206,8 +206,8 @@ class FusedDecodeAttention(DecodeAttention):
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts before the linear that
-        computes it has ended, and after whatever wrote the batch.
+        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts after the batch is
+        written, and before the linear that computes `qkv` has ended.
         """
         rows, total, dim = qkv.shape
         heads = total - 2 * self._kv.kv_heads
@@ -225,8 +225,8 @@ class TiledAttention(GraphAttention):
         row_start   0           5   6               11     tiles of 4
         tile        0       1   2   3       4       .      row r has its first at start // 4 + r
 
-    If a row needs fewer tiles than it has room for, the last one stays empty. So the number of
-    programs depends on the number of positions and rows alone, not on the lengths of rows.
+    If a row needs fewer tiles than it has room for, its last one is empty. So the number of
+    programs depends only on the numbers of positions and rows, not on the lengths of rows.
     """
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
@@ -234,7 +234,7 @@ class TiledAttention(GraphAttention):
         self._tables = batch.block_table.unbind()
 
     def lay_out(self) -> None:
-        """Nothing to do: the kernel finds its rows on the GPU."""
+        """Do nothing: the kernel finds its rows on the GPU."""
 
     def attend(
         self,
@@ -299,9 +299,9 @@ class TiledAttention(GraphAttention):
 
 
 class MixedAttention(GraphAttention):
-    """Rows of one position by one kernel, and longer rows by another, which is launched first.
+    """One kernel for rows of one position and another, launched first, for longer rows.
 
-    They run side by side, as far as there are multiprocessors for both.
+    They run concurrently as far as there are free multiprocessors.
     """
 
     def __init__(self, singles: DecodeAttention, others: TiledAttention | PrefillAttention) -> None:

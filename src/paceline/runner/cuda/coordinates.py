@@ -58,7 +58,7 @@ class CudaCoordinates:
         """Follow the changes of a plan."""
         for new in plan.admitted:
             table = self._table[:, new.slot]
-            if new.request.items:
+            if new.request.images:
                 known = request_coordinates(new.request, self._square)
                 table[:] = self._positions + int(known[-1, 0] - len(new.request.prompt))
                 (sent,) = self._staging.send(known.T.astype(np.int32).ravel())

@@ -161,8 +161,8 @@ class CudaMLP:
 class CudaModel:
     """Weights on a GPU in their final form. `forward` changes only the KV store.
 
-    In a model that reads images, the table of token embeddings goes on with `item_table`, whose
-    rows have ids from `first_item_id` on. `item_tokens` are the tokens that they stand for.
+    In a model that reads images, the table of token embeddings goes on with `image_table`, whose
+    rows have ids from `first_image_id` on. `image_tokens` are the tokens that they stand for.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class CudaRunner:
             logprobs=True,
             prompt_logprobs=True,
             adapters=self.state.adapters is not None,
-            items=self._residents.images is not None,
+            images=self._residents.images is not None,
             constraints=self.graphs.masks is not None,
             pooling=True,
             generation=self._eager_steps.model.config.generates,

@@ -1,1 +1,1 @@
-"""Models that read a text as a whole and generate nothing: embeddings and scores."""
+"""Text encoders: models that compute embeddings and scores and generate nothing."""

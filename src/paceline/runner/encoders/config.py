@@ -21,7 +21,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.describe import describe
 
-BIDIRECTIONAL = "use_bidirectional_attention"  # of decoders that are trained to embed texts
+BIDIRECTIONAL = "use_bidirectional_attention"  # a key of decoders that are trained to embed texts
 DESCRIBED: Mapping[str, Callable[[ConfigEntries], EncoderSpec]] = {
     "Bert": bert,
     "Roberta": roberta,
@@ -34,12 +34,12 @@ DESCRIBED: Mapping[str, Callable[[ConfigEntries], EncoderSpec]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderConfig:
-    """An encoder: its description, and its limits.
+    """An encoder: its description and limits.
 
     spec        its tensors
     classes     of a classifier; 0: it makes embeddings
     max_tokens  of a text
-    has_pairs   two texts of a pair have different segments
+    has_pairs   do the texts of a pair have different segments?
     """
 
     spec: EncoderSpec
@@ -75,7 +75,7 @@ def architecture(raw: Mapping[str, Any]) -> str:
 
 
 def encoder_config(folder: Path) -> TextEncoderConfig | None:
-    """The configuration of an encoder in a folder; None if there is another model."""
+    """The configuration of an encoder in a folder; None if it has another kind of model."""
     file = folder / "config.json"
     if not file.is_file():
         return None

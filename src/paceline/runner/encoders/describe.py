@@ -1,4 +1,4 @@
-"""Describes encoders: from the entries of their config.json to every tensor."""
+"""Descriptions of encoders, from the entries of their config.json."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope, frequencies
 
-# What a decoder may have whose attention reads in both directions.
+# Features of decoders with bidirectional attention.
 OF_DECODERS = BackendSupport(
     backend="encoder",
     features=frozenset(
@@ -46,8 +46,8 @@ OF_DECODERS = BackendSupport(
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """Names of the parts of a layer in BERT and its relatives: attention and an MLP, each with a
-    norm of the sum with its input."""
+    """Names of the parts of a layer in BERT-like models: attention and an MLP, each followed by a
+    norm of the residual sum."""
 
     layer: str
     qkv: tuple[str, ...]
@@ -201,7 +201,7 @@ def _activation(read: ConfigEntries, key: str, usual: str) -> str:
 
 
 def modernbert(read: ConfigEntries) -> EncoderSpec:
-    """Some layers read everything, the others what is near; all with norms before them."""
+    """ModernBERT: pre-norm layers with global or local attention."""
     eps, has_bias = float(read.get("norm_eps", 1e-5)), bool(read.get("norm_bias", False))
     every, layers = read.get("global_attn_every_n_layers", 3), read.number("num_hidden_layers")
     kinds = read.get("layer_types") or [
@@ -278,7 +278,7 @@ def _modern_mlp(read: ConfigEntries, name: str, norm: EncoderNorm) -> EncoderMLP
 
 
 def of_decoder(spec: DecoderSpec) -> EncoderSpec:
-    """A decoder whose attention reads in both directions, such as EmbeddingGemma."""
+    """A decoder with bidirectional attention, such as EmbeddingGemma."""
     OF_DECODERS.require(spec)
     return EncoderSpec(
         prefix="model.",
@@ -291,7 +291,7 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
 
 def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
-    assert not isinstance(mlp, MoESpec)  # it is no feature of OF_DECODERS
+    assert not isinstance(mlp, MoESpec)  # not in OF_DECODERS
     return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 

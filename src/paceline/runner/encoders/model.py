@@ -1,4 +1,4 @@
-"""A text encoder: every position reads others on both sides, so a text is computed in one pass."""
+"""Text encoders. Attention is bidirectional, so a text is computed in one step."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ from paceline.runner.encoders.spec import (
 from paceline.runner.models.rope import Rope
 from paceline.runner.tensors import from_numpy
 
-BUCKETS, FARTHEST = 32, 128  # of MPNet's distances, whatever the configuration says
+BUCKETS, FARTHEST = 32, 128  # of MPNet's distances, regardless of its configuration
 
 
 class Weights:
-    """Tensors by name; each must be there."""
+    """Reads tensors by name. ConfigError if one is missing."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], prefix: str, dtype: torch.dtype, device: str
     ) -> None:
         self._tensors, self._dtype, self._device = tensors, dtype, device
-        # Files of sentence-transformers have the same names without a prefix.
+        # sentence-transformers omits the prefix.
         self._prefix = prefix if any(name.startswith(prefix) for name in tensors) else ""
 
     def __call__(self, name: str) -> Tensor:
@@ -71,7 +71,7 @@ class TextNorm:
 
 
 class TextLinear:
-    """A linear layer; its outputs may be those of several tensors."""
+    """A linear, perhaps of several tensors joined by output."""
 
     def __init__(self, weights: Weights, spec: EncoderLinear) -> None:
         self._weight = torch.cat([weights(f"{name}.weight") for name in spec.names])
@@ -84,7 +84,7 @@ class TextLinear:
 
 
 class Residual:
-    """Adds what a part computes to its input, with the norms around it."""
+    """Adds the output of a sublayer to its input, with the norms around it."""
 
     def __init__(self, weights: Weights, spec: Around) -> None:
         self._norm = weights.norm(spec.norm)
@@ -108,7 +108,7 @@ class TextAttention:
         self._query_norm, self._key_norm = map(weights.norm, (spec.query_norm, spec.key_norm))
 
     def __call__(self, hidden: Tensor, mask: Tensor, rotary: "Rotary | None") -> Tensor:
-        """`hidden` is [texts, positions, width]; `mask` says what positions may be read, or is
+        """`hidden` is [texts, positions, width]; `mask` says which positions may be read, or is
         added to the scores."""
         spec, qkv = self.spec, self._qkv(self._around.before(hidden))
         heads = torch.unflatten(qkv, -1, (-1, spec.head_dim))
@@ -142,7 +142,7 @@ class TextMLP:
 
 
 class TextHead:
-    """Logits of the classes of a text [texts, classes]."""
+    """The classification head: logits [texts, classes]."""
 
     def __init__(self, weights: Weights, spec: EncoderHead) -> None:
         self._spec, self._norm = spec, weights.norm(spec.norm)
@@ -155,7 +155,7 @@ class TextHead:
 
 
 class Rotary:
-    """Rotary embedding: cosines and sines of the first positions."""
+    """Rotary cos/sin tables."""
 
     def __init__(self, rope: Rope, positions: int, device: str) -> None:
         speed = torch.tensor(rope.frequencies, device=device)
@@ -183,7 +183,7 @@ def activated(x: Tensor, name: str) -> Tensor:
 
 
 class TextEncoder:
-    """Weights in their final form."""
+    """An encoder with its weights."""
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ class TextEncoder:
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[Tensor], separator: int | None = None) -> list[Tensor]:
-        """Hidden states [positions, width] of each text. `separator` is the token between two
-        texts of a pair."""
+        """Hidden states [positions, width] of each text. `separator` is the token between the texts
+        of a pair."""
         tokens = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(self.device)
         lengths = torch.tensor([len(one) for one in ids], device=self.device)
         hidden = self._embedded(tokens, separator)
@@ -234,8 +234,8 @@ class TextEncoder:
         return hidden if self._norm is None else self._norm(hidden)
 
     def _masks(self, lengths: Tensor, longest: int) -> dict[int | None, Tensor]:
-        """For each reach of the layers, what positions may be read: [texts, 1, 1 or positions,
-        positions]; with biases of distances, what is added to the scores."""
+        """For each reach of the layers, a mask of positions that may be read, [texts, 1, 1 or
+        positions, positions]; with relative biases, the amounts to add to the scores."""
         position = torch.arange(longest, device=self.device)
         known = (position < lengths[:, None])[:, None, None, :]
         distance = (position - position[:, None]).abs()
@@ -245,7 +245,7 @@ class TextEncoder:
             if reach is None:
                 found[None] = known
             elif reach not in found:
-                # Padding reads itself, since a row that reads nothing has no softmax.
+                # Padding attends to itself, since a softmax over nothing is NaN.
                 found[reach] = (known & (distance <= reach)) | (distance == 0)
         if self._relative is not None:
             by_distance = F.embedding(buckets(position), self._relative).permute(2, 0, 1)
@@ -268,8 +268,8 @@ def _built(weights: Weights, layer: EncoderLayer) -> tuple[TextAttention, TextML
 
 
 def buckets(position: Tensor) -> Tensor:
-    """The bucket of the distance from each position to each other one: half of the buckets for each
-    direction, of which half are exact and the rest grow with the logarithm of the distance."""
+    """The bucket of the distance between each two positions. Each direction has half of the
+    buckets; of these, half are exact, and the others logarithmic."""
     half, exact = BUCKETS // 2, BUCKETS // 4
     ahead = position - position[:, None]  # [from, to]
     far = ahead.abs()
@@ -278,13 +278,13 @@ def buckets(position: Tensor) -> Tensor:
     return torch.where(far < exact, far, coarse) + half * (ahead > 0)
 
 
-ALIKE = 1.25  # texts are padded to the same length if the longest is at most this much longer
+ALIKE = 1.25  # largest ratio of lengths of texts that are padded to one length
 
 
 class EncoderRunner:
-    """A text is computed by one row, so nothing is kept between steps and there is no KV memory.
+    """The runner of an encoder. One row computes a whole text, so there is no KV and no state.
 
-    Each text gets one token that has no meaning, which ends its request.
+    Each text gets one meaningless token, which ends its request.
     """
 
     capabilities = Capabilities(pooling=True, generation=False)
@@ -335,7 +335,7 @@ class EncoderRunner:
 
 
 def alike(spans: Sequence[PoolSpan], count: Sequence[int]) -> list[list[PoolSpan]]:
-    """Texts of similar length together, so that little is computed for padding."""
+    """Group texts of similar length, so that there is little padding."""
     groups: list[list[PoolSpan]] = []
     for span in sorted(spans, key=lambda span: count[span.row]):
         if groups and count[span.row] <= ALIKE * count[groups[-1][0].row]:

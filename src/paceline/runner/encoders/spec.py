@@ -1,4 +1,4 @@
-"""The description of an encoder, tensor by tensor, from which it is built."""
+"""The description of an encoder: all its tensors and options."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
 
 @dataclass(frozen=True, slots=True)
 class EncoderNorm:
-    """A layer norm; or a root-mean-square norm, which multiplies by its weight plus `offset`."""
+    """A layer norm, or an RMS norm, which multiplies by its weight plus `offset`."""
 
     name: str
     eps: float
@@ -20,7 +20,7 @@ class EncoderNorm:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLinear:
-    """A linear layer. Its outputs are those of several tensors, side by side."""
+    """A linear of one or several tensors, joined by output."""
 
     names: tuple[str, ...]
     has_bias: bool = True
@@ -28,7 +28,7 @@ class EncoderLinear:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Norms of attention or of an MLP f: sum_norm(x + output_norm(f(norm(x)))), each optional."""
+    """Norms around a sublayer f: sum_norm(x + output_norm(f(norm(x)))); each is optional."""
 
     norm: EncoderNorm | None = None
     output_norm: EncoderNorm | None = None
@@ -37,14 +37,14 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class EncoderAttention:
-    """Every position reads all others, or those that are near.
+    """Bidirectional attention, global or local.
 
     qkv                    queries, keys and values, in this order
     heads, kv_heads        of queries; of keys and values
     scale                  factor of the scores before the softmax
-    rope                   of queries and keys; None: positions are in the embeddings
-    query_norm, key_norm   of each head, before the rotation
-    reach                  positions to each side that one position reads; None: all
+    rope                   of queries and keys; None: the model has position embeddings
+    query_norm, key_norm   of each head, before the rotary embedding
+    reach                  positions that one position reads on each side; None: all
     """
 
     around: Around
@@ -85,24 +85,24 @@ class EncoderHead:
     activation: str
     out: EncoderLinear
     norm: EncoderNorm | None = None
-    pools_mean: bool = False  # of all positions; otherwise the first one is read
+    pools_mean: bool = False  # pools the mean of all positions, otherwise the first
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
     """A whole encoder.
 
-    prefix          what the names of its tensors begin with, except those of the head
+    prefix          of the names of its tensors, except those of the head
     words           the embedding of token ids
     layers          in the order of computation
     scale           factor of the embedding
     positions       the embedding of positions
-    first_position  of a text: RoBERTa's begin after the padding id
-    segments        the embedding of which text of a pair a position belongs to
+    first_position  of a text: RoBERTa's positions begin after the padding id
+    segments        the embedding of the segment, the text of a pair
     norm            of the sum of embeddings
-    last_norm       behind all layers
-    relative        a bias of the scores by head and by the distance of two positions: MPNet's
-    head            of a classifier; None: it makes embeddings
+    last_norm       after all layers
+    relative        biases of scores by head and distance, as in MPNet
+    head            of a classifier; None: the model computes embeddings
     """
 
     prefix: str

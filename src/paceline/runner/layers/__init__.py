@@ -1,1 +1,1 @@
-"""The parts that all architectures are made of."""
+"""Layers of all architectures."""

@@ -1,4 +1,4 @@
-"""One layer of a decoder in torch: attention and MLP, each added to the residual stream."""
+"""Decoder layers in torch: attention and MLP, each added to the residual stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,13 @@ class LayerContext:
 
     rotations: dict[Rope, Rotation]
     kv: KVStore
-    cells: Sequence[Tensor]  # by layer: [positions], where in the store it writes
+    cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
 
 
 class SelfAttention:
-    """Queries, keys and values are adjacent, so that rotation and write are one operation each.
+    """Self-attention. Queries, keys and values are adjacent, so rotation and write are one
+    operation each.
 
     qkv   | q q q q q q q q q | k k k | v v v |      [positions, heads + 2 * kv_heads, head_dim]
             rotated ────────────────┘ written ┘
@@ -45,7 +46,7 @@ class SelfAttention:
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
-        """Everything but the linear with `output`, which the layer adds to the residual stream."""
+        """Everything but the linear `output`, which the layer adds to the residual stream."""
         spec, layer = self._spec, self._layer
         qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
         rotated = qkv[:, : self._rotated]
@@ -60,7 +61,7 @@ class SelfAttention:
 
 
 class DecoderLayer:
-    """Adds to the residual stream in place: the sum is part of the linear."""
+    """A decoder layer. It adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
         self.attention = SelfAttention(factory, spec.attention, layer)
@@ -72,7 +73,7 @@ class DecoderLayer:
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
-        """The residual stream after this layer, of all positions or of the wanted ones."""
+        """The residual stream after this layer, of all or of the wanted positions."""
         seen = self.attend(hidden, context)
         if wanted is not None:
             hidden, seen = hidden[wanted], seen[wanted]
@@ -127,9 +128,9 @@ TORCH = BackendSupport(
 
 
 class TorchStack:
-    """The layers in torch: the reference for every other implementation.
+    """All layers in torch, the reference for other implementations.
 
-    After the attention of the last layer, positions that are not wanted are left out.
+    After the attention of the last layer, only wanted positions are computed.
     """
 
     def __init__(self, factory: LayerFactory[Linear], layers: tuple[LayerSpec, ...]) -> None:
@@ -170,7 +171,7 @@ class TorchStack:
         return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
-        """Positions that pairs are rotated by: [positions], or [positions, pairs]."""
+        """Positions for the rotary embedding: [positions], or [positions, pairs]."""
         if rope not in self._axes or batch.coordinates is None:
             return batch.position
         return batch.coordinates[:, self._axes[rope]]

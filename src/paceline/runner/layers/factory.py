@@ -1,4 +1,4 @@
-"""Builds layers from the tensors of a checkpoint, as a description names them."""
+"""Build layers from a checkpoint and its description."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,22 +30,22 @@ L_co = TypeVar("L_co", bound=Linear, covariant=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerFactory(Generic[L_co]):
-    """A checkpoint, and how a device builds linears of it.
+    """Builds layers from a checkpoint, with the linears of a device.
 
-    All but the weights of linears is read in float32, and rounded once.
+    All tensors but the weights of linears are read in float32, and rounded once.
     """
 
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device | str
     build: Callable[[LinearParts], L_co]
-    group: RankGroup | None = None  # the ranks that the description is divided among, if it is
+    group: RankGroup | None = None  # None: the model is not divided
 
     def read(self, tensor: TensorSpec) -> Tensor:
         return self.read_stored(tensor).to(torch.float32)
 
     def read_stored(self, tensor: TensorSpec) -> Tensor:
-        """In the type that the file has."""
+        """Read a tensor in the type of the file."""
         if tensor.cut is None:
             found = self.checkpoint.read(tensor.name)
         else:
@@ -53,7 +53,7 @@ class LayerFactory(Generic[L_co]):
         return found.to(self.device)
 
     def joined(self, tensors: tuple[TensorSpec, ...]) -> Tensor:
-        """Several tensors, one below the other."""
+        """Concatenate tensors along the first dimension."""
         read = [self.read(tensor) for tensor in tensors]
         return torch.cat(read) if len(read) > 1 else read[0]
 
@@ -66,7 +66,7 @@ class LayerFactory(Generic[L_co]):
         return weight.mul_(norm.width**0.5 * self.scale(norm.scale))
 
     def scale(self, scale: KVScale | None) -> float:
-        """What weights are multiplied by, for a scale that is folded into them."""
+        """The factor of weights for a scale that is folded into them."""
         if scale is None:
             return 1.0
         found = float(self.read(scale.tensor))
@@ -76,7 +76,7 @@ class LayerFactory(Generic[L_co]):
         return 1 / rounded if scale.divides else rounded
 
     def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
-        """The factors of all heads of queries, then of keys, [heads + kv_heads, head_dim]."""
+        """The norm factors of all query heads, then key heads, [heads + kv_heads, head_dim]."""
         query, key = self.factor(norms.query), self.factor(norms.key)
         heads = query.expand(attention.heads, -1), key.expand(attention.kv_heads, -1)
         return torch.cat(heads)[:, paired_order(attention)]
@@ -88,14 +88,14 @@ class LayerFactory(Generic[L_co]):
         return None if norm is None else self.norm(norm)
 
     def head_norm(self, attention: AttentionSpec) -> Norm | None:
-        """One norm over the heads of queries and keys, which lie side by side."""
+        """One norm for the heads of queries and keys, which are adjacent."""
         if attention.head_norms is None:
             return None
         factor = self.head_factor(attention, attention.head_norms)
         return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
 
     def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> L_co:
-        """A linear, and the factor of the norm before it, if the norm leaves its factor to it."""
+        """A linear that also applies the factor of the norm `before` it, if given."""
         return self.build(self.parts(linear, before))
 
     def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
@@ -132,39 +132,39 @@ class LayerFactory(Generic[L_co]):
             yield found * self.scale(scale) if scale is not None and scale.has_bias else found
 
     def summed(self, linear: LinearSpec) -> Linear:
-        """A linear whose inputs are divided among ranks, if there are several."""
+        """A linear whose results are summed over ranks, if there are several."""
         part = self.linear(linear)
         return part if self.group is None else SummedLinear(part, self.group)
 
     def head(self, linear: LinearSpec, before: NormSpec | None = None) -> Linear:
-        """A linear whose outputs are those of all ranks on rank 0, and none on the others."""
+        """A linear whose outputs are gathered on rank 0; other ranks get none."""
         part = self.linear(linear, before)
         return part if self.group is None else GatheredLinear(part, self.group)
 
     def embedding(self, table: Tensor, ids: int | None = None) -> Callable[[Tensor], Tensor]:
-        """From token ids [n] to embeddings [n, width]; ranks have a part of the table each. Behind
-        the first `ids` rows, that of rank 0 goes on with rows for ids behind all token ids."""
+        """Maps token ids [n] to embeddings [n, width]; each rank has a part of the table. After the
+        first `ids` rows, rank 0 has rows for ids beyond all token ids."""
         if self.group is not None:
             return SplitEmbedding(table, self.group, len(table) if ids is None else ids)
         return partial(F.embedding, weight=table)
 
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor]:
-        """What adds up the parts that ranks compute, in place."""
+        """A function that sums a tensor over all ranks in place."""
         return whole if self.group is None else self.group.sum
 
     def share_among_ranks(self) -> Callable[[Tensor], Tensor]:
-        """What gives all ranks a tensor of rank 0, in place."""
+        """A function that broadcasts a tensor of rank 0 in place."""
         return whole if self.group is None else self.group.share
 
     def router(self, linear: LinearSpec, before: NormSpec) -> Tensor:
         """The weights of a router, [experts, width], with the factor of the norm before it.
 
-        They stay in float32: a rounded score may choose another expert.
+        They stay in float32, since rounding may change the choice of experts.
         """
         return self.joined(linear.weights).mul_(self.factor(before))
 
     def qkv(self, attention: AttentionSpec) -> L_co:
-        """The linear for queries, keys and values, of which the first two are `paired_order`."""
+        """The linear for queries, keys and values; the first two are in `paired_order`."""
         parts = self.parts(attention.qkv)
         factor = self.factor(attention.norm)
         if attention.second_norm is not None:
@@ -186,20 +186,20 @@ class LayerFactory(Generic[L_co]):
 
 
 def whole(total: Tensor) -> Tensor:
-    """The sum over all ranks, of which there is one."""
+    """Return the tensor: there is only one rank."""
     return total
 
 
 def paired_order(attention: AttentionSpec) -> list[int]:
-    """The dimensions of a head in an order in which pair i is (x[i], x[i + head_dim / 2]).
+    """An order of the dimensions of a head in which pair i is (x[i], x[i + head_dim / 2]).
 
-    A checkpoint has pairs like this among the rotated dimensions alone, and these come first:
+    Checkpoints have such pairs only within the rotated dimensions, which come first:
 
         checkpoint   x0 x1 y0 y1 | a b c d
         here         x0 x1 a b     y0 y1 c d
 
-    Scores do not depend on the order of dimensions, if queries and keys have the same one. So
-    layers turn whole heads, and the rope leaves the pairs of the rest as they are.
+    Scores do not depend on the order of dimensions if it is the same for queries and keys. So
+    layers rotate whole heads, and the rope does not change the other pairs.
     """
     dims, rotated = range(attention.head_dim), attention.rotary_dim
     turning, rest = dims[:rotated], dims[rotated:]

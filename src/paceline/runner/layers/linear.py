@@ -1,4 +1,4 @@
-"""Linears with weights."""
+"""Linears."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from paceline.runner.weights.matrix import Matrix
 
 
 class Linear(Protocol):
-    """A matrix that is fixed when it is built."""
+    """A linear with fixed weights."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, inputs] to a new [n, outputs]."""
+        """Map [n, inputs] to a new [n, outputs]."""
         ...
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
@@ -24,12 +24,12 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearParts:
-    """What a linear is built from.
+    """The parts of which a linear is built.
 
     name     of its tensors, for messages and caches
-    read     reads the weights [outputs, inputs]; it is not called if a cache has them
+    read     reads the weights [outputs, inputs]; not called if a cache has them
     bias     [outputs] in float32
-    factor   [inputs] in float32, of the norm before it, if the norm leaves its factor to the linear
+    factor   [inputs] in float32, of the norm before it, if it is folded into the linear
     dtype    of its inputs and outputs
     """
 
@@ -43,8 +43,8 @@ class LinearParts:
 class DenseLinear:
     """Weights in the type of the activations, transposed.
 
-    [inputs, outputs] takes half the time of the original layout with 8 to 32 rows on a CPU, and
-    with one row or hundreds it is no slower.
+    On a CPU, [inputs, outputs] halves the time of the original layout with 8 to 32 rows, and is not
+    slower with one row or hundreds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which kernels compute the linears of a model on a CPU."""
+"""Choose the kernels of a model's linears on a CPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from paceline.runner.models.describe import describe
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.checkpoint import Checkpoint
 
-Kernel = Callable[[LinearParts], Linear | None]  # None: it does not accept these weights
+Kernel = Callable[[LinearParts], Linear | None]  # None: unsupported weights
 AUTO, FLOAT32, INT8 = "auto", "float32", "int8"
-# Of the kernels of a setting, the first that accepts a linear computes it. "int8" keeps weights in
-# 4 bits where these lose nothing.
+# By setting: the first kernel that supports a linear computes it. "int8" keeps weights in 4 bits
+# where that loses nothing.
 KERNELS: Mapping[str, tuple[Kernel, ...]] = {FLOAT32: (DenseLinear.of,), INT8: (NativeLinear.of,)}
 
 
 @dataclass(frozen=True, slots=True)
 class LinearBuilder:
-    """Builds linears with the first kernel of a list that accepts them."""
+    """Builds each linear with the first kernel that supports it."""
 
     kernels: tuple[Kernel, ...]
 
     @staticmethod
     def of(weights: str, packed: PackedStore | None = None) -> "LinearBuilder":
-        """The kernels of a setting. Native linears find packed weights in a store."""
+        """A builder for a setting; `packed` stores the packed weights of native linears."""
         if packed is not None and weights == INT8:
             return LinearBuilder((partial(NativeLinear.of, packed=packed),))
         return LinearBuilder(KERNELS[weights])
@@ -43,7 +43,7 @@ class LinearBuilder:
 
 @dataclass(frozen=True, slots=True)
 class LinearChoice:
-    """The kernels of all linears, and why they were chosen."""
+    """The chosen kernels, and the reason."""
 
     name: str
     reason: str
@@ -57,7 +57,7 @@ class LinearChoice:
 
 
 def choose(name: str, checkpoint: Checkpoint) -> LinearChoice:
-    """The kernels with this name; for "auto", those that keep the precision of the file."""
+    """The kernels of a setting; "auto" keeps the precision of the file."""
     if name == AUTO:
         return automatic(checkpoint)
     if name not in KERNELS:
@@ -69,7 +69,7 @@ def choose(name: str, checkpoint: Checkpoint) -> LinearChoice:
 
 
 def automatic(checkpoint: Checkpoint) -> LinearChoice:
-    """The same at every start: it depends on the file, and on whether there are kernels for it."""
+    """The choice for "auto", which depends only on the file and on the kernels available."""
     if not checkpoint.is_quantized:
         return LinearChoice(FLOAT32, "as precise as the file; --weights int8 is faster")
     if not is_available():

@@ -1,4 +1,4 @@
-"""The gated MLP, down(act(gate(x)) * up(x)), and mixtures of experts (MoE)."""
+"""The gated MLP, down(act(gate(x)) * up(x)), and mixture of experts (MoE)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def clamped_gate(clamp: ClampedGate) -> Gate:
 
 
 class GatedLinears:
-    """The two linears of an MLP or of an expert, and what is between them."""
+    """The two linears of an MLP or an expert, and the gate between them."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class MLP:
         self.output_norm = factory.optional_norm(spec.output_norm)
 
     def add_to(self, hidden: Tensor) -> None:
-        """Add the MLP of the residual stream to it."""
+        """Add the MLP's output to the residual stream."""
         x = self.linears.gated(self._input_norm(hidden))
         add_linear(hidden, x, self.linears.down, self.output_norm)
 
 
 class MoE:
-    """Positions are sorted by expert, so that an expert computes all of its positions at once."""
+    """An MoE layer. It sorts positions by expert, so that each expert computes all at once."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: MoESpec) -> None:
         self._spec = spec
@@ -85,7 +85,7 @@ class MoE:
         self.router = factory.router(spec.router, spec.norm)  # [experts, width]
         biases = spec.router.biases
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
-        self.output_norm = None  # no architecture has one here
+        self.output_norm = None  # no architecture has one
         gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
         self.experts = [
             GatedLinears(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
@@ -94,7 +94,7 @@ class MoE:
         self._summed = factory.sum_over_ranks()
 
     def add_to(self, hidden: Tensor) -> None:
-        """Add the mixture of the residual stream to it."""
+        """Add the experts' output to the residual stream."""
         x = self._input_norm(hidden)
         chosen, share = self._choose(x)
         total = torch.zeros_like(hidden)
@@ -108,7 +108,7 @@ class MoE:
         hidden.add_(self._summed(total))
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts of every position and their shares, [positions, chosen] each."""
+        """Experts of each position and their weights, [positions, chosen] each."""
         scores = F.linear(x.float(), self.router, self._router_bias)  # [positions, experts]
         share, chosen = scores.softmax(dim=-1).topk(self._spec.chosen)
         if self._spec.shares_sum_to_one:

@@ -1,4 +1,4 @@
-"""Linears with weights of 8 bits or of 4, by kernels compiled for this processor."""
+"""Linears with 8-bit or 4-bit weights, by kernels compiled for this processor."""
 
 from ctypes import byref
 
@@ -13,7 +13,7 @@ from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 
 class NativeLinear:
-    """Integer linears and sums: the result of a row does not depend on other rows, bit for bit."""
+    """Integer GEMMs: the result of a row is bit-identical whatever the other rows are."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class NativeLinear:
         dtype: torch.dtype,
         factor: Tensor | None = None,
     ) -> None:
-        """A weight that is packed already is used as it is."""
+        """`packed` weights are used as they are."""
         packed = weight if isinstance(weight, PackedWeights) else pack(PlainMatrix(weight), dtype)
         self._kernels, self._outputs = library(), packed.outputs
         # Kept alive for the matrix.
@@ -37,7 +37,7 @@ class NativeLinear:
 
     @staticmethod
     def of(parts: LinearParts, packed: PackedStore | None = None) -> "NativeLinear":
-        """The weights are packed, or come from a store of packed weights."""
+        """Pack the weights, or take them from a store."""
         if packed is None:
             found = pack(parts.read(), parts.dtype)
         else:

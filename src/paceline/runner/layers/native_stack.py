@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call of a compiled kernel."""
+"""All layers of a decoder in one call of native code."""
 
 from ctypes import byref, pointer
 from typing import Any
@@ -25,7 +25,7 @@ from paceline.runner.native.library import (
     library,
 )
 
-# `struct decoder` of decoder.c has one value of these for all layers.
+# `struct decoder` in decoder.c has these once for all layers.
 NATIVE = BackendSupport(
     backend="native",
     features=frozenset(
@@ -60,14 +60,14 @@ NATIVE = BackendSupport(
 
 
 class NativeStack:
-    """The layers in one call, with the weights of a torch stack.
+    """All layers in one call, with the weights of a torch stack.
 
-    If attention is not native, that stack computes the step.
+    If attention is not native, the torch stack computes the step.
     """
 
     def __init__(self, stack: TorchStack, layers: tuple[LayerSpec, ...]) -> None:
         self._stack, self._kernels = stack, library()
-        self._scratch = torch.empty(0, dtype=torch.uint8)  # grows to the needs of the largest step
+        self._scratch = torch.empty(0, dtype=torch.uint8)  # grows to the largest step
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
@@ -114,8 +114,8 @@ class NativeStack:
     def _keep(
         self, inputs: LayerInputs, step: NativeStep, hidden: Tensor, how: tuple[int, int]
     ) -> DecoderStruct:
-        """Keep what some layers read, one call for the layers before each of them. Return the
-        decoder of the layers that remain."""
+        """Keep the inputs of some layers, with one call for the layers before each. Returns the
+        decoder of the remaining layers."""
         decoder, first = DecoderStruct.from_buffer_copy(self._decoder), 0
         for layer in sorted(inputs.layers):
             decoder.first, decoder.count = first, layer

@@ -1,4 +1,4 @@
-"""RMS norms, rotary embeddings, and the inputs that all layers of a step share."""
+"""RMS norms, rotary embeddings, and copies of layer inputs."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from paceline.runner.tensors import vector_norm
 class UnscaledNorm:
     """A norm without its factor sqrt(width) * weight.
 
-    The linear after a norm has the factor in its weights; elsewhere `Norm` applies it. The floor
-    is sqrt(width * eps), the smallest length that a row is divided by.
+    The linear after a norm has the factor folded into its weights; elsewhere `Norm` applies it.
+    The floor is sqrt(width * eps), the least divisor of a row.
     """
 
     def __init__(self, floor: float, device: torch.device | str) -> None:
@@ -29,7 +29,7 @@ class UnscaledNorm:
 
 
 class Norm:
-    """A norm with its factor."""
+    """An RMS norm with its factor."""
 
     def __init__(self, unscaled: UnscaledNorm, factor: Tensor) -> None:
         self._unscaled, self.factor = unscaled, factor  # [..., width]
@@ -52,14 +52,14 @@ def add_linear(total: Tensor, x: Tensor, linear: Linear, norm: Norm | None) -> N
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """Cosines and sines for the positions of a step. Pair i of a head is (x[i], x[i + half])."""
+    """Rotary cos/sin for the positions of a step. Pair i of a head is (x[i], x[i + half])."""
 
     cos: Tensor  # [positions, 1, head_dim]
     sin: Tensor  # [positions, 1, head_dim]; negative in the first half
 
     @staticmethod
     def of(position: Tensor, rope: Tensor, dtype: torch.dtype) -> "Rotation":
-        """`position` is [positions], or [positions, head_dim / 2] if it differs from pair to pair.
+        """`position` is [positions], or [positions, head_dim / 2] if it differs between pairs.
         `rope` is [2, head_dim / 2]: frequencies and amplitudes, in float32."""
         frequencies, amplitudes = rope
         by_pair = position.unsqueeze(1) if position.dim() == 1 else position
@@ -77,9 +77,9 @@ class Rotation:
 
 
 class LayerInputs:
-    """Copies of the residual stream before some layers, side by side.
+    """Copies of the inputs of some layers, side by side.
 
-    rows   | before layer 2 | before layer 16 | before layer 29 |     one for each position
+    rows   | before layer 2 | before layer 16 | before layer 29 |     one per position
     """
 
     def __init__(self, layers: tuple[int, ...], rows: Tensor) -> None:
@@ -87,7 +87,7 @@ class LayerInputs:
         self.layers, self.rows = layers, rows
 
     def keep(self, layer: int, hidden: Tensor) -> None:
-        """Copy the residual stream [positions, width] if this layer is one of them."""
+        """Copy the residual stream [positions, width] before this layer, if it is one of them."""
         for index, one in enumerate(self.layers):
             if one == layer:
                 width = hidden.shape[1]

@@ -1,4 +1,4 @@
-"""Keeps packed weights in the cache folder, so that they are packed once and not at every start."""
+"""Cache packed weights on disk, so that they are packed only at the first start."""
 
 import errno
 import json
@@ -25,18 +25,18 @@ from paceline.runner.weights.matrix import Matrix
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of the files; rises when packing changes
+VERSION = 2  # of the file format; rises when packing changes
 PARTS = "content", "scale", "table", "order"  # tensors of packed weights
-PRODUCTS = "products"  # the entry of a file's header that describes the linears
+PRODUCTS = "products"  # metadata entry that describes the linears
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Which models are kept.
+    """Limits of the cache.
 
-    least_bytes  of a model: smaller ones are packed in no time
+    least_bytes  smallest model to cache: smaller ones are packed quickly
     most_bytes   of all models together
-    spare_bytes  stay free on the disk
+    spare_bytes  to leave free on the disk
     """
 
     least_bytes: int = 16 << 20
@@ -45,15 +45,15 @@ class CacheLimits:
 
 
 class PackedCache:
-    """The packed weights of one model, by product.
+    """The packed weights of one model, by linear.
 
-    They are mapped from a file if there is one, it belongs to the model file as it is now, and its
-    checksums are right. Otherwise they are packed, and `save` writes them.
+    They are mapped from a file if it matches the current model files and its checksums are right.
+    Otherwise they are packed, and `save` writes them.
 
         packed / digest of the path / layout - digest of size and time .safetensors
 
-    The layout of packed weights depends on the processor. Files of an older state of the model are
-    deleted, and those that were not used for longest when there is no room.
+    The layout of packed weights depends on the processor. Files of an earlier state of the model
+    are deleted, and the least recently used ones if there is no room.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class PackedCache:
         self._path = packed_folder(files[0]) / f"{layout()}-{state}.safetensors"
         self._packed: dict[str, PackedWeights] = {}
         self._is_new = False
-        for place in places(self._path):
-            if not self._packed and place.is_file():
-                self._packed = read(place)
+        for path in places(self._path):
+            if not self._packed and path.is_file():
+                self._packed = read(path)
 
     def packed(self, name: str, weight: Callable[[], Matrix]) -> PackedWeights:
         """The weights of a linear; `weight` reads them if they are not in the cache."""
@@ -81,15 +81,15 @@ class PackedCache:
         return self._packed[name]
 
     def save(self) -> None:
-        """Write what was packed. If that fails, the next start packs again."""
+        """Write newly packed weights. If that fails, the next start packs again."""
         size = sum(part.nbytes for one in self._packed.values() for part in parts(one).values())
         if not self._is_new or not self._limits.least_bytes <= size <= self._limits.most_bytes:
             return
 
-        def write_to(place: Path) -> None:
-            if shutil.disk_usage(place.parent).free < size + self._limits.spare_bytes:
+        def write_to(path: Path) -> None:
+            if shutil.disk_usage(path.parent).free < size + self._limits.spare_bytes:
                 raise OSError(errno.ENOSPC, "the disk is almost full")
-            write(place, self._packed)
+            write(path, self._packed)
 
         try:
             target = stored(self._path, write_to)
@@ -100,35 +100,35 @@ class PackedCache:
 
 
 def layout() -> str:
-    """A name for all that the bytes of packed weights depend on, besides the weights."""
+    """A name of the layout of packed weights on this processor."""
     kernels = library()
     sizes = (kernels.bytes_panel(), kernels.bytes_depth(), kernels.int4_lanes())
     return "-".join(map(str, (f"v{VERSION}", *sizes, kernels.int4_group())))
 
 
 def state_of(files: Sequence[Path], quantization: str) -> str:
-    """A digest of the files of a model, and of what they are quantized to while they are loaded: it
-    changes when one is replaced."""
+    """A digest of the sizes and times of a model's files, and of the format to which they are
+    quantized on load."""
     states = [
         (str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in files
     ]
     return sha256(json.dumps([quantization, states]).encode()).hexdigest()[:16]
 
 
-def write(place: Path, packed: dict[str, PackedWeights]) -> None:
+def write(path: Path, packed: dict[str, PackedWeights]) -> None:
     tensors: dict[str, Tensor] = {}
     linears: dict[str, list[int]] = {}
     for name, one in packed.items():
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts(one).items()}
         linears[name] = [one.bits, one.outputs, one.inputs, one.width, checksum(one)]
-    save_file(tensors, place, {PRODUCTS: json.dumps(linears)})
+    save_file(tensors, path, {PRODUCTS: json.dumps(linears)})
 
 
-def read(place: Path) -> dict[str, PackedWeights]:
-    """Map the weights of a file; none if it is damaged."""
+def read(path: Path) -> dict[str, PackedWeights]:
+    """Map the weights of a file; empty if it is damaged."""
     found: dict[str, PackedWeights] = {}
     try:
-        opened: Any = safe_open(place, framework="pt")
+        opened: Any = safe_open(path, framework="pt")
         with opened as file:
             stored = set(file.keys())
             for name, values in json.loads(file.metadata()[PRODUCTS]).items():
@@ -144,21 +144,21 @@ def read(place: Path) -> dict[str, PackedWeights]:
                 if checksum(found[name]) != expected:
                     raise ValueError(f"{name} has changed")
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
-        log.info("the packed weights in %s are damaged, and packed again: %s", place, error)
+        log.info("the packed weights in %s are damaged, and packed again: %s", path, error)
         return {}
     with suppress(OSError):  # it may be read-only
-        utime(place)  # so that others are deleted before it
+        utime(path)  # marks it as recently used
     return found
 
 
 def parts(packed: PackedWeights) -> dict[str, Tensor]:
-    """The tensors that it has, by name."""
+    """Its tensors by name."""
     found = ((name, getattr(packed, name)) for name in PARTS)
     return {name: tensor for name, tensor in found if tensor is not None}
 
 
 def checksum(packed: PackedWeights) -> int:
-    """A sum of the bytes in words of 64 bits."""
+    """The sum of 64-bit words."""
     total = 0
     for tensor in parts(packed).values():
         content = tensor.flatten().view(torch.uint8).numpy()
@@ -168,7 +168,7 @@ def checksum(packed: PackedWeights) -> int:
 
 
 def delete_old(target: Path, most_bytes: int) -> None:
-    """Delete files of older states of the same model, and the oldest ones of all beyond a size."""
+    """Delete files of earlier states of the model, then the least recently used beyond a size."""
     for file in target.parent.glob(f"{layout()}-*.safetensors"):
         if file != target:
             file.unlink(missing_ok=True)  # another process may have deleted it
@@ -177,7 +177,7 @@ def delete_old(target: Path, most_bytes: int) -> None:
         with suppress(OSError):
             used.append((file.stat().st_mtime, file.stat().st_size, file))
     total = 0
-    for _, size, file in sorted(used, reverse=True):  # the last used one first
+    for _, size, file in sorted(used, reverse=True):  # most recently used first
         total += size
         if total > most_bytes and file != target:
             file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Weights as integers, in the layout that the kernels read."""
+"""Pack weights as integers, in the layout of the native kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from paceline.runner.native.library import library
 from paceline.runner.weights.codes import GroupCodes, RowCodes
 from paceline.runner.weights.matrix import Matrix
 
-LOST = 1 / 64  # of a step: the largest error at which 4 bits count as exact
-SAMPLE = 64  # rows that are checked first
+LOST = 1 / 64  # of a step: largest error of 4 bits that counts as exact
+SAMPLE = 64  # rows to check first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,8 +21,8 @@ class PackedWeights:
     """A matrix [outputs, inputs] of `bits` bits; bytes.c and int4.c show the layout.
 
     width   inputs, padded with zeros
-    table   [16] that codes of 4 bits stand for; uint8
-    order   [inputs] that codes of 4 bits are of; int32
+    table   [16]; values of 4-bit codes; uint8
+    order   [inputs]; input of each 4-bit code; int32
     """
 
     bits: int
@@ -36,8 +36,8 @@ class PackedWeights:
 
     @staticmethod
     def of(matrix: Matrix) -> "PackedWeights":
-        """Codes of 4 bits, or of 8 with a scale for each output, stay as they are. Others are
-        rounded to 8 bits, unless 4 are exact: then they were stored in 4 bits."""
+        """Pack weights. Codes of 4 bits, and of 8 with a scale per output, are kept. Others are
+        rounded to 8 bits, or to 4 if these are exact."""
         codes, group = matrix.codes(), library().int4_group()
         if isinstance(codes, RowCodes):
             return packed_int8(codes.code, codes.scale)
@@ -66,7 +66,7 @@ class FourBitWeights:
     def of(weight: Tensor, group: int) -> "FourBitWeights":
         inputs = weight.shape[1]
         groups = F.pad(weight, (0, -inputs % group)).view(len(weight), -1, group)
-        if inputs % group:  # padding must not widen the range of the last group
+        if inputs % group:  # padding must not extend the range of the last group
             groups[:, -1, inputs % group :] = groups[:, -1, :1]
         low, high = groups.aminmax(dim=-1)  # [outputs, groups] each
         least, step = low.half(), ((high - low) / 15).half()
@@ -79,8 +79,8 @@ class FourBitWeights:
 
     @staticmethod
     def of_codes(codes: GroupCodes, group: int) -> "FourBitWeights | None":
-        """Codes in groups of the kernel, if theirs can be divided into these. Halves may lose
-        `LOST` of the largest step of an output."""
+        """Codes in the kernel's groups; None if theirs cannot be divided into these. Float16 may
+        lose `LOST` of the largest step of an output."""
         (outputs, inputs), groups = codes.code.shape, codes.step.shape[1]
         if groups > 1 and inputs % (groups * group):
             return None
@@ -95,7 +95,7 @@ class FourBitWeights:
 
 
 def extras(codes: GroupCodes) -> dict[str, Tensor]:
-    """The table and the order of codes, if they have them."""
+    """The table and the order of codes, if present."""
     found: dict[str, Tensor] = {}
     if codes.table:
         assert max(codes.table) <= library().int4_table_most()
@@ -131,18 +131,18 @@ def packed_int8(whole: Tensor, scale: Tensor) -> PackedWeights:
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of 8 bits, [outputs, inputs], and their scales, [outputs]."""
+    """8-bit integers, [outputs, inputs], and their scales, [outputs]."""
     scale = weight.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
 
 class PackedStore(Protocol):
-    """Where a model finds the packed weights of its linears."""
+    """A store of the packed weights of a model's linears."""
 
     def packed(self, name: str, weight: Callable[[], Matrix]) -> PackedWeights:
-        """The weights of a linear; `weight` reads them if they are not stored."""
+        """The packed weights of a linear; `weight` reads the originals if they are not stored."""
         ...
 
     def save(self) -> None:
-        """Store what was packed."""
+        """Store newly packed weights."""
         ...

@@ -1,1 +1,1 @@
-"""A model divided among ranks, each of which holds a part of every layer."""
+"""Tensor parallelism: each rank holds a part of every layer."""

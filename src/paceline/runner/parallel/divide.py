@@ -1,4 +1,4 @@
-"""Divides the description of a decoder among ranks, so that every backend builds a part of it."""
+"""Divide the description of a decoder among ranks."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from paceline.runner.models.architecture import (
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
-MOST_RANKS = 64  # that an error message suggests
+MOST_RANKS = 64  # largest number that an error message suggests
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class Shard:
     size: int
 
     def of(self, total: int) -> Run:
-        """The part of `total` things that are divided among all ranks."""
+        """The range of this rank in `total` elements."""
         each = total // self.size
         return self.rank * each, (self.rank + 1) * each
 
     def of_kv_heads(self, total: int) -> Run:
-        """The KV heads that the query heads of this rank read. If there are fewer than ranks,
-        several ranks hold the same one."""
+        """The KV heads that the query heads of this rank read. If there are fewer KV heads than
+        ranks, several ranks hold the same one."""
         if total >= self.size:
             return self.of(total)
-        own = self.rank * total // self.size
-        return own, own + 1
+        head = self.rank * total // self.size
+        return head, head + 1
 
     def config(self, model: ModelConfig) -> ModelConfig:
-        """The sizes of this part of a model."""
+        """The configuration of this part of a model."""
         first, end = self.of_kv_heads(model.kv_heads)
         return replace(
             model,
@@ -50,7 +50,7 @@ class Shard:
 
 
 def check_size(model: ModelConfig, size: int) -> None:
-    """ConfigError if a model cannot be divided among so many ranks."""
+    """ConfigError if a model cannot be divided among `size` ranks."""
     if reasons := unfit(model, size):
         fitting = [str(n) for n in range(1, MOST_RANKS + 1) if not unfit(model, n)]
         raise ConfigError(
@@ -60,7 +60,7 @@ def check_size(model: ModelConfig, size: int) -> None:
 
 
 def unfit(model: ModelConfig, size: int) -> list[str]:
-    """Why a model cannot be divided among so many ranks; empty if it can."""
+    """Why a model cannot be divided among `size` ranks; empty if it can."""
     divided = {
         "attention heads": model.heads,
         "columns of the MLP": model.mlp_width,
@@ -81,14 +81,14 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
 
 
 def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
-    """The part of one rank.
+    """The description of one rank's part.
 
-        qkv, gate_up       some outputs: whole heads, and columns of the MLP or of every expert
-        output, down       the inputs that come from these; the linears of all ranks are summed
+        qkv, gate_up       some outputs: whole heads, and columns of the MLP or of each expert
+        output, down       the matching inputs; the results of all ranks are summed
         embedding, head    some token ids
-        norms, routers     all of it; rank 0 alone has the vision tower
+        norms, routers     complete; only rank 0 has the vision tower
 
-    A bias of a linear that is summed belongs to rank 0 alone.
+    Only rank 0 has the biases of summed linears.
     """
     own = shard.of(spec.embedding.shape[0])
     return replace(
@@ -123,7 +123,7 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
 
 
 def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
-    """Every rank has a part of every expert, so all ranks compute the same number of rows."""
+    """Each rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
         ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
         for expert in spec.experts
@@ -138,13 +138,13 @@ def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:
-    """A linear of some inputs, to be added to those of the other ranks."""
+    """A linear over some inputs; the ranks' results are summed."""
     weights = tuple(one.part(1, shard.of(one.shape[1])) for one in linear.weights)
     return replace(linear, weights=weights, biases=linear.biases if shard.rank == 0 else ())
 
 
 def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
-    """Runs of the outputs, which are numbered from the first tensor to the last."""
+    """A linear with some ranges of the outputs, numbered through all tensors."""
     weights: list[TensorSpec] = []
     biases: list[TensorSpec] = []
     begin = 0
@@ -157,6 +157,6 @@ def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
 
 
 def _times(run: Run, size: int, before: int = 0) -> Run:
-    """The slice of the i-th equal-sized part."""
+    """The elements of groups `run`, each of `size` elements, after `before` groups."""
     first, end = run
     return (before + first) * size, (before + end) * size

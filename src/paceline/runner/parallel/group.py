@@ -1,4 +1,4 @@
-"""The ranks of a model, and what they exchange while they compute a step."""
+"""The ranks of a model and their collectives."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,21 +11,20 @@ from torch import Tensor, distributed
 from paceline.runner.layers.linear import Linear
 from paceline.runner.parallel.divide import Shard
 
-dist: Any = distributed  # its stubs lack what lies below torch's global groups
+dist: Any = distributed  # the stubs lack the API below torch's global groups
 HOST = "127.0.0.1"  # all ranks are on one machine
-TIMEOUT = timedelta(minutes=10)  # of one exchange; a rank may compile kernels meanwhile
+TIMEOUT = timedelta(minutes=10)  # of one collective; a rank may compile kernels meanwhile
 
 
 class ExchangeFailed(RuntimeError):
-    """Another rank is gone, or does not answer: the reason is to be found there."""
+    """Another rank ended or does not answer; its own log has the reason."""
 
 
 class RankGroup:
-    """One rank and its connections to the others. Every rank calls the same methods in the same
+    """One rank and its connections to the others. All ranks call the same methods in the same
     order, with tensors of the same shapes.
 
-    The group is none of torch's global ones, so that a process may have several, and others of
-    its own.
+    The group is not one of torch's global groups, so a process can have several.
     """
 
     def __init__(self, shard: Shard, store: Any, backend: str = "gloo") -> None:
@@ -35,21 +34,21 @@ class RankGroup:
 
     @staticmethod
     def through_file(shard: Shard, path: str, backend: str) -> "RankGroup":
-        """Connect to the other ranks, which name the same file."""
+        """Connect to the other ranks through a common file."""
         return RankGroup(shard, dist.FileStore(path, shard.size), backend)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0."""
+        """Is this rank 0?"""
         return self.shard.rank == 0
 
     def sum(self, part: Tensor) -> Tensor:
-        """Add up the parts of all ranks, in place."""
+        """Sum over all ranks, in place."""
         self._exchange(self._group.allreduce, [part])
         return part
 
     def least(self, number: int) -> int:
-        """The smallest number of all ranks."""
+        """The minimum over all ranks."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         found = torch.tensor([number], device=self._device)
@@ -57,7 +56,7 @@ class RankGroup:
         return int(found)
 
     def gather(self, columns: Tensor) -> Tensor:
-        """On rank 0 the columns of all ranks side by side; none, [rows, 0], on the others."""
+        """Gather the columns of all ranks on rank 0; other ranks get none, [rows, 0]."""
         options = dist.GatherOptions()
         options.rootRank = 0
         part = columns.contiguous()
@@ -69,14 +68,14 @@ class RankGroup:
         return torch.cat(parts, dim=1)
 
     def share(self, tensor: Tensor) -> Tensor:
-        """Give all ranks what rank 0 has, in place."""
+        """Broadcast from rank 0, in place."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._exchange(self._group.broadcast, [tensor], options)
         return tensor
 
     def abort(self) -> None:
-        """End exchanges that wait for a rank that is gone; gloo notices that by itself."""
+        """Abort collectives that wait for an ended rank; gloo detects these by itself."""
         if self.backend == "nccl":
             self._group.abort()
 
@@ -92,7 +91,7 @@ class RankGroup:
 
 
 def decides(group: RankGroup | None) -> bool:
-    """Whether this rank drafts, samples and encodes images. Rank 0 does so for all ranks."""
+    """Does this rank draft, sample and encode images? Rank 0 does so for all ranks."""
     return group is None or group.is_first
 
 
@@ -108,13 +107,13 @@ def _connected(shard: Shard, store: Any, backend: str) -> Any:
 
 
 class SummedLinear:
-    """A linear over the inputs of all ranks."""
+    """A row-parallel linear: the sum of all ranks' results."""
 
     def __init__(self, part: Linear, group: RankGroup) -> None:
         self.part, self._group = part, group
 
     def around(self, part: Linear) -> "SummedLinear":
-        """Sum the other ranks' partial results."""
+        """A linear that sums the results of `part` over all ranks."""
         return SummedLinear(part, self._group)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -125,7 +124,7 @@ class SummedLinear:
 
 
 class GatheredLinear:
-    """A linear whose outputs rank 0 gathers; on other ranks it has none."""
+    """A column-parallel linear whose outputs rank 0 gathers; other ranks get none."""
 
     def __init__(self, part: Linear, group: RankGroup) -> None:
         self._part, self._group = part, group
@@ -138,10 +137,10 @@ class GatheredLinear:
 
 
 class SplitEmbedding:
-    """Embeddings of the token ids of one rank; the sum over all ranks has each of them once.
+    """Embeddings of the token ids of one rank; the sum over all ranks is complete.
 
-    The table of rank 0 may go on with embeddings of images. Their ids are behind those of all
-    tokens, and the sum gives them to the other ranks.
+    After these, the table of rank 0 may have embeddings of images. Their ids follow those of all
+    tokens, and the sum distributes them to the other ranks.
 
         rank 0    | token ids | images |         ids  | rank 0 | rank 1 | images |
         rank 1    | token ids |

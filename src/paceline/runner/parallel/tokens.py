@@ -1,4 +1,4 @@
-"""Tokens of steps that several ranks compute: rank 0 samples, and the others get its tokens."""
+"""Tokens of steps with several ranks: rank 0 samples and sends them to the others."""
 
 from dataclasses import replace
 
@@ -18,10 +18,10 @@ from paceline.runner.step_tokens import ChosenTokens, StepTokens, TokenSource, f
 
 
 class AwaitedDrafts(Drafter):
-    """Stands for the drafter of rank 0 on another rank, which has neither its weights nor its KV.
+    """Receives rank 0's drafts on another rank, without the drafter's weights and KV.
 
-    It has the traits of that drafter, so that both ranks take the same way through a step, and
-    leaves as much memory for each block.
+    It has the traits of that drafter, so that all ranks take the same path through a step, and
+    reserves the same memory for each block.
     """
 
     def __init__(self, config: SpeculationConfig, kind: type[Drafter], cell_bytes: int = 0) -> None:
@@ -34,13 +34,13 @@ class AwaitedDrafts(Drafter):
         self.cell_bytes = cell_bytes
 
     def draft(self, rows: DraftInput) -> Drafts:
-        """Room for the drafts. The runner gets those of rank 0 into it."""
+        """Empty drafts, into which the runner receives those of rank 0."""
         shape = len(rows.slot), rows.most
         return Drafts(torch.empty(shape, dtype=torch.int64, device=rows.slot.device))
 
 
 class SharedTokens:
-    """The tokens of rank 0, which it gives to the other ranks."""
+    """Samples on rank 0, and sends the tokens to the other ranks."""
 
     def __init__(self, source: TokenSource, group: RankGroup) -> None:
         self._source, self._group = source, group
@@ -64,13 +64,14 @@ class SharedTokens:
 
 
 class ReceivedTokens:
-    """The tokens of rank 0 on another rank. Results have none: those of rank 0 are committed."""
+    """Receives the tokens of rank 0 on another rank. Its results are empty: only those of rank 0
+    are committed."""
 
     def __init__(self, model: Model, group: RankGroup) -> None:
         self._model, self._group = model, group
 
     def apply(self, plan: Plan) -> None:
-        """Rank 0 knows what requests want."""
+        """Do nothing: only rank 0 samples."""
 
     def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
         return Drafts(self._group.share(rows.tokens.new_empty(len(rows.number), rows.most)))
@@ -91,7 +92,7 @@ class ReceivedTokens:
 def token_source(
     model: Model, drafter: Drafter, sampler: Sampler, masks: TokenMasks | None
 ) -> TokenSource:
-    """The token source of the runner of a model on this rank."""
+    """The token source of a runner on this rank."""
     group = model.group
     if group is None:
         return StepTokens(model, drafter, sampler, masks)

@@ -1,1 +1,1 @@
-"""Proposers of draft tokens, one file each."""
+"""Proposers, one per file: they draft tokens."""

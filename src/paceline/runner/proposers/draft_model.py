@@ -1,4 +1,4 @@
-"""A smaller model with the same vocabulary, which drafts token by token."""
+"""Drafting with a smaller model of the same vocabulary."""
 
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ from paceline.runner.proposer import DraftingFor
 class DraftModel(ModelDrafter):
     """Drafts with a model on a CPU.
 
-    `computed[s]` positions of slot s have right KV in its store. Drafting computes the known tokens
-    that are missing and all drafts but the last one; `observe` computes the rest of the step, and
-    goes back to where the drafts were right.
+    The KV of `computed[s]` positions of slot s is valid. Drafting computes the missing known tokens
+    and all drafts but the last one; `observe` computes the rest of the step, and moves back to the
+    last accepted draft.
     """
 
     weights = "model"

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head, which drafts from what layers of the model read."""
+"""Drafting with an EAGLE-3 head, from the inputs of some layers of the model."""
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,10 @@ from paceline.runner.proposer import DraftingFor, DraftInput
 class Eagle3(ModelDrafter):
     """Drafts with a head on a CPU.
 
-    Position i of a head needs the token at i + 1. `observe` computes all positions of a step, and
-    keeps the hidden state that the first draft follows from, so a sequence gets drafts from its
-    second step in a slot on. The last position of a prefix hit was computed with the token that
-    followed it elsewhere; this makes drafts a little worse, and the output stays the same.
+    Position i of the head needs the token at i + 1. `observe` computes all positions of a step, and
+    keeps the hidden state for the first draft, so a sequence gets drafts from its second step in a
+    slot on. The last position of a prefix hit was computed with the next token of another sequence;
+    this makes drafts slightly worse, but does not change the output.
     """
 
     weights = "eagle3 head"
@@ -31,10 +31,10 @@ class Eagle3(ModelDrafter):
         self._head: Eagle3Head | None = None
         self._attention: Attention | None = None
         self._embedding = torch.zeros(0)  # [vocab, width]
-        self._is_shared = False  # whether it is that of the model, which has images too
+        self._is_shared = False  # is it the model's, which includes images?
         self._ids = torch.arange(0)  # [draft_vocab]; token ids
         self._hidden = torch.zeros(0)  # [slots, width]
-        self._follows = torch.arange(0)  # [slots]; how many tokens this hidden state follows
+        self._follows = torch.arange(0)  # [slots]; tokens before this hidden state
 
     def use(
         self, head: Eagle3Head, ids: Tensor, embedding: Tensor | None, attention: Attention
@@ -96,7 +96,7 @@ class Eagle3(ModelDrafter):
         return every.index_copy_(1, self._ids, logits)
 
     def drafted(self, slot: Tensor, known: Tensor, number: Tensor) -> None:
-        self._follows[slot[number > 0]] = -1  # the hidden state is that of a draft
+        self._follows[slot[number > 0]] = -1  # the hidden state is a draft's
 
     def _forward(self, embedded: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         assert self._attention is not None
@@ -104,7 +104,7 @@ class Eagle3(ModelDrafter):
 
 
 def show(following: Tensor, images: ImageEmbeddings, row_start: Tensor) -> None:
-    """Let positions whose following one is of an image have its embedding instead of that of a
-    token. Where that is in the next step of a row, it is not known yet."""
+    """Use the image's embedding where the next position is of an image. Beyond the end of a row,
+    it is not known yet."""
     within = ~torch.isin(images.at, row_start)
     following[images.at[within] - 1] = images.values[within]

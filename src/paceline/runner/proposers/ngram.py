@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the latest tokens of a sequence the last time they occurred."""
+"""Prompt lookup: draft the tokens that followed the latest ones at an earlier occurrence."""
 
 import torch
 from torch import Tensor
@@ -10,14 +10,13 @@ PIECE = 1 << 22  # tokens compared at once, which bounds the memory of a call
 
 
 class Ngram(Proposer):
-    """Looks for the longest run of latest tokens that occurred before, from `prompt_lookup_max`
-    down to `prompt_lookup_min` of them, and among equally long ones for the latest.
+    """Finds the longest run of latest tokens that occurred before, of `prompt_lookup_max` down to
+    `prompt_lookup_min` tokens; among equally long ones, the latest.
 
         tokens   a b c d  x y  a b c        the last three occurred before
-        drafts   d x y a ...                what followed them then
+        drafts   d x y a ...                the tokens that followed
 
-    Where fewer tokens followed than drafts are wanted, they repeat: a sequence that goes round in
-    a circle is expected to go on so.
+    If fewer tokens followed than drafts are wanted, they repeat, as a looping sequence does.
     """
 
     on_device = True
@@ -34,7 +33,7 @@ class Ngram(Proposer):
         return torch.where(offsets < number[:, None], found, -1)
 
     def _after(self, tokens: Tensor, known: Tensor, most: int) -> Tensor:
-        """Tokens that followed the latest ones when they occurred before, [rows, most]."""
+        """Tokens that followed the best earlier occurrence, [rows, most]."""
         end = self._occurrence(tokens, known)
         last = (known - 1)[:, None]
         circle = (last - end).clamp(min=1)
@@ -43,10 +42,10 @@ class Ngram(Proposer):
         return torch.where(end >= 0, followed.long(), -1)
 
     def _occurrence(self, tokens: Tensor, known: Tensor) -> Tensor:
-        """End of the best earlier occurrence of the latest tokens, [rows, 1]; -1: there is none.
+        """End of the best earlier occurrence of the latest tokens, [rows, 1]; -1: none.
 
-        All positions are compared with the latest token, then those before them with the one before
-        it, and so on: `length` counts how many agree in a row.
+        Compare all positions with the latest token, then the positions before them with the one
+        before it, and so on; `length` counts consecutive matches.
         """
         width = tokens.shape[1]
         position = torch.arange(width, device=tokens.device, dtype=torch.int32)

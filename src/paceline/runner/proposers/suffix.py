@@ -1,9 +1,8 @@
-"""Suffix decoding: what followed the latest tokens, in the sequence itself and in past outputs.
+"""Suffix decoding: draft from earlier occurrences in the sequence and in past outputs.
 
-The method is that of SuffixDecoding (Oliaro et al., 2024). A draft is a path in a tree of all
-suffixes that were seen, below the latest tokens; each token on it is the one that followed most
-often. The tree is not built: its paths are read from a short list of positions where the latest
-tokens occurred before.
+The method is SuffixDecoding (Oliaro et al., 2024). A draft is a path in the tree of all suffixes
+seen, below the node of the latest tokens; each token on it is the one that followed most often. The
+tree is not built: paths are computed from a short list of earlier occurrences.
 """
 
 from array import array
@@ -22,22 +21,22 @@ from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts, S
 from paceline.runner.tensors import from_numpy, to_ints
 
 LEAST = 2  # latest tokens that must have occurred before
-OCCURRENCES = 32  # of the latest tokens that are looked at, latest first
-NODES = 4  # of the tree that are compared, deepest first
+OCCURRENCES = 32  # of the latest tokens that are read, latest first
+NODES = 4  # of the tree to compare, deepest first
 CAPACITY = 1 << 20  # tokens of past outputs
-GRAMS = (6, LEAST)  # numbers of tokens that positions in past outputs are found by, longest first
-UNREAD = 64  # outputs that are kept on the device until drafts are wanted
+GRAMS = (6, LEAST)  # lengths of the n-grams that index past outputs, longest first
+UNREAD = 64  # most outputs kept on the device until drafts are wanted
 
 
 class Text(Protocol):
-    """Tokens at any positions; -1 where there is none."""
+    """Tokens by position; -1 where there is none."""
 
     def at(self, positions: I64) -> I64: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next. The score is the number of them that is expected to be right."""
+    """Tokens to draft. The score is the expected number of accepted ones."""
 
     tokens: list[int]
     score: float
@@ -45,15 +44,15 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Depth of the tree, and the least odds of a path."""
+    """Depth of the tree and least odds of a path."""
 
     depth: int
     factor: float
     least_odds: float
 
     def below(self, least: int, most: int) -> int:
-        """Tokens that may follow a match, whose length may be taken as anything in between: a
-        match and what follows it share the depth of the tree."""
+        """Tokens that may follow a match: the match and the tokens after it share the depth of the
+        tree."""
         length = min(max(int(self.depth / (1.0 + self.factor)), least), most)
         return max(min(int(self.factor * length), self.depth - length), 0)
 
@@ -64,9 +63,9 @@ NOTHING = Guess([], 0.0)
 class Suffix(Drafter):
     """Drafts the path with the best score, from the sequence or from past outputs.
 
-    Reading tokens on the host, it waits for the step in flight. So outputs of requests that ended
-    are copied on the device, and read when drafts are wanted; while speculation pauses, only the
-    latest ones are kept, and they cost no time on the host.
+    Reading tokens on the host waits for the step in flight. So the outputs of finished requests
+    are copied on the device, and read only when drafts are wanted; while speculation pauses, only
+    the latest ones are kept, and they cost no host time.
     """
 
     def __init__(self, config: SpeculationConfig) -> None:
@@ -78,8 +77,8 @@ class Suffix(Drafter):
         self._reach = Reach(depth, factor, config.suffix_decoding_min_token_prob)
         self._past = PastOutputs(config.suffix_decoding_max_cached_requests)
         self._columns: SlotColumns | None = None
-        self._prompts: dict[int, tuple[str, int]] = {}  # by slot: request, and tokens of its prompt
-        # Tokens, position of the last one, and tokens of the prompt.
+        self._prompts: dict[int, tuple[str, int]] = {}  # by slot: request id, tokens of its prompt
+        # Tokens, position of the last one, tokens of the prompt.
         self._unread: deque[tuple[Tensor, Tensor, int]] = deque(maxlen=UNREAD)
 
     def attach(self, runner: DraftingFor) -> None:
@@ -94,7 +93,7 @@ class Suffix(Drafter):
             self._prompts[new.slot] = new.request.id, len(new.request.prompt)
 
     def _keep(self, plan: Plan) -> None:
-        """Copy the outputs of slots that are released, unless their request will go on."""
+        """Copy the outputs of released slots, except of preempted requests."""
         assert self._columns is not None
         for slot in plan.released:
             request, prompt = self._prompts.pop(slot, ("", 0))
@@ -127,7 +126,7 @@ class Suffix(Drafter):
 
 
 def best(text: Text, ends: I64, latest: I64, reach: Reach) -> Guess:
-    """The best guess by what followed the latest tokens, which end at these positions of a text."""
+    """The best guess from the tokens after `ends`, where the latest tokens end in a text."""
     if not len(ends):
         return NOTHING
     before = text.at(ends[:, None] - np.arange(len(latest)))  # [occurrences, latest]
@@ -143,8 +142,8 @@ def best(text: Text, ends: I64, latest: I64, reach: Reach) -> Guess:
 
 
 def path(followed: list[list[int]], most: int, least_odds: float) -> Guess:
-    """The path of tokens that most often followed the occurrences. Odds are the share of
-    occurrences that go on so."""
+    """The path of the tokens that most often followed the occurrences. Its odds are the share of
+    occurrences that continue this way."""
     tokens: list[int] = []
     odds, score = 1.0, 0.0
     for depth in range(most):
@@ -177,14 +176,14 @@ class OwnTokens:
 
 
 class PastOutputs:
-    """The latest outputs of requests that ended, in memory that does not grow.
+    """The latest outputs of finished requests, in fixed memory.
 
-        text        | a b c d - | e f - | a b x …      a ring; -1 stands behind each output
-        before[n]   | . . . . . | . . . | . 1 .        where the same n tokens ended before
-        heads[n]                                       where those of each hash ended last
+        text        | a b c d - | e f - | a b x …      a ring buffer; -1 ends each output
+        before[n]   | . . . . . | . . . | . 1 .        previous end of the same n tokens
+        heads[n]                                       latest end of n tokens, by hash
 
-    Positions count from the first token ever added. Those before `oldest` are overwritten, or
-    belong to outputs that were dropped.
+    Positions count from the first token ever added. Those before `oldest` were overwritten, or
+    belong to dropped outputs.
     """
 
     def __init__(self, most_outputs: int) -> None:
@@ -201,7 +200,7 @@ class PastOutputs:
         return max(self._end - len(self._text), self._begins[0] if self._begins else 0)
 
     def add(self, tokens: list[int]) -> None:
-        """Add an output; the oldest ones make room."""
+        """Add an output, and drop the oldest ones as needed."""
         tokens = tokens[1 - len(self._text) :]
         if len(tokens) <= LEAST:
             return
@@ -223,7 +222,7 @@ class PastOutputs:
         return np.where(inside, self._text[positions % len(self._text)], -1)
 
     def occurrences(self, latest: I64) -> I64:
-        """Positions of the latest tokens, latest first: as many of them as were found."""
+        """Positions where the latest tokens occurred, latest first, by the longest n-gram found."""
         tokens: list[int] = latest[::-1].tolist()
         for gram in GRAMS:
             if len(tokens) >= gram:
@@ -234,7 +233,7 @@ class PastOutputs:
         return np.empty(0, np.int64)
 
     def _chain(self, gram: int, tokens: list[int]) -> Iterator[int]:
-        """Positions where so many tokens with the same hash ended, latest first."""
+        """Ends of n-grams with the same hash, latest first."""
         before, oldest = self._before[gram], self._oldest
         at = self._heads[gram][self._hash(tokens)]
         for _ in range(OCCURRENCES):

@@ -1,4 +1,4 @@
-"""The sampling settings of a batch as tensors, grouped by what rows need."""
+"""The sampling settings of a batch as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ class SequenceSampling:
     """The sampling settings of one sequence, from admission to release."""
 
     sampling: Sampling
-    key: int  # of its random numbers
-    free_at: int  # the first position where it may stop
-    stops: tuple[int, ...]  # tokens not allowed before that position
+    key: int  # for its random numbers
+    free_at: int  # the first position at which it may stop
+    stops: tuple[int, ...]  # tokens forbidden before that position
     line: int  # line of its token counts; -1: not counted
     prompt: int = 0  # tokens of its prompt
 
 
 class LogitEdit(Protocol):
-    """Changes the logits of some rows, in place.
+    """Changes the logits of some rows in place.
 
-    `ahead` [rows, ahead] are tokens before the positions [rows] that are not counted yet; -1 is
+    `ahead` [rows, ahead] are tokens before the positions [rows] that are not counted yet; -1 means
     no token.
     """
 
@@ -50,7 +50,7 @@ class LogitEdit(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllowedTokens:
-    """Allows only listed tokens. It adds, since a mask would hide NaN."""
+    """Allows only listed tokens. It adds -inf, since a mask would hide NaN."""
 
     rows: Tensor  # [restricted]
     amounts: Tensor  # [restricted, vocab]; 0 or -inf
@@ -66,7 +66,7 @@ class LogitBiases:
     rows: Tensor  # [amounts]
     ids: Tensor  # [amounts]
     amounts: Tensor  # [amounts]
-    until: Tensor  # [amounts]; from this position on, the amount is not added
+    until: Tensor  # [amounts]; position from which the amount is not added
 
     def apply(self, logits: Tensor, positions: Tensor, ahead: Tensor) -> None:
         now = torch.where(positions[self.rows] < self.until, self.amounts, 0.0)
@@ -75,7 +75,7 @@ class LogitBiases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessedRow:
-    """Passes the logits of one row through functions of its request, on a CPU."""
+    """Applies a request's logits processors to its row, on a CPU."""
 
     row: int
     resident: SequenceSampling
@@ -95,7 +95,7 @@ class ProcessedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessedRows:
-    """The rows that have such functions."""
+    """The rows with logits processors."""
 
     rows: tuple[ProcessedRow, ...]
 
@@ -105,7 +105,7 @@ class ProcessedRows:
 
 
 class SamplingGroup(Protocol):
-    """Rows that are sampled in the same way."""
+    """Rows with the same kind of sampling."""
 
     @property
     def rows(self) -> Tensor | slice: ...
@@ -113,15 +113,15 @@ class SamplingGroup(Protocol):
     def choose(
         self, logits: Tensor, positions: Tensor, drafts: DraftedDraw | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Sample a token id for each of its rows. Return ids and the largest logits."""
+        """Sample a token id for each of its rows. Returns the ids and the largest logits."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRows:
-    """Rows with log-probabilities, and the largest number of alternatives.
+    """Rows that report log-probabilities, and the largest number of alternatives.
 
-    `named` has the alternatives of rows that name them, and -1 where the likeliest are reported.
+    `named` has the alternatives that requests list, and -1 where the likeliest are reported.
     """
 
     rows: Tensor  # [scored]
@@ -131,18 +131,17 @@ class ScoredRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Controls:
-    """Sampling settings of the rows of a batch. Features that no row uses are absent and cost
-    nothing.
+    """Sampling settings of the rows of a batch. Features that no row uses cost nothing.
 
-    It is valid while the same sequences are in the same rows. Everything that depends on a step
-    is a tensor, so the operations of a step are fixed here.
+    They are valid while the same sequences are in the same rows. All that changes from step to
+    step is in tensors, so the operations of a step are fixed.
     """
 
     count: int  # rows
-    edits: tuple[LogitEdit, ...]  # in the order of application
+    edits: tuple[LogitEdit, ...]  # in order of application
     groups: tuple[SamplingGroup, ...]  # every row is in one group
     scored: ScoredRows | None
-    penalties: Penalties | None  # the last of the edits, if any row has them
+    penalties: Penalties | None  # the last edit, if any row has penalties
 
     @staticmethod
     def of(residents: Sequence[SequenceSampling], tally: TokenCounts) -> "Controls":
@@ -162,7 +161,7 @@ class Controls:
         )
 
     def observe(self, ids: Tensor, positions: Tensor) -> None:
-        """Count new tokens [rows] at their positions, or [rows, width] from there on.
+        """Count new tokens [rows] at these positions, or [rows, width] from there on.
 
         Negative ids are not counted.
         """
@@ -206,7 +205,7 @@ def biases_of(
         wanted += [(token, -inf, FOREVER) for token in resident.sampling.bad_token_ids]
         wanted += [(token, -inf, resident.free_at) for token in resident.stops]
         for token, amount, end in wanted:
-            if token < vocab:  # the model has no other tokens
+            if token < vocab:  # others are not in the vocabulary
                 rows.append(row)
                 ids.append(token)
                 amounts.append(amount)
@@ -260,7 +259,7 @@ def scored_of(
 
 
 def filters_of(sampling: Sampling, vocab: int) -> tuple[type[Filter], ...]:
-    """The kinds of filters that a row needs, in order."""
+    """The kinds of filters of a row, in order."""
     floor = (MinP,) if sampling.min_p > 0.0 else ()
     if 0 < sampling.top_k < vocab:
         return *floor, TopK
@@ -280,7 +279,7 @@ def filter_of(kind: type[Filter], asked: Sequence[Sampling], device: torch.devic
 def groups_of(
     residents: Sequence[SequenceSampling], vocab: int, device: torch.device
 ) -> tuple[SamplingGroup, ...]:
-    """Group rows by their filters, so that no row pays for the filters of another."""
+    """Group rows by filters, so that each row computes only its own."""
     greedy = [row for row, resident in enumerate(residents) if resident.sampling.greedy]
     by_need: dict[tuple[type[Filter], ...], list[int]] = {}
     for row, resident in enumerate(residents):
@@ -301,7 +300,7 @@ def groups_of(
 
 
 def row_index(rows: list[int], device: torch.device) -> Tensor | slice:
-    """Ascending rows as an index; adjacent rows as a slice, which copies nothing."""
+    """Ascending rows as an index, or as a slice if they are adjacent, which copies nothing."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(rows[0], rows[-1] + 1)
     return indices(rows, device)

@@ -1,4 +1,4 @@
-"""Samples tokens from logits, verifies drafts, and computes log-probabilities."""
+"""Sample tokens from logits, verify drafts, and compute log-probabilities."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from paceline.runner.sampling.token_choice import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenScores:
-    """Log-probabilities from unmodified logits: of a given token, and of the likeliest tokens.
+    """Log-probabilities of a given token and of the likeliest tokens, from unmodified logits.
 
-    Alternatives are in descending order, ties by ascending id, so that the first few are the same
-    however many there are. A row that names its alternatives has them in the order of their ids.
+    Alternatives are in descending order, ties by ascending id, so the first few do not depend on
+    their number. Listed alternatives are in the order of their ids.
     """
 
     given: Tensor  # [scored]
@@ -37,7 +37,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """One token per row. A bad row has no finite logits; its id is 0 and has no meaning."""
+    """One token per row. A bad row has no finite logits; its id is 0 and meaningless."""
 
     ids: Tensor  # [rows]
     bad: Tensor  # [rows]
@@ -46,9 +46,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verified:
-    """The first `count` ids of a row are those that it would sample one by one; the others are -1.
+    """The first `count` ids of a row are those that it would sample without drafts; then -1.
 
-    The last of them has no finite logits if the row is bad.
+    If the row is bad, the last of them has no finite logits.
     """
 
     ids: Tensor  # [rows, 1 + drafts]
@@ -58,7 +58,7 @@ class Verified:
 
 
 def seed_of(request: Request) -> int:
-    """The seed of a request, or one made from its id, so that it is the same after a resume."""
+    """The seed of a request, or one derived from its id, which is the same after preemption."""
     if request.seed is not None:
         return request.seed
     digest = blake2b(request.id.encode(errors="surrogatepass"), digest_size=8).digest()
@@ -70,7 +70,7 @@ def score(
 ) -> TokenScores:
     """Score the given ids [scored] and the likeliest ids by logits [scored, vocab].
 
-    Instead of the likeliest, those in `named` [scored, alternatives] are scored, except for -1.
+    Ids in `named` [scored, alternatives] other than -1 replace the likeliest.
     """
     peak = logits.amax(-1, keepdim=True)
     total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
@@ -91,7 +91,7 @@ def score(
 def likeliest(logits: Tensor, count: int) -> Tensor:
     """The ids of the largest logits in descending order, ties by ascending id.
 
-    The `count` largest logits are in the `count` cells with the largest maxima, ties by order.
+    The `count` largest logits are in the `count` cells with the largest maxima, ties by index.
     """
     count = min(count, logits.shape[-1])  # beams with many stop tokens may need more
     cells = by_cells(logits)  # [rows, cells, cell]
@@ -106,10 +106,10 @@ def likeliest(logits: Tensor, count: int) -> Tensor:
 def foremost(values: Tensor, ids: Tensor, count: int) -> Tensor:
     """The ids of the largest values in descending order, ties by ascending id.
 
-    Value and id become one integer key: the bits of the value, mapped so that they rise with it,
-    above the complement of the id.
+    Value and id form one integer key: the bits of the value, mapped to be monotonic, above the
+    complement of the id.
     """
-    bits = (values + 0.0).view(torch.int32)  # a negative zero becomes a zero
+    bits = (values + 0.0).view(torch.int32)  # negative zero becomes zero
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys = (rising.long() << 32) | (HALF - ids)
     return HALF - (keys.topk(count).values & HALF)  # [rows, count]
@@ -141,14 +141,14 @@ def chosen(
     ahead: Tensor,
     drafts: DrawnDrafts | None = None,
 ) -> Sampled:
-    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted, and
-    with regard to drafts of this position that were drawn at random."""
+    """Sample a token for each row, after tokens `ahead` [rows, ahead] that are not counted yet.
+    `drawn` are drafts of this position that were drawn at random."""
     scored = controls.scored
     raw = None if scored is None else logits.index_select(0, scored.rows)
     for edit in controls.edits:
         edit.apply(logits, positions, ahead)
     ids, peak = by_groups(logits, controls.groups, positions, drafts)
-    bad = (peak - peak) != 0.0  # not zero for infinities and NaN
+    bad = (peak - peak) != 0.0  # nonzero for infinities and NaN
     ids = ids.masked_fill(bad, 0)
     if scored is None or raw is None:
         return Sampled(ids, bad, None)
@@ -157,7 +157,7 @@ def chosen(
 
 
 def drawn_at(offset: int, drafts: Tensor, probabilities: Tensor | None) -> DrawnDrafts | None:
-    """The drafts of one offset, if they were drawn at random. The last offset has none."""
+    """The randomly drawn drafts at one offset, if any; the last offset has none."""
     if probabilities is None or offset == drafts.shape[1]:
         return None
     return DrawnDrafts(drafts[:, offset], probabilities[:, offset])
@@ -166,8 +166,8 @@ def drawn_at(offset: int, drafts: Tensor, probabilities: Tensor | None) -> Drawn
 class Sampler:
     """Sampling settings and token counts of every resident sequence, by slot.
 
-    A batch is any list of slots. Its `Controls` stay valid while the list and the owners of its
-    slots stay the same; `Controls.observe` counts the tokens in between.
+    A batch is any list of slots. Its `Controls` are valid while the list and the sequences of its
+    slots stay the same; `Controls.observe` counts tokens in the meantime.
     """
 
     def __init__(self, vocab: int, max_model_len: int, device: torch.device) -> None:
@@ -176,10 +176,10 @@ class Sampler:
         self._residents: dict[int, SequenceSampling] = {}
 
     def admit(self, slot: int, request: Request, tokens: I32) -> None:
-        """Add a sequence. `tokens` are all that it has so far, including the prompt."""
+        """Add a sequence. `tokens` are all its tokens so far, prompt included."""
         assert slot not in self._residents, f"slot {slot} is taken"
         prompt, sampling = len(request.prompt), request.sampling
-        # The mask of a constraint knows when an end token is all that is left.
+        # A constraint decides itself when an end token is allowed.
         ends = request.eos_token_ids if request.constraint is None else ()
         stops = ends + request.stop_token_ids
         self._residents[slot] = SequenceSampling(
@@ -214,13 +214,12 @@ class Sampler:
         at: Tensor | None = None,
         probabilities: Tensor | None = None,
     ) -> Verified:
-        """Sample tokens from each row's position on, as long as its drafts agree with them.
+        """Sample tokens from each row's position on, as long as they equal its drafts.
 
         Overwrites logits [rows, 1 + drafts, vocab], computed with the drafts [rows, drafts]; or
-        logits [lines, vocab], where position i of a row has line `at[row, i]`. A draft of -1 is no
-        draft. Each position is sampled as if the drafts before it were right, and drafts are
-        compared afterwards. Drafts that were drawn at random come with their probabilities [rows,
-        drafts, vocab].
+        logits [lines, vocab], with line `at[row, i]` for offset i of a row. A draft of -1 means no
+        draft. Each offset is sampled as if the drafts before it were accepted; drafts are compared
+        afterwards. Randomly drawn drafts come with their probabilities [rows, drafts, vocab].
         """
         width = drafts.shape[1] + 1
         if at is None:

@@ -1,12 +1,12 @@
-"""Chooses a token, the likeliest or a random one, with the same result on every device.
+"""Choose a token, the likeliest or a random one, with the same result on every device.
 
-Random bits come from a counter: SplitMix64's output function of `key + position * GAMMA`, where the
-key is its output for the seed. There is no state, so other rows, preemption and chunking cannot
-change a draw, and integer arithmetic gives the same bits on every device.
+Random bits are counter-based: SplitMix64's output function of `key + position * GAMMA`, where the
+key is its output for the seed. There is no state, so other rows, preemption and chunking do not
+affect a draw, and integer arithmetic gives the same bits on every device.
 
-A token is drawn where the cumulative distribution passes a random number. This needs 64 bits per
-row; Gumbel noise needs as many for every token of the vocabulary. The masses that are summed are
-integers, so the order of additions cannot change the result.
+A token is drawn by inverting the cumulative distribution. This needs 64 random bits per row; Gumbel
+noise needs as many for every token of the vocabulary. The masses are integers, so the order of
+additions does not affect the result.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from paceline.runner.tensors import from_numpy
 
 RANGE = 1 << 64
 HALF = (1 << 32) - 1
-CELL = 64  # tokens whose weights are summed before the first choice
-UNIT = 2.0**44  # the mass of weight 1; those of 2**18 tokens fit into 64 bits
-CELL_UNIT = 2.0**56  # its mass inside a cell: no token that gives the cell a mass has zero
-WEIGHTLESS = -60.0  # its exp has no mass; exp of much less is 100 times slower on a CPU
-FEW = 1024  # tokens that are enough for nearly every top_p
+CELL = 64  # tokens per cell; a draw first chooses a cell
+UNIT = 2.0**44  # mass of weight 1; the sum over 2**18 tokens fits into 64 bits
+CELL_UNIT = 2.0**56  # the same inside a cell, so that a cell with mass has a token with mass
+WEIGHTLESS = -60.0  # its exp has no mass; exp of smaller numbers is 100 times slower on a CPU
+FEW = 1024  # tokens that suffice for nearly every top_p
 
 
 def signed(word: int) -> int:
-    """The lowest 64 bits of an integer, as torch holds them."""
+    """The lowest 64 bits of an integer as a signed one."""
     return (word + RANGE // 2) % RANGE - RANGE // 2
 
 
@@ -42,7 +42,7 @@ SECOND = signed(0x94D049BB133111EB)
 
 
 def shifted(words: Tensor, bits: int) -> Tensor:
-    """A right shift that fills with zeros; torch's fills with the sign."""
+    """A logical right shift; torch's is arithmetic."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -54,7 +54,7 @@ def mix(words: Tensor) -> Tensor:
 
 
 def key_of(seed: int) -> int:
-    """The key of a seed. Only the lowest 64 bits of a seed count."""
+    """The key of a seed, of which only the lowest 64 bits are used."""
     return int(mix(torch.tensor(signed(seed + GAMMA))))
 
 
@@ -64,23 +64,22 @@ def random_words(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def by_cells(values: Tensor) -> Tensor:
-    """View [rows, vocab] as [rows, cells, cell]; with an odd vocabulary, cells have one token."""
+    """View [rows, vocab] as [rows, cells, cell]; cells have one token if CELL does not divide."""
     return torch.unflatten(values, -1, (-1, gcd(values.shape[-1], CELL)))
 
 
 def relative_weights(logits: Tensor) -> Tensor:
-    """Replace logits, which are at most 0, by their exponentials."""
+    """Replace logits of at most 0 by their exponentials."""
     return logits.clamp_(min=WEIGHTLESS).exp_()
 
 
 def pick(weights: Tensor, unit: float, at: Tensor) -> Tensor:
-    """The choice at which the cumulative weight passes `at` of the total, in [0, 1).
+    """The choice at which the cumulative weight exceeds the fraction `at`, in [0, 1), of the total.
 
-    Weights [rows, choices] lie in [0, 1] or are sums of such. A row without weights gets
-    any choice.
+    Weights [rows, choices] are in [0, 1] or sums of such. A row without weights gets any choice.
     """
     upto = (weights * unit).long().cumsum(-1)  # [rows, choices]
-    target = (at * upto[:, -1]).long()  # below the total: 2**-32 is far from a rounding error
+    target = (at * upto[:, -1]).long()  # below the total: `at` is at most 1 - 2**-32
     chosen = torch.searchsorted(upto, target[:, None], right=True)
     return chosen.clamp_(max=weights.shape[-1] - 1)[:, 0]  # [rows]
 
@@ -88,7 +87,7 @@ def pick(weights: Tensor, unit: float, at: Tensor) -> Tensor:
 def draw(weights: Tensor, words: Tensor) -> Tensor:
     """Draw a token id for each row of weights [rows, vocab]: first a cell, then an id in it.
 
-    Each of the two choices uses one half of the row's random word.
+    The two choices use one half of the row's random word each.
     """
     cells = by_cells(weights)  # [rows, cells, cell]
     first = pick(cells.sum(-1), UNIT, shifted(words, 32).double() * 2.0**-32)
@@ -101,13 +100,13 @@ class DraftedDraw(Protocol):
     """Drafts that were drawn at random, one for each row."""
 
     def draw(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """Draw a token id for each row by its weights [rows, vocab], and accept its draft by it."""
+        """Draw a token id for each row from weights [rows, vocab], verifying its draft."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Greedy:
-    """The most likely token; among equals, the smallest id."""
+    """The likeliest token; the smallest id among equals."""
 
     rows: Tensor | slice  # of the batch
 
@@ -124,16 +123,16 @@ class Greedy:
 
 
 class Filter(Protocol):
-    """Keeps the largest weights. Equal weights are kept or dropped together."""
+    """Keeps the largest weights; equal weights are kept or dropped together."""
 
     def smallest(self, weights: Tensor) -> Tensor:
-        """The smallest weight that is kept, [rows, 1]."""
+        """The smallest weight to keep, [rows, 1]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomDraw:
-    """A random token among those that the filters keep. The likeliest has weight 1."""
+    """A random token among those that the filters keep; the likeliest has weight 1."""
 
     rows: Tensor | slice  # of the batch
     keys: Tensor  # [rows]
@@ -165,7 +164,7 @@ class MinP:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopK:
-    """Keeps the k likeliest, and of these the likeliest that make up `share` of their mass."""
+    """Keeps the k likeliest tokens, and of these the top `share` of their mass."""
 
     counts: Tensor  # [rows, 1]
     most: int  # the largest count
@@ -179,14 +178,14 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopP:
-    """Keeps the likeliest that make up `share` of all mass."""
+    """Keeps the likeliest tokens that make up `share` of the mass."""
 
     share: Tensor  # [rows, 1]
 
     def smallest(self, weights: Tensor) -> Tensor:
         whole = masses(by_cells(weights).sum(-1)).sum(-1, keepdim=True)
         target = portion(self.share, whole)
-        # On a CPU, try the largest few first: sorting all of them is slow.
+        # On a CPU, try the largest few first, since sorting all is slow.
         if weights.device.type == "cpu" and weights.shape[-1] > FEW:
             falling = largest(weights, FEW)
             upto = masses(falling).cumsum(-1)  # [rows, few]
@@ -197,10 +196,10 @@ class TopP:
 
 
 def largest(weights: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row, in descending order.
+    """The `count` largest values of each row, in descending order.
 
-    numpy sorts values in vector registers; torch also sorts indices, which is up to thirty times
-    slower on a CPU.
+    On a CPU, numpy's vectorised sort is up to thirty times faster than torch's, which also sorts
+    indices.
     """
     if weights.device.type != "cpu":
         return weights.topk(count).values
@@ -216,11 +215,11 @@ def masses(weights: Tensor) -> Tensor:
 
 def portion(share: Tensor, whole: Tensor) -> Tensor:
     """The smallest mass that makes up `share` of the whole, all [rows, 1]."""
-    return torch.minimum((share * whole).ceil().long(), whole)  # a product may be rounded up
+    return torch.minimum((share * whole).ceil().long(), whole)  # the product may be rounded up
 
 
 def reached(falling: Tensor, upto: Tensor, target: Tensor) -> Tensor:
-    """The weight with which the cumulative mass reaches the target."""
+    """The weight at which the cumulative mass reaches the target."""
     last = torch.searchsorted(upto, target).clamp_(max=falling.shape[-1] - 1)
     return falling.gather(-1, last)  # [rows, 1]
 

@@ -6,7 +6,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from paceline.core.multimodal import ItemContent
+from paceline.core.multimodal import ImageContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec
@@ -40,7 +40,7 @@ class ImageEncoder:
     def encodes(self) -> bool:
         return self.tower is not None
 
-    def encode(self, images: Sequence[ItemContent]) -> list[Tensor]:
+    def encode(self, images: Sequence[ImageContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         assert self.tower is not None, "rank 0 encodes images"
         return self.tower([from_numpy(image[PIXELS].copy()) for image in images])

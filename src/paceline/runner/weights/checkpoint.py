@@ -1,4 +1,4 @@
-"""The interface of checkpoints, and the check that one matches its configuration."""
+"""The interface of checkpoints, and a check against the model's description."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,24 +17,24 @@ NAMED = 5  # tensors listed in an error message
 
 
 class Checkpoint(Protocol):
-    """A model in files. Names and layouts of its tensors are those of HF."""
+    """The tensors of a model, with the names and layouts of HF."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files that weights are read from; none if there are no files."""
+        """The files of the weights; empty if there are none."""
         ...
 
     @property
     def is_quantized(self) -> bool:
-        """Whether matrices are stored in fewer than 16 bits."""
+        """Are matrices stored in fewer than 16 bits?"""
         ...
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of all tensors, without reading them."""
+        """The shapes of all tensors, without reading them."""
         ...
 
     def read(self, name: str) -> Tensor:
@@ -44,7 +44,7 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class PartReader(Protocol):
-    """A checkpoint that reads parts of tensors without the rest."""
+    """A checkpoint that can read parts of tensors."""
 
     def read_part(self, name: str, cut: Cut) -> Tensor: ...
 
@@ -59,25 +59,25 @@ class MatrixReader(Protocol):
 
 
 def read_part(checkpoint: Checkpoint, name: str, cut: Cut) -> Tensor:
-    """Read a part of a tensor, or cut it from the whole if the checkpoint reads no parts."""
+    """Read a part of a tensor, or slice the whole if the checkpoint cannot read parts."""
     if isinstance(checkpoint, PartReader):
         return checkpoint.read_part(name, cut)
     return part_of(checkpoint.read(name), cut)
 
 
 def part_of(tensor: Tensor, cut: Cut) -> Tensor:
-    """A part as a tensor of its own, so that the whole can be freed."""
+    """A copy of a part, so that the whole can be freed."""
     runs = [tensor.narrow(cut.dim, first, end - first) for first, end in cut.runs]
     return torch.cat(runs, dim=cut.dim)
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Raise a ConfigError if tensors are missing, unknown or of the wrong shape."""
+    """ConfigError if tensors are missing, unknown or of the wrong shape."""
     compare(manifest(checkpoint.config), checkpoint.shapes)
 
 
 def compare(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
-    """Raise a ConfigError unless exactly the expected tensors were found, by name."""
+    """ConfigError unless exactly the expected tensors were found."""
     problems = {
         "missing": [name for name in expected if name not in found],
         "unknown": [name for name in found if name not in expected],

@@ -1,4 +1,4 @@
-"""Weights as whole numbers of few bits, in the forms that kernels for integers read."""
+"""Integer codes of weights, as integer kernels need them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ INT4_MOST = 15
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCodes:
-    """A weight is code * scale.
+    """Weights as code * scale.
 
     code    [outputs, inputs]; int8
     scale   [outputs] in float32
@@ -21,13 +21,13 @@ class RowCodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupCodes:
-    """A weight is code * step + least, with a step and a least weight for each group of inputs.
+    """Weights as code * step + least, with a step and a least weight per group of inputs.
 
     code    [outputs, inputs], from 0 to 15; uint8
     step    [outputs, groups] in float32
     least   [outputs, groups] in float32
-    table   the 16 numbers that codes stand for; empty: themselves
-    order   [inputs]; the input that each code is for; None: inputs are in their order
+    table   the 16 values of codes; empty: the codes themselves
+    order   [inputs]; the input of each code; None: in order
     """
 
     code: Tensor
@@ -38,7 +38,7 @@ class GroupCodes:
 
     @property
     def most(self) -> int:
-        """The largest number that a code stands for."""
+        """The largest value of a code."""
         return max(self.table, default=INT4_MOST)
 
 

@@ -1,4 +1,4 @@
-"""Random weights, for tests and for measurements without a download."""
+"""Random weights, for tests and benchmarks without a download."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from paceline.runner.weights.weight_format import UNQUANTIZED
 
 
 class Dummy:
-    """A checkpoint of random numbers. A tensor depends only on its name and the seed."""
+    """A checkpoint of random tensors, each a function of its name and the seed."""
 
     files: tuple[Path, ...] = ()
 
@@ -25,17 +25,17 @@ class Dummy:
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
         self._offset = {norm.weight.name: norm.offset for norm in parts_of(spec, NormSpec)}
-        self._place = {name: place for place, name in enumerate(self.shapes)}
+        self._index = {name: index for index, name in enumerate(self.shapes)}
         self._seed, self._device = seed, device
 
     def read(self, name: str) -> Tensor:
-        """Norm weights are near one, and linears keep the scale of their inputs."""
+        """Random values; norm weights are near 1, and linears keep the scale of their inputs."""
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
-        generator.manual_seed(self._seed * len(self._place) + self._place[name])
+        generator.manual_seed(self._seed * len(self._index) + self._index[name])
         drawn = torch.randn(shape, generator=generator, device=self._device)
         if not shape:
-            return drawn.exp_()  # a scale is positive
+            return drawn.exp_()  # scales are positive
         if name in self._offset:
             return drawn.mul_(0.1).add_(1.0 - self._offset[name])
         return drawn.mul_(shape[-1] ** -0.5)

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in files, as its authors publish it."""
+"""Checkpoints of EAGLE-3 heads, as published by the authors."""
 
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,10 +21,10 @@ BIN = "pytorch_model.bin"
 
 
 class Eagle3Folder:
-    """A checkpoint of a head: config.json, and tensors in .safetensors files or in one .bin file.
+    """The checkpoint of a head: config.json, and tensors in .safetensors files or one .bin file.
 
-    Tensors have the names of a decoder of one layer here. Two of them may be missing: the
-    embedding, if it is the model's, and `d2t`, if the head can draft every id.
+    Tensors get the names of a decoder with one layer. Two may be missing: the embedding, if it is
+    the model's, and `d2t`, if the head can draft every id.
     """
 
     is_quantized = False
@@ -42,7 +42,7 @@ class Eagle3Folder:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the layer, as a decoder."""
+        """The configuration of the layer, as a decoder."""
         return self.head.decoder
 
     @property
@@ -53,7 +53,7 @@ class Eagle3Folder:
         return self._tensors[name]
 
     def target_ids(self) -> Tensor:
-        """The token id of each id that can be drafted, [draft_vocab]."""
+        """The token ids that the head can draft, [draft_vocab]."""
         ids = torch.arange(self.head.draft_vocab)
         if TO_TARGET in self._tensors:
             ids += self._tensors[TO_TARGET]
@@ -78,14 +78,14 @@ class Eagle3Folder:
 
 
 def plain_name(name: str) -> str:
-    """The name that a decoder of one layer has for a tensor of a head."""
+    """The name of a head's tensor in a decoder with one layer."""
     name = name.removeprefix("model.").replace("midlayer.", "layers.0.")
     is_inner = name.startswith(("layers.", "embed_tokens.", "norm."))
     return f"model.{name}" if is_inner else name
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, mapped to memory."""
+    """The tensors of a file, mapped to memory."""
     try:
         if path.name == BIN:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,4 +1,4 @@
-"""Tensors of experts that HF's files keep in one tensor for all experts."""
+"""Tensors that HF's files stack for all experts."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from paceline.runner.models.tensor_spec import Shape, StackedForm, TensorSpec
 
 
 class ExpertStacks:
-    """Finds each expert's part of a tensor: see `StackedForm`. A part is read by itself."""
+    """Finds each expert's part of a stacked tensor, and reads it alone: see `StackedForm`."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         found = [(tensor, tensor.stack) for tensor in tensors if tensor.stack is not None]
@@ -18,17 +18,17 @@ class ExpertStacks:
         self.types = {form.name: tensor.types for tensor, form in found if tensor.types}
         for _, form in found:
             self._parts.setdefault(form.name, set()).add(form.part)
-        self._files: dict[str, Any] = {}  # by the name of a tensor in them
+        self._files: dict[str, Any] = {}  # by tensor name
 
     def takes(self, stored: str) -> bool:
-        """Whether a tensor of a file has parts of experts."""
+        """Is a tensor of a file stacked?"""
         return stored in self._parts
 
     def add(self, stored: str, file: Any) -> None:
         self._files[stored] = file
 
     def shapes(self) -> dict[str, Shape]:
-        """Of all parts that were found. A tensor of another number of experts has none."""
+        """The shapes of all parts. A tensor with another number of experts has none."""
         found: dict[str, Shape] = {}
         for name, form in self._forms.items():
             if form.name not in self._files:
@@ -52,5 +52,5 @@ class ExpertStacks:
 
 
 def dim_of(form: StackedForm) -> int:
-    """The dimension with the outputs, in the part of an expert."""
+    """The output dimension in the part of an expert."""
     return form.outputs if form.outputs < 0 else form.outputs - 1

@@ -1,4 +1,4 @@
-"""Opens the checkpoint at a path."""
+"""Open the checkpoint at a path."""
 
 from pathlib import Path
 

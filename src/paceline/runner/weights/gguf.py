@@ -1,4 +1,4 @@
-"""A .gguf file as a checkpoint, with the names and layouts of HF."""
+"""A GGUF file as a checkpoint, with the names and layouts of HF."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import CodedMatrix
 from paceline.runner.weights.weight_format import UNQUANTIZED
 
-# The values of 4-bit codes that are not evenly spaced.
+# Values of 4-bit codes that are not evenly spaced.
 UNEVEN = torch.tensor(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.float32
 )
@@ -29,29 +29,29 @@ Coded = tuple[Tensor, Tensor, Tensor]
 
 
 def dequantised(tensor: GGUFTensor) -> Tensor:
-    """Return a tensor in the floating-point type of the file, or in float32."""
+    """Decode a tensor to float32, or keep its floating-point type."""
     return DECODERS[tensor.encoding.name](from_numpy(tensor.blocks)).view(tensor.shape)
 
 
-def _half(blocks: Tensor, place: int) -> Tensor:
-    """The float16 at a place of each block, as float32."""
-    return blocks[:, place : place + 2].contiguous().view(torch.float16).float()  # [blocks, 1]
+def _half(blocks: Tensor, offset: int) -> Tensor:
+    """The float16 at an offset of each block, as float32."""
+    return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()  # [blocks, 1]
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """The lower halves of all bytes along the last axis, then the upper halves."""
+def _int4s(packed: Tensor) -> Tensor:
+    """The low 4 bits of all bytes along the last axis, then the high ones."""
     return torch.cat((packed & 15, packed >> 4), dim=-1)
 
 
 def _bits(packed: Tensor, width: int) -> Tensor:
-    """Each byte cut into fields of `width` bits, [..., bytes, 8 / width]."""
+    """Split bytes into fields of `width` bits, [..., bytes, 8 / width]."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
     return packed.unsqueeze(-1) >> shifts & (1 << width) - 1
 
 
 def _strided(packed: Tensor) -> Tensor:
-    """Two bits per element of two halves of 128: each of 32 bytes has those of four elements that
-    are 32 apart, [blocks, 64] -> [blocks, 2, 4, 32]."""
+    """Two bits per element, in two halves of 128 elements: each of 32 bytes has those of four
+    elements at a stride of 32, [blocks, 64] -> [blocks, 2, 4, 32]."""
     return _bits(packed.reshape(-1, 2, 32), 2).transpose(2, 3).contiguous()
 
 
@@ -65,19 +65,19 @@ def _scaled(elements: Tensor, scales: Tensor) -> Tensor:
     return parts.mul_(scales.unsqueeze(-1)).flatten(1)
 
 
-def _fifths(blocks: Tensor, place: int) -> Tensor:
-    """Five bits per element: 32 fifth bits at a place, then 32 nibbles."""
-    high = _bits(blocks[:, place : place + 4], 1).flatten(1)
-    return _nibbles(blocks[:, place + 4 : place + 20]) | high << 4
+def _fifths(blocks: Tensor, offset: int) -> Tensor:
+    """Five bits per element: 32 high bits at an offset, then 32 times the low 4 bits."""
+    high = _bits(blocks[:, offset : offset + 4], 1).flatten(1)
+    return _int4s(blocks[:, offset + 4 : offset + 20]) | high << 4
 
 
 def _q4_0(blocks: Tensor) -> Coded:
     step = _half(blocks, 0)
-    return _nibbles(blocks[:, 2:]), step, -8 * step
+    return _int4s(blocks[:, 2:]), step, -8 * step
 
 
 def _q4_1(blocks: Tensor) -> Coded:
-    return _nibbles(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
+    return _int4s(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
@@ -93,9 +93,9 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and minimum of the eight parts of a block, 6 bits each in 12 bytes at place 4.
+    """Scale and minimum of the eight parts of a block, 6 bits each in 12 bytes at offset 4.
 
-    The first four of each have a byte whose upper two bits are lent to the last four:
+    The first four of each have a byte, whose high two bits belong to the last four:
 
         byte   0..3  scale 0..3, high bits of scale 4..7
                4..7  minimum 0..3, high bits of minimum 4..7
@@ -114,25 +114,25 @@ def _k_parts(blocks: Tensor, parts: Tensor) -> Tensor:
 
 def _q4_k(blocks: Tensor) -> Coded:
     scales, minima = _k_scales(blocks)
-    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), scales, -minima
+    return _int4s(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), scales, -minima
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    low = _int4s(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
     high = _bits(blocks[:, 16:48], 1).transpose(1, 2)  # [blocks, 8, 32]
     return _k_parts(blocks, low | high << 4)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """Two halves of 128; in each, 32 bytes hold the upper two bits of four times 32 elements."""
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
+    """Two halves of 128; in each, 32 bytes have the high two bits of four times 32 elements."""
+    low = _int4s(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
     elements = (low | _strided(blocks[:, 128:192]) << 4).float().sub_(32)
     scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
     return _scaled(elements, scales)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
-    """A byte for each 16 elements has their scale below and their minimum above."""
+    """A byte for each 16 elements has their scale in the low bits, their minimum in the high."""
     elements = _strided(blocks[:, 16:80]).float().view(-1, 16, 16)
     scales = (blocks[:, :16] & 15).float().mul_(_half(blocks, 80))
     minima = (blocks[:, :16] >> 4).float().mul_(_half(blocks, 82))
@@ -140,7 +140,7 @@ def _q2_k(blocks: Tensor) -> Tensor:
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
-    """The third bits come first. The 16 scales have 6 bits each in 12 bytes at place 96:
+    """The high bits come first. The 16 scales have 6 bits each in 12 bytes at offset 96:
 
     byte   0..7   low four bits of scale 0..7, then of scale 8..15
            8..11  high two bits of scale 0..3, then of 4..7, 8..11 and 12..15
@@ -148,31 +148,31 @@ def _q3_k(blocks: Tensor) -> Tensor:
     third = _bits(blocks[:, :32], 1).transpose(1, 2).reshape(-1, 2, 4, 32)
     elements = (_strided(blocks[:, 32:96]) | third << 2).float().sub_(4)
     high = _bits(blocks[:, 104:108], 2).transpose(1, 2).flatten(1)  # [blocks, 16]
-    scales = (_nibbles(blocks[:, 96:104]) | high << 4).float().sub_(32)
+    scales = (_int4s(blocks[:, 96:104]) | high << 4).float().sub_(32)
     return _scaled(elements, scales.mul_(_half(blocks, 108)))
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _looked_up(UNEVEN, _nibbles(blocks[:, 2:])).mul_(_half(blocks, 0))
+    return _looked_up(UNEVEN, _int4s(blocks[:, 2:])).mul_(_half(blocks, 0))
 
 
 def _iq4_xs(blocks: Tensor) -> Tensor:
-    """Eight parts, whose scales have their high two bits at place 2 and their low four at 4."""
+    """Eight parts, whose scales have their high two bits at offset 2 and their low four at 4."""
     high = _bits(blocks[:, 2:4], 2).flatten(1)  # [blocks, 8]
     scales = (_bits(blocks[:, 4:8], 4).flatten(1) | high << 4).float().sub_(32)
-    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1)
+    codes = _int4s(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1)
     return _scaled(_looked_up(UNEVEN, codes), scales.mul_(_half(blocks, 0)))
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
     powers = blocks[:, :1].int().sub_(mxfp4.BIAS)
-    return torch.ldexp(_looked_up(mxfp4.VALUES, _nibbles(blocks[:, 1:])), powers)
+    return torch.ldexp(_looked_up(mxfp4.VALUES, _int4s(blocks[:, 1:])), powers)
 
 
 def _ternary(packed: Tensor, digits: int) -> Tensor:
-    """The first base-3 digits of bytes, which are fractions of 256: all first digits, then all
-    second ones, and so on."""
-    powers = torch.tensor([3**place for place in range(digits)], dtype=torch.uint8)
+    """The base-3 digits of bytes, which are fractions of 256: all first digits, then all second
+    ones, and so on."""
+    powers = torch.tensor([3**digit for digit in range(digits)], dtype=torch.uint8)
     shifted = packed.unsqueeze(1) * powers.view(-1, 1)  # modulo 256
     return (shifted.short() * 3 >> 8).flatten(1)
 
@@ -220,7 +220,7 @@ EXACT = {"F32", "F16", "BF16"}
 class GGUF:
     """A checkpoint in llama.cpp's format. The file stays mapped while the checkpoint is used.
 
-    A tensor that the description of the model does not name keeps its own name.
+    Tensors that are not in the model's description keep their names.
     """
 
     def __init__(self, path: Path, quantization: str = "auto") -> None:
@@ -273,6 +273,6 @@ def coded_matrix(tensor: GGUFTensor, heads: int) -> CodedMatrix | None:
 
 
 def unpaired(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from x0 y0 x1 y1 … to x0 x1 … y0 y1 …, where pair i is (xi, yi)."""
+    """Reorder the rows of each head from x0 y0 x1 y1 … to x0 x1 … y0 y1 …; pair i is (xi, yi)."""
     paired = tensor.view(heads, -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, …]
     return paired.transpose(1, 2).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Reads the container format of llama.cpp: fields and tensors."""
+"""Read the fields and tensors of a GGUF file."""
 
 import mmap
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from paceline.core.system.gguf import (
 
 @dataclass(frozen=True, slots=True)
 class TensorEncoding:
-    """How a type of tensor is stored: elements and bytes of a block."""
+    """The storage of a tensor type: elements and bytes of a block."""
 
     name: str
     elements: int
@@ -50,7 +50,7 @@ ENCODINGS = {
     39: TensorEncoding("MXFP4", 32, 17),
 }
 
-# Types of the format that are not decoded.
+# Types without a decoder.
 OTHERS = {
     4: "Q4_2",
     5: "Q4_3",
@@ -86,7 +86,7 @@ class GGUFTensor:
     blocks: npt.NDArray[np.uint8]  # [blocks, block_bytes]
 
     def part(self, index: int) -> "GGUFTensor":
-        """One of the tensors that this one holds, which begin at whole blocks."""
+        """A part of a stacked tensor; parts consist of whole blocks."""
         size = len(self.blocks) // self.shape[0]
         blocks = self.blocks[index * size : (index + 1) * size]
         return GGUFTensor(self.shape[1:], self.encoding, blocks)
@@ -100,31 +100,31 @@ class GGUFFile:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """An entry of the list of tensors."""
+    """An entry in the list of tensors."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    offset: int  # bytes after the start of the first tensor
+    offset: int  # bytes from the start of the first tensor
 
 
 def read_gguf(path: Path) -> GGUFFile:
     """Read the fields and map the tensors."""
     with errors_naming(path):
         with path.open("rb") as file:
-            # torch needs writable memory, which a private mapping is; it is never written to.
+            # A private mapping, because torch needs writable memory. It is not written.
             content = map_file(file, mmap.ACCESS_COPY)
         header = read_header(content)
         entries = [entry_at(header.cursor) for _ in range(header.tensors)]
         alignment = cast("int", header.fields.get("general.alignment", 32))
-        start = -(-header.cursor.place // alignment) * alignment
-        places = [place_of(start, entry) for entry in entries]
-        check_length(content, max((place.end for place in places), default=start))
+        start = -(-header.cursor.offset // alignment) * alignment
+        ranges = [range_of(start, entry) for entry in entries]
+        check_length(content, max((blocks.end for blocks in ranges), default=start))
         return GGUFFile(
             header.fields,
             {
-                entry.name: mapped(content, entry, place)
-                for entry, place in zip(entries, places, strict=True)
+                entry.name: mapped(content, entry, blocks)
+                for entry, blocks in zip(entries, ranges, strict=True)
             },
         )
 
@@ -137,8 +137,8 @@ def entry_at(cursor: Cursor) -> TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """Where the blocks of a tensor are."""
+class BlockRange:
+    """The range of a tensor's blocks in the file."""
 
     encoding: TensorEncoding
     count: int  # blocks
@@ -149,7 +149,7 @@ class TensorPlace:
         return self.begin + self.count * self.encoding.block_bytes
 
 
-def place_of(start: int, entry: TensorEntry) -> TensorPlace:
+def range_of(start: int, entry: TensorEntry) -> BlockRange:
     """ValueError if the tensor cannot be decoded."""
     name, shape, encoding = entry.name, entry.shape, ENCODINGS.get(entry.kind)
     if encoding is None:
@@ -163,10 +163,10 @@ def place_of(start: int, entry: TensorEntry) -> TensorPlace:
         raise ValueError(
             f"the rows of tensor {name!r} {list(shape)} do not fill whole blocks of {encoding.name}"
         )
-    return TensorPlace(encoding, prod(shape) // encoding.elements, start + entry.offset)
+    return BlockRange(encoding, prod(shape) // encoding.elements, start + entry.offset)
 
 
-def mapped(content: mmap.mmap, entry: TensorEntry, place: TensorPlace) -> GGUFTensor:
-    encoding = place.encoding
-    found = np.frombuffer(content, np.uint8, place.end - place.begin, place.begin)
-    return GGUFTensor(entry.shape, encoding, found.reshape(place.count, encoding.block_bytes))
+def mapped(content: mmap.mmap, entry: TensorEntry, blocks: BlockRange) -> GGUFTensor:
+    encoding = blocks.encoding
+    found = np.frombuffer(content, np.uint8, blocks.end - blocks.begin, blocks.begin)
+    return GGUFTensor(entry.shape, encoding, found.reshape(blocks.count, encoding.block_bytes))

@@ -1,4 +1,4 @@
-"""Reads weights of 4 or 8 bits that checkpoints pack into words of 32 bits."""
+"""Read weights of 4 or 8 bits that are packed into 32-bit words."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,11 +23,11 @@ WORD = ("I32",)
 
 
 def unpacked(words: Tensor, bits: int, dim: int, order: tuple[int, ...] = ()) -> Tensor:
-    """Codes of words, the lowest bits first, along a dimension. With `order`, the code of the i-th
-    number is at the place order[i] in its word."""
-    places = range(0, WORD_BITS, bits)
+    """Unpack words along a dimension, low bits first. With `order`, the i-th code is at index
+    order[i] of its word."""
+    offsets = range(0, WORD_BITS, bits)
     shifts = torch.tensor(
-        [places[at] for at in order] or list(places), dtype=torch.int32, device=words.device
+        [offsets[at] for at in order] or list(offsets), dtype=torch.int32, device=words.device
     )
     codes = words.unsqueeze(dim + 1)
     shape = [1] * codes.dim()
@@ -42,7 +42,7 @@ class Grouping:
 
     bits      of a code: 4 or 8
     size      inputs of a group; -1: all
-    has_zero  groups have a zero; otherwise it is in the middle of all codes
+    has_zero  do groups store a zero? If not, it is the middle of the code range
     """
 
     bits: int
@@ -65,7 +65,7 @@ class Grouping:
         return 1 if self.size < 0 else -(-inputs // self.size)
 
     def matrix(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Matrix:
-        """Of codes [outputs, inputs], scales and zeros [outputs, groups]."""
+        """A matrix of codes [outputs, inputs], scales and zeros [outputs, groups]."""
         zero = torch.full_like(scale, self.middle) if zero is None else zero
         inputs = codes.shape[1]
         is_even = inputs % 2 == 0 and inputs % scale.shape[1] == 0
@@ -78,7 +78,7 @@ class Grouping:
         return PlainMatrix((codes.float() - spread[1]) * spread[0])
 
     def ordered(self, codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor) -> Matrix:
-        """The same, where inputs [inputs] name their groups: with act order."""
+        """The same with act order, where `inputs` [inputs] are the groups of inputs."""
         order = group.argsort(stable=True)
         if torch.equal(order, torch.arange(len(order), device=order.device)):
             return self.matrix(codes, scale, zero)
@@ -93,12 +93,12 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class WordsOfInputs(WeightFormat):
-    """GPTQ and AWQ: words [inputs, outputs], of which eight inputs or eight outputs share one.
+    """GPTQ and AWQ: words [inputs, outputs], each with the codes of several inputs or outputs.
 
     order      of the codes in a word
-    is_along   what shares a word: inputs, or else outputs
-    past       a stored zero is less by this
-    has_order  `g_idx` says the group of each input
+    is_along   do inputs share a word? Otherwise, outputs do
+    past       amount to add to stored zeros
+    has_order  does `g_idx` store the group of each input?
     """
 
     name: ClassVar[str] = "words of inputs"

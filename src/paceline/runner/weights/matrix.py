@@ -1,4 +1,4 @@
-"""The weights of a linear in memory, in the form of one format."""
+"""The weights of a linear in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,10 @@ M = TypeVar("M", bound="Matrix")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix(ABC):
-    """The weights of a linear, [outputs, inputs], in the form of one format.
+    """The weights of a linear, [outputs, inputs], in some format.
 
-    A subclass is a frozen dataclass. Its tensors have the outputs, or blocks of them, along the
-    first dimension; in weights of several experts, the experts come before that.
+    Subclasses are frozen dataclasses. The first dimension of their tensors is outputs, or blocks of
+    them; weights of several experts have the experts before it.
     """
 
     @property
@@ -29,16 +29,16 @@ class Matrix(ABC):
 
     @property
     def form(self) -> str:
-        """What the numbers are, for messages."""
+        """The format, for messages."""
         return type(self).__name__
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The numbers that these weights stand for, [outputs, inputs] in float32."""
+        """The decoded weights, [outputs, inputs] in float32."""
 
     def folded(self, factor: Tensor | None, dtype: torch.dtype) -> tuple["Matrix", Tensor | None]:
-        """The weights as they are kept, with the factor of the inputs [inputs] in them, and the
-        factor that a kernel must apply instead, if the format cannot hold it."""
+        """Fold a factor of the inputs [inputs] into the weights. Returns the weights, and the
+        factor that the kernel must apply if the format cannot hold it."""
         return self, factor
 
     def scaled(self, factor: float) -> "Matrix":
@@ -46,20 +46,20 @@ class Matrix(ABC):
         return PlainMatrix(self.dense() * factor)
 
     def select(self: M, outputs: Tensor) -> "M | PlainMatrix":
-        """Some outputs, in this order."""
+        """The outputs `rows`, in this order."""
         return PlainMatrix(self.dense()[outputs])
 
     def codes(self) -> Codes | None:
-        """The weights as kernels for integers read them; None: they must be rounded to that."""
+        """The integer codes of the weights; None: integer kernels must round the weights."""
         return None
 
     @property
     def joins(self) -> bool:
-        """Whether outputs of others may follow."""
+        """Can outputs of other matrices be appended?"""
         return True
 
     def is_like(self, other: "Matrix") -> bool:
-        """Whether outputs of both can be in one matrix of this form."""
+        """Can one matrix of this format have the outputs of both?"""
         return self.form == other.form
 
     @property
@@ -68,7 +68,7 @@ class Matrix(ABC):
         return tuple(one for one in found if isinstance(one, Tensor))
 
     def with_tensors(self: M, tensors: Iterable[Tensor]) -> M:
-        """The same form with other tensors."""
+        """A matrix of the same format with other tensors."""
         names = (one.name for one in fields(self) if isinstance(getattr(self, one.name), Tensor))
         return replace(self, **dict(zip(names, tensors, strict=True)))
 
@@ -102,7 +102,7 @@ class PlainMatrix(Matrix):
 
 
 def joined(matrices: Sequence[Matrix]) -> Matrix:
-    """Linears of the same input as one; of several forms, all are decoded."""
+    """Join linears of the same input; those of different formats are decoded."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -113,7 +113,7 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def stacked(count: int, matrices: Iterator[Matrix]) -> Matrix:
-    """The weights of several experts, one of which is read at a time."""
+    """Stack the weights of experts, which are read one at a time."""
     first = next(matrices)
     whole = [tensor.new_empty((count, *tensor.shape)) for tensor in first.tensors]
     for expert, matrix in enumerate(chain((first,), matrices)):

@@ -1,4 +1,4 @@
-"""Weights in MXFP4: numbers of 4 bits with an exponent for each 32 inputs."""
+"""MXFP4 weights: 4-bit numbers with a common exponent per 32 inputs."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ from paceline.runner.weights.codes import GroupCodes
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import unpacked
 
-GROUP = 32  # numbers with one exponent
+GROUP = 32  # inputs that share an exponent
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
-BIAS = 127  # of the exponent that is stored
+BIAS = 127  # of stored exponents
 MOST_EXPONENT = 2  # of a number
-# Twice the numbers are whole; the table has how far they are above the least one.
+# Twice the values are integers; the table has their distances from the least one.
 HALF, LEAST = 0.5, -12
 TABLE = tuple(int(sign * size / HALF) - LEAST for sign in (1, -1) for size in SIZES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mxfp4Matrix(Matrix):
-    """Codes of two numbers in a byte: the lower half is that of the earlier input.
+    """Two codes per byte; the low 4 bits are for the earlier input.
 
     weight     [outputs, inputs / 2]; uint8
     exponent   [outputs, inputs / 32]; uint8
@@ -40,8 +40,8 @@ class Mxfp4Matrix(Matrix):
 
     @staticmethod
     def of(weight: Tensor) -> "Mxfp4Matrix":
-        """The nearest numbers to weights [outputs, inputs]. The largest of a group may be cut to
-        the largest code."""
+        """Round weights [outputs, inputs]. The largest weight of a group may be clipped to the
+        largest value."""
         groups = weight.float().view(len(weight), -1, GROUP)
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
         exponent = torch.floor(torch.log2(largest)) - MOST_EXPONENT

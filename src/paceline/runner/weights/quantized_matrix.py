@@ -1,4 +1,4 @@
-"""Quantized weights in memory: codes of 8 or 4 bits, and scales of rows, blocks or groups."""
+"""Quantized weights in memory: 8-bit or 4-bit codes with scales of rows, blocks or groups."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ INT8_MAX = 127
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledMatrix(Matrix):
-    """Codes of 8 bits. A scale is that of a block of outputs and inputs.
+    """8-bit codes, with a scale per block of outputs and inputs.
 
     weight   [outputs, inputs]; fp8 or int8
-    scale    [outputs / block outputs, inputs / block inputs] in float32; a block that is cut by
-             the end of the weights counts as one
-    block    outputs and inputs of a block; 1 and all inputs: each output has one scale
+    scale    [outputs / block outputs, inputs / block inputs] in float32, rounded up for partial
+             blocks
+    block    outputs and inputs of a block; 1 and all inputs: a scale per output
     """
 
     weight: Tensor
@@ -53,7 +53,7 @@ class ScaledMatrix(Matrix):
     def select(self, outputs: Tensor) -> "ScaledMatrix | PlainMatrix":
         if not self.is_by_row:
             return PlainMatrix(self.dense()[outputs])
-        # torch selects no rows of fp8
+        # torch cannot index fp8
         weight = self.weight.view(torch.uint8)[outputs].view(self.weight.dtype)
         return ScaledMatrix(weight, self.scale[outputs], self.block)
 
@@ -68,8 +68,8 @@ class ScaledMatrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedMatrix(Matrix):
-    """Codes of 4 bits, two in a byte: the lower half is that of the earlier input. Inputs of a
-    group share a scale and a zero: (code - zero) * scale.
+    """4-bit codes, two per byte; the low 4 bits are for the earlier input. Inputs of a group share
+    a scale and a zero: (code - zero) * scale.
 
     weight   [outputs, inputs / 2]; uint8
     scale    [outputs, groups] in float32
@@ -90,7 +90,7 @@ class GroupedMatrix(Matrix):
 
     @staticmethod
     def of_codes(codes: Tensor, scale: Tensor, zero: Tensor) -> "GroupedMatrix":
-        """`codes` are [outputs, inputs] from 0 to 15."""
+        """Pack `codes` [outputs, inputs], from 0 to 15."""
         codes = codes.to(torch.uint8)
         packed = codes[..., ::2] | codes[..., 1::2] << 4
         return GroupedMatrix(packed, scale.float(), zero.to(torch.uint8))
@@ -142,9 +142,9 @@ class CodedMatrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedMatrix(Matrix):
-    """Weights whose inputs are in another order, so that those of a group are neighbours.
+    """Weights with reordered inputs, so that those of a group are adjacent.
 
-    order   [inputs]; the input that each column of `matrix` is for
+    order   [inputs]; the input of each column of `matrix`
     """
 
     matrix: Matrix
@@ -187,26 +187,26 @@ class OrderedMatrix(Matrix):
 
 
 def unpacked(packed: Tensor) -> Tensor:
-    """Codes of 4 bits, two of which are in a byte: the lower half is that of the earlier input."""
+    """Unpack 4-bit codes, two per byte; the low 4 bits are for the earlier input."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
 def rows_of_fp8(weight: Tensor) -> ScaledMatrix:
-    """Weights [outputs, inputs] as fp8, with a scale for each output."""
+    """Quantize weights [outputs, inputs] to fp8, with a scale per output."""
     scale = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12).div_(FP8_MAX)
     codes = (weight / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
     return ScaledMatrix(codes, scale.float(), (1, weight.shape[1]))
 
 
 def rows_of_int8(weight: Tensor) -> ScaledMatrix:
-    """Weights [outputs, inputs] as int8, with a scale for each output."""
+    """Quantize weights [outputs, inputs] to int8, with a scale per output."""
     scale = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12).div_(INT8_MAX)
     codes = (weight / scale).round_().to(torch.int8)
     return ScaledMatrix(codes, scale.float(), (1, weight.shape[1]))
 
 
 def groups_of_int4(weight: Tensor, group: int) -> GroupedMatrix:
-    """Weights [outputs, inputs] as 4 bits, with a scale and a zero for each group of inputs."""
+    """Quantize weights [outputs, inputs] to int4, with a scale and a zero per group of inputs."""
     groups = weight.view(len(weight), -1, group)
     low, high = groups.amin(dim=-1).clamp_(max=0.0), groups.amax(dim=-1).clamp_(min=0.0)
     scale = (high - low).clamp_(min=1e-12).div_(15)
@@ -216,7 +216,7 @@ def groups_of_int4(weight: Tensor, group: int) -> GroupedMatrix:
 
 
 def checked(scale: Tensor, name: str) -> Tensor:
-    """Scales in float32. ConfigError if one is not finite."""
+    """Convert scales to float32. ConfigError if one is not finite."""
     scale = scale.float()
     if not bool(torch.isfinite(scale).all()):
         raise ConfigError(f"tensor {name!r} has scales that are not finite")

@@ -1,4 +1,4 @@
-"""A folder as transformers saves it: config.json and one or many .safetensors files."""
+"""A folder in HF's layout: config.json and .safetensors files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,35 +20,35 @@ from paceline.runner.weights.weight_format import UNQUANTIZED
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
-MODULES = "modules.json"  # of sentence-transformers
-DERIVED = ".rotary_emb.inv_freq"  # old files have tensors that follow from the configuration
+MODULES = "modules.json"  # a file of sentence-transformers
+DERIVED = ".rotary_emb.inv_freq"  # suffix of derived tensors in old files
 
 
 class SafetensorsFolder:
-    """A checkpoint in HF's format. Files stay mapped while the checkpoint is used."""
+    """A checkpoint in HF's layout. Files stay mapped while the checkpoint is used."""
 
     def __init__(self, folder: Path, quantization: str = "auto") -> None:
         raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
-            raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models have more of them
+            raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models list more
         config = ModelConfig.of_hf(raw, image_settings(folder), quantization)
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._newer = {alias: tensor.name for tensor in described for alias in tensor.aliases}
         self._types = {tensor.name: tensor.types for tensor in described if tensor.types}
-        # A single number may be stored as a vector of one.
+        # A scalar may be stored as a vector of one.
         self._scalars: dict[str, Shape] = {one.name: () for one in described if one.shape == ()}
         self._stacks = ExpertStacks(described)
         self._copies = {name for tensor in described for name in tensor.copies}
         self.shapes: dict[str, Shape] = {}
-        self._file: dict[str, tuple[Any, str]] = {}  # by tensor: with its name in the file
+        self._file: dict[str, tuple[Any, str]] = {}  # by tensor: its file, and its name there
         self.files = files_in(folder)
         for path in self.files:
             self._add(path)
         self.shapes |= self._stacks.shapes()
         head = describe(self.config).head.weights[0].name
-        # A model for embeddings may have no head, whatever its config.json says.
+        # An embedding model may lack the head, whatever its config.json says.
         if head not in self.shapes and (folder / MODULES).is_file():
             self.config = replace(self.config, tied_embedding=True, generates=False)
 
@@ -86,7 +86,7 @@ class SafetensorsFolder:
             self.shapes[name] = self._scalars.get(name, shape) if shape == (1,) else shape
 
     def _is_copy(self, name: str) -> bool:
-        """Whether a tensor follows from others: some files repeat a tied embedding as the head."""
+        """Is a tensor redundant? Some files repeat a tied embedding as the head."""
         return name.endswith(DERIVED) or name in self._copies
 
     def read(self, name: str) -> Tensor:
@@ -96,7 +96,7 @@ class SafetensorsFolder:
         return file.get_tensor(stored)
 
     def read_part(self, name: str, cut: Cut) -> Tensor:
-        """Read a part of a tensor. Of a tensor with all experts, one expert is read and cut."""
+        """Read a part of a tensor. Of a stacked tensor, one expert is read and sliced."""
         if name in self._stacks:
             return part_of(self._stacks.read(name), cut)
         file, stored = self._file[name]
@@ -105,7 +105,7 @@ class SafetensorsFolder:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of the model. A folder may have other files too."""
+    """The weight files of the model; the folder may have others."""
     index = folder / INDEX
     if not index.exists():
         return [folder / SINGLE]

@@ -1,4 +1,4 @@
-"""Reads weights of 8 bits with scales of tensors, outputs or blocks."""
+"""Read 8-bit weights with scales of tensors, outputs or blocks."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,14 +15,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class ScaledFormat(WeightFormat):
-    """Codes in `weight`, and scales beside them.
+    """Codes in `weight`, and scales in another tensor of the module.
 
-    method        its name for messages
-    types         of codes, in the names of safetensors
+    method        name for messages
+    types         of codes, as safetensors names them
     scale_name    of the tensor with scales
-    scales        what has a scale: a tensor, each output ("channel"), or each block
+    scales        per tensor, per output ("channel") or per block
     block         outputs and inputs of a block
-    input_scale   there is one scale of the inputs too. It is not used: each row gets its own
+    input_scale   is an input scale stored? It is ignored: inputs are scaled per row
     """
 
     name: ClassVar[str] = "scaled"
@@ -67,7 +67,7 @@ class ScaledFormat(WeightFormat):
 
 
 def blocks_of(cut: Cut, block: tuple[int, int], name: str) -> list[tuple[int, int]]:
-    """The runs of a part in whole blocks."""
+    """The ranges of a part in blocks."""
     size = block[cut.dim]
     if any(edge % size and edge != cut.whole for run in cut.runs for edge in run):
         raise ConfigError(
@@ -79,14 +79,14 @@ def blocks_of(cut: Cut, block: tuple[int, int], name: str) -> list[tuple[int, in
 def beside(
     weight: TensorSpec, name: str, shape: Shape, types: tuple[str, ...] = FLOATS
 ) -> TensorSpec:
-    """A tensor of the same module."""
+    """Another tensor of the same module."""
     stem = weight.name.removesuffix("weight")
     aliases = tuple(alias.removesuffix("weight") + name for alias in weight.aliases)
     return TensorSpec(stem + name, shape, weight.gguf, aliases=aliases, types=types)
 
 
 def block_in(given: Any) -> tuple[int, int]:
-    """Outputs and inputs of a block, of a config."""
+    """Outputs and inputs of a block, from a config."""
     match given:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns

@@ -1,7 +1,7 @@
-"""How checkpoints store the weights of linears: what a format reads, and how one is found by name.
+"""The interface of weight formats, and their loader.
 
-Nothing here imports torch, because descriptions of models name formats, and front ends read
-descriptions. So tensors and matrices have no types here.
+Nothing here imports torch, because descriptions of models refer to formats, and front ends use
+descriptions. So tensors and matrices are untyped here.
 """
 
 import re
@@ -16,7 +16,7 @@ from paceline.core import plugins
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 
-Read = Callable[[TensorSpec], Any]  # gives a tensor as it is stored, of this rank, on the device
+Read = Callable[[TensorSpec], Any]  # reads this rank's part of a stored tensor to the device
 PACKAGE = "paceline.runner.formats"  # one file per format, found by its name
 EXPERTS = r".*\.experts\..*"  # names of their modules
 
@@ -25,31 +25,30 @@ class WeightFormat(ABC):
     """How a checkpoint stores the weights of a linear."""
 
     name: ClassVar[str]
-    of_experts: ClassVar[bool] = False  # it is for linears of experts alone
+    of_experts: ClassVar[bool] = False  # only for linears of experts
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors that a checkpoint has for the weights of a linear, or for a part of them."""
+        """The tensors that store the weights of a linear, or a part of them."""
         return (weight,)
 
     @abstractmethod
     def read(self, weight: TensorSpec, read: Read) -> Any:
-        """Read and check them; return a `Matrix`. ConfigError names a tensor with values that are
-        not possible."""
+        """Read a `Matrix`. ConfigError if a tensor has invalid values."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> "Quantization":
-        """Which linears have which format, by the `quantization_config` of a checkpoint.
-        ConfigError names what is not known."""
+        """The formats of linears, from the `quantization_config` of a checkpoint. ConfigError if it
+        is not supported."""
         raise ConfigError(f"checkpoints in {cls.name!r} cannot be read")
 
     def quantize(self, weight: Any) -> Any:
-        """The `Matrix` of weights of a plain checkpoint, [outputs, inputs]."""
+        """Quantize weights [outputs, inputs] of a plain checkpoint to a `Matrix`."""
         raise ConfigError(f"a plain checkpoint cannot be loaded as {self.name!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedOnLoad(WeightFormat):
-    """Plain weights of a checkpoint, of which each linear is quantized when it has been read."""
+    """The format of plain checkpoints whose linears are quantized on load."""
 
     name: ClassVar[str] = "on load"
     format: WeightFormat
@@ -60,11 +59,11 @@ class QuantizedOnLoad(WeightFormat):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The format of each linear of a model, by the name of its module.
+    """The formats of a model's linears, by module name.
 
-    format      of all linears of layers, if no rule says otherwise; None: their weights are plain
-    rules       patterns of whole names, and the format of the first that matches
-    has_kv_scales   the checkpoint has scales for an fp8 KV cache
+    format          of linears in layers that match no rule; None: plain weights
+    rules           patterns of module names with formats; the first match counts
+    has_kv_scales   does the checkpoint have scales for an fp8 KV cache?
     """
 
     format: WeightFormat | None = None
@@ -77,7 +76,7 @@ class Quantization:
 
 
 def plain_rules(modules: Sequence[str] | None) -> tuple[tuple[str, None], ...]:
-    """Rules for modules that stay plain: by whole names, by their ends, or by what they are in."""
+    """Rules for modules that stay plain: by full names, suffixes, or enclosing modules."""
     return tuple((rf"(.*\.)?{re.escape(name)}(\..*)?", None) for name in modules or ())
 
 
@@ -92,7 +91,7 @@ KV_SCHEME = {
 
 
 def has_kv_scales(method: str, config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has a scale for all keys of a layer, and one for all values."""
+    """Does a checkpoint have a scale for the keys of a layer and one for the values?"""
     scheme = config.get("kv_cache_scheme")
     if not scheme:
         return False
@@ -105,13 +104,13 @@ def has_kv_scales(method: str, config: Mapping[str, Any]) -> bool:
 
 
 def on_load(format: WeightFormat) -> Quantization:
-    """Plain weights that are quantized to a format while they are loaded."""
+    """Quantize plain weights to a format on load."""
     modules = EXPERTS if format.of_experts else ".*"
     return Quantization(None, ((modules, QuantizedOnLoad(format)),))
 
 
 def known() -> list[str]:
-    """The names of all formats that checkpoints may have."""
+    """The names of all formats."""
     return [one.name for one in iter_modules(import_module(PACKAGE).__path__)]
 
 
@@ -122,7 +121,7 @@ def load(name: str) -> type[WeightFormat]:
 
 
 def load_for_plain(name: str) -> WeightFormat:
-    """A format that the weights of plain checkpoints can be quantized to."""
+    """Load a format to which plain weights can be quantized."""
     kind = load(name)
     if kind.quantize is WeightFormat.quantize:
         able = (one for one in known() if load(one).quantize is not WeightFormat.quantize)

@@ -1,4 +1,4 @@
-"""Admission: swapped sequences, then waiting ones by rank, until a gate stops the queue."""
+"""Admission of swapped sequences, then of waiting ones by rank, until a gate stops the queue."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,20 +24,20 @@ from paceline.sched.composition import Composition, JoiningRow
 from paceline.sched.explain.journal import Gate
 from paceline.sched.groups.forks import Forks
 
-MOST_PASSED_OVER = 8  # sequences in one step; the next one that a gate shuts out stops the queue
-MOST_OVERTAKEN = 64  # admissions past one sequence; from then on it stops the queue
+MOST_PASSED_OVER = 8  # most sequences passed over in one step; the next one stops the queue
+MOST_OVERTAKEN = 64  # admissions past one sequence, after which it stops the queue
 
 
 @dataclass(slots=True)
 class Joining:
-    """The sequences that join a step, and what the step has left."""
+    """The sequences that join a step, and the room left in it."""
 
     room: StepRoom
     chunk: Chunk
     rows: list[JoiningRow] = field(default_factory=list[JoiningRow])
     admitted: list[Admitted] = field(default_factory=list[Admitted])
     passed_over: list[Sequence] = field(default_factory=list[Sequence])
-    gates: list[Gate] = field(default_factory=list[Gate])  # of those
+    gates: list[Gate] = field(default_factory=list[Gate])  # of those passed over
 
     def add(self, slot: int, start: int, count: int) -> None:
         self.rows.append(JoiningRow(slot, start, count))
@@ -46,12 +46,12 @@ class Joining:
 
 
 class Admission:
-    """Lets sequences in until a gate stops the queue, and says which one.
+    """Admits sequences until a gate stops the queue.
 
-    A gate may also pass a sequence over, which then keeps its place while those behind it are
-    considered. It cannot starve: a step that begins after `MOST_OVERTAKEN` admissions past it, or
-    after it has waited longer than the policy's patience, stops at it until it is let in. So at
-    most `MOST_OVERTAKEN - 1 + max_num_seqs` sequences are admitted past it.
+    A gate may also pass a sequence over, which keeps its queue position while those behind it are
+    considered. It cannot starve: once `MOST_OVERTAKEN` others were admitted past it, or it has
+    waited longer than the policy's patience, it stops the queue until it is admitted. So at most
+    `MOST_OVERTAKEN - 1 + max_num_seqs` sequences are admitted past it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Admission:
     def let_in(
         self, served: Composition, now: float, chunk: Chunk, returning: bool = False
     ) -> Composition:
-        """Admit until a gate stops the queue; only swapped sequences, if `returning`."""
+        """Admit sequences until a gate stops the queue; with `returning`, only swapped ones."""
         joining = Joining(self._room_behind(served), chunk)
         gate: Gate | None = None
         while gate is None and (head := self._head(now)) is not None:
@@ -97,31 +97,31 @@ class Admission:
         return served.joined(joining.rows, joining.admitted, gate, tuple(joining.gates))
 
     def _head(self, now: float) -> Sequence | None:
-        """The sequence to let in next. If none waits, one that was parked for others begins to."""
+        """The sequence to admit next. If none waits, unpark one that left its slot to others."""
         if self._state.bodies.may_join:
             self._state.bodies.let_one_wait()
         return self._state.head(now)
 
     def would_fit(self, head: Sequence, room: StepRoom, freed: set[int], chunk: Chunk) -> bool:
-        """Would a waiting sequence join a step with so much room, `freed` blocks of which are
-        held now?"""
+        """Would a waiting sequence join a step with this room? It includes `freed` blocks, which
+        are held now."""
         entrant = WaitingEntrant(self._entrants, head, room, chunk)
-        room.free -= len(freed.intersection(entrant.hit.device))  # it finds those and holds them
+        room.free -= len(freed.intersection(entrant.hit.device))  # the prefix hit holds them
         return self._gates.shut(entrant, room) is None
 
     def closed(
         self, served: Composition, reason: str, now: float, short: int = 0, lasting: bool = False
     ) -> Composition:
-        """No sequence is admitted in this step."""
+        """Admit no sequence in this step."""
         head = self._state.head(now)
         return served.closed(
             self._gate_at(head, Shut(reason, short, lasting), now) if head else None
         )
 
-    # -- what there is ------------------------------------------------------
+    # -- room ---------------------------------------------------------------
 
     def _room_behind(self, served: Composition) -> StepRoom:
-        """What the rows of residents leave."""
+        """The room that the rows of residents leave."""
         state = self._state
         return StepRoom(
             vacant=state.table.vacant,
@@ -132,13 +132,12 @@ class Admission:
         )
 
     def spared(self, residents: int) -> int:
-        """Free blocks that an admission leaves for residents, if there are any, and for requests
-        that load."""
+        """Free blocks kept for residents, if there are any, and for requests that load KV."""
         return (self._watermark if residents else 0) + self._loads.reserved
 
     def used_by(self, slot: Index, start: I32 | None, count: I32) -> Used:
-        """What rows of residents use up of a step, for limits that count it. Without a `start`,
-        each row goes on where its resident stands."""
+        """Quantities that rows of residents use up, for limits that count them. Without `start`,
+        each row continues at its resident's planned position."""
         used: Used = {}
         if self._limits.counting:
             self._limits.spend(ResidentRows(self._state.table, slot, count, 0, start), used)
@@ -154,8 +153,7 @@ class Admission:
     def _load_or_join(
         self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining
     ) -> Shut | None:
-        """Let an entrant in, or let it load KV first. Returns what stops it, if it may do
-        neither."""
+        """Admit an entrant, or begin to load its KV. Returns what prevents both, if anything."""
         if self._loads.enabled and isinstance(entrant, WaitingEntrant):
             need = partial(self._entrants.missing_at_last, entrant)
             loads = self._loads.begin(entrant, need, joining.room)
@@ -168,13 +166,13 @@ class Admission:
         return None
 
     def _count_room(self, room: StepRoom) -> None:
-        """After an admission."""
+        """Count vacant slots and free blocks again after an admission."""
         state = self._state
         room.vacant = state.table.vacant
         room.free = state.cache.pool.free - self.spared(len(state.table.order))
 
     def _join(self, entrant: WaitingEntrant | SwappedEntrant, joining: Joining) -> None:
-        """Let an entrant in, with its group."""
+        """Admit an entrant and its group."""
         state = self._state
         if isinstance(entrant, WaitingEntrant):
             self._enter(entrant, joining)
@@ -191,7 +189,7 @@ class Admission:
             self._first_row(one, joining)
 
     def _enter(self, entrant: WaitingEntrant, joining: Joining) -> None:
-        """Admit a waiting sequence, and those that fork from it at once."""
+        """Admit a waiting sequence, and fork its group if it can fork at once."""
         state, head, hit = self._state, entrant.sequence, entrant.hit
         loaded = self._loads.admitted(head, hit)
         joining.admitted.append(self._arrivals.admit(head, hit, entrant.span, loaded))
@@ -206,7 +204,7 @@ class Admission:
                 self._first_row(one, joining)
 
     def _first_row(self, sequence: Sequence, joining: Joining) -> None:
-        """Let a sequence that came with another compute what limits and blocks allow."""
+        """Add the first row of a group member, as long as limits and blocks allow."""
         table, cache, slot, room = self._state.table, self._state.cache, sequence.slot, joining.room
         start = int(table.planned[slot])
         rest = int(table.known[slot]) - start
@@ -215,8 +213,8 @@ class Admission:
         self._add(joining, sequence, start, min(joining.chunk(row), mapped))
 
     def _add(self, joining: Joining, sequence: Sequence, start: int, count: int) -> None:
-        """A row for a sequence that has just joined, handed out so that those behind it may share
-        what it computes."""
+        """Plan a row of a sequence that has just joined, so that later ones can share the blocks
+        that it fills."""
         if not count:
             return
         room, slot = joining.room, sequence.slot
@@ -236,16 +234,16 @@ class Admission:
         return queue.overtaken(head) < MOST_OVERTAKEN and queue.impatient(now) is not head
 
     def _pass_over(self, head: Sequence, shut: Shut, joining: Joining, now: float) -> None:
-        """Set a sequence aside until all others have been considered."""
+        """Set a sequence aside until the others have been considered."""
         gate = self._gate_at(head, shut, now)
         joining.gates.append(replace(gate, passed_over=True, lasting=False))
         joining.passed_over.append(head)
         self._state.queue_of(head).set_aside(head)
 
     def _put_back(self, joining: Joining, gate: Gate | None) -> Gate:
-        """Let those wait in their places again that were passed over.
+        """Put the sequences that were passed over back into the queue.
 
-        Such a gate may open at any time, so the next step is built anew.
+        Their gates may open at any time, so the next step cannot be steady.
         """
         for queue in (self._state.swapped, self._state.queue):
             queue.put_back()

@@ -1,4 +1,4 @@
-"""Bodies of several prompts, of which others need not wait for all."""
+"""Shares of slots for HTTP bodies with many prompts, so that others need not wait for all."""
 
 from collections import Counter, deque
 from typing import Protocol
@@ -11,8 +11,8 @@ from paceline.sched.queue import REMOTE_KV, SHARE_OF_SLOTS, WaitingQueue
 from paceline.sched.slots import SlotTable
 
 
-class Places(Protocol):
-    """Where requests are, as far as their bodies depend on it."""
+class QueueState(Protocol):
+    """The part of the scheduler's state that `Bodies` reads."""
 
     step: int
     now: float
@@ -25,33 +25,33 @@ class Places(Protocol):
     def waiting(self) -> int: ...
 
 
-def wake(places: Places, sequence: Sequence, behind: int | None = None) -> None:
-    """Let a parked sequence wait again, in its old place or behind the one of another serial."""
-    note(sequence, Happened.WOKEN, places.now, places.step, cause=sequence.parked)
-    places.policy.woken(sequence)
-    places.queue.wake(sequence, behind)
+def wake(state: QueueState, sequence: Sequence, behind: int | None = None) -> None:
+    """Put a parked sequence back into its old queue position, or right behind another serial."""
+    note(sequence, Happened.WOKEN, state.now, state.step, cause=sequence.parked)
+    state.policy.woken(sequence)
+    state.queue.wake(sequence, behind)
 
 
 class Bodies:
     """Parks requests of one origin beyond its share of slots.
 
-    Requests that came in one body have the same origin. Of each origin, requests of at most
-    `slots_for_others` sequences, one request at least, wait and run as any others do. When one of
-    them ends, the next one that is parked goes to the end of the queue. When no request waits and
-    more than `slots_for_others` slots are vacant, further ones are woken, an origin in turn. So
-    every origin has requests that wait or run as long as any are parked.
+    Requests of one body have the same origin. At most `slots_for_others` sequences of an origin,
+    but at least one request, wait or run; further requests are parked. When one ends, the next
+    parked one goes to the end of the queue. While no request waits and more than
+    `slots_for_others` slots are vacant, further ones are unparked, one origin after the other. So
+    an origin with parked requests always has some that wait or run.
     """
 
-    def __init__(self, spared: int, state: Places) -> None:
+    def __init__(self, spared: int, state: QueueState) -> None:
         self.spared = spared  # slots; 0: nothing is parked
-        self.latest = 0  # serial of all that were submitted
+        self.latest = 0  # serial submitted
         self._state = state
-        self._sequences: Counter[str] = Counter()  # by origin, of the requests in `_counted`
-        self._counted: set[str] = set()  # ids of those that wait or run
-        self.parked: dict[str, deque[str]] = {}  # ids by origin; some have left, or are woken
+        self._sequences: Counter[str] = Counter()  # by origin, of `_counted`
+        self._counted: set[str] = set()  # ids of requests that wait or run
+        self.parked: dict[str, deque[str]] = {}  # ids by origin; some may be woken
 
     def takes(self, request: Request) -> bool:
-        """May a request wait? Then it counts until `left`; otherwise it is to be parked."""
+        """May a request wait? If so, it counts until `left`; if not, the caller parks it."""
         if not (self.spared and request.origin):
             return True
         used = self._sequences[request.origin]
@@ -61,15 +61,15 @@ class Bodies:
         return True
 
     def counts(self, request: Request) -> bool:
-        """Does a request count already, since its KV is being loaded?"""
+        """Does a request count towards the share of its body?"""
         return request.id in self._counted
 
     def hold(self, request: Request) -> None:
-        """A request was parked, because of others of its body."""
+        """Add a request that was parked because of others of its body."""
         self.parked.setdefault(request.origin, deque()).append(request.id)
 
     def left(self, request: Request) -> None:
-        """A request has ended or is parked: another one of its body may wait."""
+        """A request ended or was parked: let the next ones of its body wait."""
         if request.id not in self._counted:
             return
         origin = request.origin
@@ -82,18 +82,18 @@ class Bodies:
 
     @property
     def may_join(self) -> bool:
-        """May one that is parked join, since none waits?"""
+        """Does no request wait, so that a parked one may join?"""
         state = self._state
         return bool(self.parked) and not state.waiting and state.table.vacant > self.spared
 
     def let_one_wait(self) -> None:
-        """Wake the next one, beyond the share of its body."""
+        """Wake the next parked request, beyond the share of its body."""
         for origin in list(self.parked):
             found = self._next(origin)
             if found is not None:
                 self._count(found.request)
                 self._release(found)
-                if origin in self.parked:  # the other origins come first now
+                if origin in self.parked:  # the other origins are next
                     self.parked[origin] = self.parked.pop(origin)
                 return
 
@@ -102,7 +102,7 @@ class Bodies:
         self._counted.add(request.id)
 
     def _next(self, origin: str) -> Sequence | None:
-        """The first one of an origin that is still parked."""
+        """The first request of an origin that is still parked."""
         ids = self.parked.get(origin)
         while ids:
             found = self._state.live.get(ids[0])

@@ -1,4 +1,4 @@
-"""Sequences that want to join a step, and what letting them in takes."""
+"""Candidates for admission, and the slots, blocks and positions that they need."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,19 +18,19 @@ Chunk = Callable[[ArrivalRow], int]
 
 
 class Entrant(ABC):
-    """A sequence that wants to join a step, together with those of its group.
+    """A candidate for admission: a sequence and its group.
 
-    size     slots that it takes
+    size     slots that it needs
     rest     positions that it wants
-    room     positions of the step's budget that its policy leaves it
-    tokens   positions that the limits let it begin with
-    ready    what is kept of it on the host is all there
+    room     positions of the step's budget that the policy grants
+    tokens   positions of its first row within the limits
+    ready    are all its swapped blocks on the host?
     """
 
     __slots__ = ("rest", "room", "sequence", "size", "tokens")
 
     ready = True
-    lacks = "budget"  # what it waits for if `tokens` is 0
+    lacks = "budget"  # the reason if `tokens` is 0
 
     def __init__(self, sequence: Sequence, size: int, rest: int, room: int, tokens: int) -> None:
         self.sequence = sequence
@@ -41,11 +41,11 @@ class Entrant(ABC):
 
     @abstractmethod
     def short_of_blocks(self, free: int) -> int:
-        """Blocks that it needs beyond `free` ones; 0 or less if they suffice."""
+        """Blocks missing beyond `free` ones; 0 or less if they suffice."""
 
 
 class WaitingEntrant(Entrant):
-    """A sequence of the waiting queue. It begins behind the prefix that it finds in the cache."""
+    """A sequence of the waiting queue, which continues its cached prefix."""
 
     __slots__ = ("_entrants", "_row", "hit", "most", "span")
 
@@ -63,7 +63,7 @@ class WaitingEntrant(Entrant):
         self._entrants = entrants
         self._row = row
         self.hit = hit
-        self.span = entrants.span(head, hit, self.tokens)  # positions whose blocks it takes
+        self.span = entrants.span(head, hit, self.tokens)  # positions that its blocks must hold
 
     @property
     def lacks(self) -> str:
@@ -71,12 +71,12 @@ class WaitingEntrant(Entrant):
 
     def short_of_blocks(self, free: int) -> int:
         if self.size == 1 and self._entrants.state.cache.tables.most_blocks(self.span) <= free:
-            return 0  # it fits even if no other sequence holds anything of the hit
+            return 0  # enough even if all blocks of the hit are free ones
         return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
 
 
 class SwappedEntrant(Entrant):
-    """A sequence that returns from the host with its group, each with one position to begin."""
+    """A swapped sequence that returns with its group, each member with one position."""
 
     __slots__ = ("_entrants", "members", "spans")
 
@@ -97,7 +97,7 @@ class SwappedEntrant(Entrant):
 
 
 class Entrants:
-    """Makes entrants, and computes what they take."""
+    """Computes the needs of entrants."""
 
     def __init__(self, config: Config, state: SchedulerState, forks: Forks, limits: Limits) -> None:
         self.state = state
@@ -109,10 +109,10 @@ class Entrants:
         self._reserves_prompt = config.step.reserve_full_prompt
 
     def most(self, head: Sequence) -> int | None:
-        """Most tokens of the prefix that a waiting sequence begins behind; None: no limit.
+        """Most tokens of a waiting sequence's prefix hit; None: no limit.
 
-        If others will fork from it and windows slide, it is no longer than what all share: behind
-        that, the sequence lacks blocks that the others read.
+        If others will fork from it and windows slide, the hit must not go beyond the fork point:
+        behind that, the sequence lacks blocks that the others read.
         """
         if self.state.cache.tables.slides:
             sequence_group = self.state.sequence_group(head)
@@ -132,15 +132,15 @@ class Entrants:
         return len(head.tokens) - hit.tokens
 
     def reach(self, tokens: int) -> int:
-        """Positions that need blocks where `tokens` are computed."""
+        """Positions that need blocks when `tokens` positions are computed, lookahead included."""
         return min(tokens + self._lookahead, self._longest)
 
     def span(self, head: Sequence, hit: Hit, tokens: int) -> int:
-        """Positions whose blocks the admission of a waiting sequence takes."""
+        """Positions for which the admission of a waiting sequence takes blocks."""
         return self.reach(len(head.tokens) if self._reserves_prompt else hit.tokens + tokens)
 
     def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
-        """Free blocks that an admission uses up, with those its group takes when it forks."""
+        """Free blocks that an admission uses up, including the fork of its group."""
         sequence_group = self.state.sequence_group(head)
         missing = self.state.cache.tables.missing(hit, self.span(head, hit, tokens))
         if sequence_group is not None and len(sequence_group.members) > 1:
@@ -148,12 +148,11 @@ class Entrants:
         return missing
 
     def missing_at_last(self, entrant: WaitingEntrant, hit: Hit) -> int:
-        """Free blocks that an admission behind a hit uses up, at least those of all known
-        tokens."""
+        """Free blocks that an admission uses up until all known tokens are computed."""
         head = entrant.sequence
         whole = self.state.cache.tables.missing(hit, len(head.tokens))
         return max(whole, self.missing(head, hit, min(entrant.tokens, self.rest(head, hit))))
 
     def _span_alone(self, sequence: Sequence) -> int:
-        """Positions of a member of a group whose blocks are counted when it is admitted."""
+        """Positions of a group member for which blocks are counted at admission."""
         return len(sequence.tokens if self._reserves_prompt else sequence.request.prompt)

@@ -1,4 +1,4 @@
-"""Gates: what must hold for one more sequence to join a step."""
+"""Gates: the conditions for admitting a sequence."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -14,16 +14,16 @@ from paceline.sched.state import SchedulerState
 
 
 class AdmissionGate(Protocol):
-    """One condition that a sequence meets before it joins a step.
+    """A condition for admitting a sequence.
 
-    A gate keeps no state. It is asked about sequences that wait, about swapped ones that return,
-    and about those that would join if some residents were gone: `room` says what there is.
+    A gate keeps no state. It checks waiting sequences, swapped ones that return, and those that
+    could displace residents: `room` says what the step has left.
     """
 
     @classmethod
     @abstractmethod
     def create(cls, config: Config, state: SchedulerState) -> "AdmissionGate | None":
-        """The gate with its settings; None if these settings never shut it."""
+        """Create the gate; None if the settings never shut it."""
 
     @abstractmethod
     def shut(self, entrant: Entrant, room: StepRoom) -> Shut | None:
@@ -31,7 +31,7 @@ class AdmissionGate(Protocol):
 
 
 class Gates:
-    """An ordered list of gates; the first one that is shut answers."""
+    """An ordered list of gates; the first shut one counts."""
 
     def __init__(
         self, kinds: Iterable[type[AdmissionGate]], config: Config, state: SchedulerState
@@ -60,8 +60,7 @@ ADAPTER_SLOT = "an adapter slot"
 
 
 class AdapterSlots(AdmissionGate):
-    """Residents use at most `max_loras` different adapters; a request with another one is passed
-    over."""
+    """At most `max_loras` adapters are in use; a request that needs another is passed over."""
 
     def __init__(self, state: SchedulerState, most: int) -> None:
         self._table, self._most = state.table, most
@@ -80,13 +79,13 @@ class AdapterSlots(AdmissionGate):
         return Shut(ADAPTER_SLOT, 1, passes_over=True)
 
     def _left_by(self, gone: tuple[int, ...]) -> Counter[str]:
-        """Adapters in use if these residents were gone."""
+        """Adapters in use without these residents."""
         leaving = [self._table.sequence(slot).request.adapter for slot in gone]
         return Counter(self._table.adapters) - Counter(leaving)
 
 
 class FirstRow(AdmissionGate):
-    """The limits let the entrant compute something in this step."""
+    """The limits leave the entrant at least one position."""
 
     @classmethod
     def create(cls, config: Config, state: SchedulerState) -> "FirstRow":
@@ -100,7 +99,7 @@ class FirstRow(AdmissionGate):
 
 
 class FreeBlocks(AdmissionGate):
-    """There are blocks for the entrant and for the sequences that fork from it."""
+    """There are enough free blocks for the entrant and its forks."""
 
     @classmethod
     def create(cls, config: Config, state: SchedulerState) -> "FreeBlocks":
@@ -112,7 +111,7 @@ class FreeBlocks(AdmissionGate):
 
 
 class HostCopy(AdmissionGate):
-    """A swapped sequence returns only after all of its blocks have reached the host."""
+    """All blocks of a swapped sequence must have reached the host."""
 
     @classmethod
     def create(cls, config: Config, state: SchedulerState) -> "HostCopy | None":
@@ -123,7 +122,7 @@ class HostCopy(AdmissionGate):
 
 
 class PolicyRoom(AdmissionGate):
-    """The policy leaves the entrant positions of the budget to begin with."""
+    """The policy grants the entrant positions of the budget."""
 
     @classmethod
     def create(cls, config: Config, state: SchedulerState) -> "PolicyRoom | None":
@@ -135,9 +134,9 @@ class PolicyRoom(AdmissionGate):
 
 
 class SlotsForOthers(AdmissionGate):
-    """A request of more sequences than `spared` joins when there are slots for all of them and some
-    are left; until then it is passed over. One that is so wide that too few are left takes what
-    there are. One that was preempted returns without more than its own slots."""
+    """A request of more than `spared` sequences must leave `spared` slots vacant; until it can, it
+    is passed over. If it is too wide for that, it joins when all slots are vacant. A preempted
+    request needs no slots beyond its sequences."""
 
     def __init__(self, spared: int, slots: int) -> None:
         self._spared, self._slots = spared, slots
@@ -157,7 +156,7 @@ class SlotsForOthers(AdmissionGate):
 
 
 class VacantSlots(AdmissionGate):
-    """There is a slot for every sequence of a request."""
+    """There is a vacant slot for every sequence of the request."""
 
     @classmethod
     def create(cls, config: Config, state: SchedulerState) -> "VacantSlots":

@@ -1,4 +1,4 @@
-"""Limits: how many positions of its row a sequence may compute in a step."""
+"""Limits: how many positions each row of a step may compute."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.core.capabilities import StepCost
 from paceline.core.settings.config import Config
-from paceline.sched.admission.items_ahead import ItemsAhead
+from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.rows import Used, WantedRows
 from paceline.sched.plugin_checks import check_share, is_within, wrong_counts
 from paceline.sched.policy import Policy, within_budget
@@ -17,7 +17,7 @@ from paceline.sched.slots import SlotTable
 
 
 class Sharing(Protocol):
-    """The part of a policy that clips rows."""
+    """The part of a policy that shares the budget."""
 
     @property
     def name(self) -> str: ...
@@ -26,7 +26,7 @@ class Sharing(Protocol):
 
 
 class LimitView(Protocol):
-    """What a limit may look at."""
+    """The part of the scheduler's state that a limit may read."""
 
     @property
     def table(self) -> SlotTable: ...
@@ -35,7 +35,7 @@ class LimitView(Protocol):
     def policy(self) -> Sharing: ...
 
     @property
-    def items(self) -> ItemsAhead: ...
+    def images(self) -> ImagesAhead: ...
 
     @property
     def cost(self) -> StepCost | None: ...
@@ -45,36 +45,36 @@ class LimitView(Protocol):
 
 
 class Limit(Protocol):
-    """Clips rows. Residents come as columns, and an arrival as a column of one row, so both
-    obey the same rule.
+    """Clips the positions of rows. Residents are columns of many rows and an arrival is a column of
+    one, so the same code serves both.
 
-    A limit keeps no state: `clip` may be called several times for one step, also for residents
-    that only might be there. What the step has used up so far is in `rows.used`.
+    A limit keeps no state: `clip` may be called several times for one step, also for hypothetical
+    rows. `rows.used` says how much the step has used up so far.
     """
 
-    reason = "budget"  # what an arrival waits for that gets nothing because of this limit
+    reason = "budget"  # why an arrival waits if this limit leaves it nothing
 
     @property
     def counts(self) -> bool:
-        """Would `spend` count anything now?"""
+        """Does `spend` count anything now?"""
         return True
 
     @classmethod
     @abstractmethod
     def create(cls, config: Config, view: LimitView) -> "Limit | None":
-        """The limit with its settings; None if these settings limit nothing."""
+        """Create the limit; None if the settings limit nothing."""
 
     @abstractmethod
     def clip(self, rows: WantedRows) -> I32:
-        """Positions that each row may have, at most `rows.want`: a new array, or `rows.want` itself
-        if nothing is clipped."""
+        """Positions that each row may compute, at most `rows.want`: a new array, or `rows.want`
+        itself if nothing is clipped."""
 
     def spend(self, rows: WantedRows, used: Used) -> None:
         """Add what the rows use up, which compute `rows.want` positions, to `used`."""
 
 
 class Limits:
-    """An ordered list of limits; each clips what the ones before it have left."""
+    """An ordered list of limits; each clips the result of those before it."""
 
     def __init__(self, kinds: Iterable[type[Limit]], config: Config, view: LimitView) -> None:
         made = [kind.create(config, view) for kind in kinds]
@@ -85,7 +85,7 @@ class Limits:
         return len(self._limits)
 
     def clip(self, rows: WantedRows) -> I32:
-        """Positions that each row may have."""
+        """Positions that each row may compute."""
         for limit in self._limits:
             clipped = limit.clip(rows)
             if clipped is rows.want:
@@ -102,14 +102,14 @@ class Limits:
 
     @property
     def counting(self) -> bool:
-        """Does any limit count what a step uses up now?"""
+        """Does any limit count something in this step?"""
         for limit in self._counting:  # noqa: SIM110 - `any` costs more than the answers
             if limit.counts:
                 return True
         return False
 
     def reason(self, rows: WantedRows) -> str:
-        """What an arrival waits for that wants `rows.want` positions and gets none."""
+        """Why an arrival that wants `rows.want` positions gets none."""
         for limit in self._limits:
             rows.want = limit.clip(rows)
             if not rows.want.any():
@@ -118,7 +118,7 @@ class Limits:
 
 
 class Budget(Limit):
-    """Rows are served in order until the budget is spent; the last one served may be cut."""
+    """Serve rows in order until the budget is spent; the last one may be cut."""
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "Budget":
@@ -129,7 +129,7 @@ class Budget(Limit):
 
 
 class LongPrefill(Limit):
-    """A row has at most `threshold` positions."""
+    """At most `threshold` positions per row."""
 
     def __init__(self, threshold: int) -> None:
         self._threshold = threshold
@@ -144,7 +144,7 @@ class LongPrefill(Limit):
 
 
 class ModelLength(Limit):
-    """No row computes a position whose sample would lie past the length of its sequence."""
+    """No row samples a token beyond the limit of its sequence."""
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "ModelLength":
@@ -155,8 +155,8 @@ class ModelLength(Limit):
 
 
 class PolicyShare(Limit):
-    """The policy shares the budget among residents. An arrival gets all that is left for it,
-    which is what the policy calls its room."""
+    """The policy shares the budget among residents. An arrival gets the room that the policy
+    granted."""
 
     def __init__(self, policy: Sharing) -> None:
         self._policy = policy
@@ -176,7 +176,7 @@ class PolicyShare(Limit):
 
 
 class WholePrompts(Limit):
-    """A sequence joins with its whole prompt or not at all. What a resident lacks may be cut."""
+    """A sequence joins with its whole prompt or not at all. Rows of residents may be cut."""
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "WholePrompts | None":
@@ -187,7 +187,7 @@ class WholePrompts(Limit):
 
 
 class WholeRows(Limit):
-    """Rows are served in order as long as all of a row fits; only a step's first row is cut."""
+    """Serve rows in order as long as whole rows fit; only the first row of a step may be cut."""
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "WholeRows":
@@ -205,70 +205,70 @@ class WholeRows(Limit):
         return granted
 
 
-def covering(items: ItemsAhead, rows: WantedRows) -> list[int]:
-    """The rows that may cover an item."""
+def covering(images: ImagesAhead, rows: WantedRows) -> list[int]:
+    """Rows that may reach an image."""
     if rows.arriving:
-        return [0] if rows.sequence(0).request.items and rows.want[0] else []
-    if not items.any:
+        return [0] if rows.sequence(0).request.images and rows.want[0] else []
+    if not images.any:
         return []
-    return np.flatnonzero(items.is_ahead[rows.slot] & (rows.want > 0)).tolist()
+    return np.flatnonzero(images.is_ahead[rows.slot] & (rows.want > 0)).tolist()
 
 
-def cut(items: ItemsAhead, rows: WantedRows, together: bool) -> I32:
-    """Positions of each row before an item that it cannot have, besides what the rows before it
-    claim, if `together`, or else as if it were alone. A prompt that may not be cut gets none."""
-    some = covering(items, rows)
+def cut(images: ImagesAhead, rows: WantedRows, together: bool) -> I32:
+    """Positions of each row up to the first image that it cannot have. With `together`, earlier
+    rows claim images too; otherwise each row counts alone. A prompt that may not be cut gets 0."""
+    some = covering(images, rows)
     if not some:
         return rows.want
     count, start, claims = rows.want.copy(), rows.start, dict(rows.used)
     for row in some:
         want, rest = int(count[row]), rows.rest_of(row)
         used = claims if together else dict(rows.used)
-        reached = items.reach(rows.sequence(row), int(start[row]), want, rest, used)
-        is_refused = rows.arriving and not items.cuts_prompts and reached < rest
+        reached = images.reach(rows.sequence(row), int(start[row]), want, rest, used)
+        is_refused = rows.arriving and not images.cuts_prompts and reached < rest
         count[row] = 0 if is_refused else reached
     return count
 
 
 class EncoderBudget(Limit):
-    """Rows are served in order; one ends before an item for which the rows before it leave no
-    budget or no room. An item that several rows need counts once."""
+    """A row ends before an image for which earlier rows leave no encoder budget or no room in the
+    cache. An image that several rows need counts once."""
 
     reason = "encoder"
 
-    def __init__(self, items: ItemsAhead) -> None:
-        self._items = items
+    def __init__(self, images: ImagesAhead) -> None:
+        self._images = images
 
     @classmethod
     def create(cls, config: Config, view: LimitView) -> "EncoderBudget":
-        return cls(view.items)
+        return cls(view.images)
 
     @property
     def counts(self) -> bool:
-        return self._items.any
+        return self._images.any
 
     def clip(self, rows: WantedRows) -> I32:
-        return cut(self._items, rows, together=True)
+        return cut(self._images, rows, together=True)
 
     def spend(self, rows: WantedRows, used: Used) -> None:
         start = rows.start
-        for row in covering(self._items, rows):
+        for row in covering(self._images, rows):
             want = int(rows.want[row])
-            self._items.reach(rows.sequence(row), int(start[row]), want, want, used)
+            self._images.reach(rows.sequence(row), int(start[row]), want, want, used)
 
 
-class ReachableItems(Limit):
-    """A row ends before an item for which the cache has no room now: what it would have had of the
-    token budget is for other rows."""
+class ReachableImages(Limit):
+    """A row ends before an image for which the cache has no room now, which leaves its share of the
+    token budget to other rows."""
 
     reason = "encoder"
 
-    def __init__(self, items: ItemsAhead) -> None:
-        self._items = items
+    def __init__(self, images: ImagesAhead) -> None:
+        self._images = images
 
     @classmethod
-    def create(cls, config: Config, view: LimitView) -> "ReachableItems":
-        return cls(view.items)
+    def create(cls, config: Config, view: LimitView) -> "ReachableImages":
+        return cls(view.images)
 
     def clip(self, rows: WantedRows) -> I32:
-        return cut(self._items, rows, together=False)
+        return cut(self._images, rows, together=False)

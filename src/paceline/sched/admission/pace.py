@@ -1,4 +1,4 @@
-"""The time of a step: `max_step_s`."""
+"""The limit of the time of a step: `max_step_s`."""
 
 import numpy as np
 
@@ -8,17 +8,17 @@ from paceline.core.settings.config import Config, StepConfig
 from paceline.sched.admission.limits import Limit, LimitView
 from paceline.sched.admission.rows import Used, WantedRows
 
-PROMPTS, DECODES = "prompts_ns", "decodes_ns"  # what a step has used up
-LEAST = 4  # prompts have at least one part in so many of a step, however many rows decode
+PROMPTS, DECODES = "prompts_ns", "decodes_ns"  # keys of `Used`
+LEAST = 4  # prompts get at least this fraction of a step: 1 / LEAST
 
 
 class Pace(Limit):
-    """Prompts have what `max_step_s` leaves beside the rows of one position, by the measured cost
-    of a position.
+    """Limits prompts to the time that decodes leave of `max_step_s`, by the measured cost of a
+    position.
 
-    While requests wait, residents leave half of it to them. The oldest prompt has at least half of
-    what there is for residents, so that prompts end one after the other. The others share the rest
-    evenly, so that a short one is not held up by long ones. Each resident has a position at least.
+    While requests wait, residents leave half of it to them. The oldest prompt gets at least half of
+    the residents' time, so that prompts end one after the other. The others share the rest evenly,
+    so that long ones do not hold up short ones. Each resident gets at least one position.
     """
 
     reason = "pace"
@@ -59,7 +59,7 @@ class Pace(Limit):
         used[DECODES] = used.get(DECODES, 0) + int(price.sum()) - prompts
 
     def _price(self, rows: WantedRows) -> I64:
-        """Nanoseconds of a position of each row."""
+        """Nanoseconds of one position of each row."""
         cost = self._view.cost
         assert cost is not None, "no cost was measured"
         price: I64 = cost.position_ns + cost.read_ns * rows.start.astype(np.int64)
@@ -73,8 +73,8 @@ class Pace(Limit):
         return max(whole - decodes, whole // LEAST)
 
     def _arrival(self, rows: WantedRows) -> I32:
-        """What is left for an arrival, or half of it if others wait behind it. The first prompt of
-        a step has a position at least."""
+        """Positions of an arrival: all that fit, or half if others wait behind it. The first prompt
+        of a step gets at least one."""
         taken = rows.used.get(PROMPTS, 0)
         left = max(self._for_prompts(rows.used.get(DECODES, 0)) - taken, 0)
         fitting = (left // 2 if self._view.waiting > 1 else left) // self._price(rows)
@@ -94,7 +94,7 @@ class Pace(Limit):
 
 
 def evenly(need: I64, left: int) -> I64:
-    """Shares of `left`: each what it needs, but those that need most get the same."""
+    """Divide `left` by max-min fairness: small needs are met, the others get equal shares."""
     if not len(need) or int(need.sum()) <= left:
         return need
     rising = np.sort(need)

@@ -1,7 +1,7 @@
-"""Prefixes that waiting sequences find, and when the blocks of residents get the keys for that.
+"""Prefix lookups of waiting sequences, and sealing of residents' blocks.
 
-A steady step seals nothing, and most content is never looked for, so hashing waits until a lookup,
-a departure or an event needs the keys.
+A steady step seals nothing, and most blocks are never looked up, so they are hashed only when a
+lookup, a departure or an event needs their keys.
 """
 
 from typing import Protocol
@@ -16,7 +16,7 @@ from paceline.sched.slots import SlotTable
 
 
 class BlocksView(Protocol):
-    """What prefixes are found in."""
+    """The part of the scheduler's state that `Prefixes` reads."""
 
     @property
     def table(self) -> SlotTable: ...
@@ -26,19 +26,19 @@ class BlocksView(Protocol):
 
     @property
     def step(self) -> int:
-        """The latest step, which is in flight."""
+        """The latest step planned."""
         ...
 
 
 class Prefixes:
-    """Finds prefixes, and seals full blocks of residents so that they are found."""
+    """Looks up prefixes, and seals full blocks of residents so that lookups find them."""
 
     def __init__(self, view: BlocksView) -> None:
         self._view = view
 
     def lookup(self, sequence: Sequence, most: int | None = None) -> Hit:
-        """The longest prefix that has been computed, or is being computed by residents, on the
-        device and on the host; `most` tokens, if given."""
+        """The longest prefix on the device and the host that is computed or planned, at most `most`
+        tokens."""
         if not sequence.request.reads_cache:
             return MISS
         if self._view.cache.index.is_eager:
@@ -46,7 +46,7 @@ class Prefixes:
         return self._view.cache.lookup(sequence, self.seal_filled, most)
 
     def lookup_device(self, sequence: Sequence) -> Hit:
-        """The same without what the host has."""
+        """The longest prefix on the device alone."""
         if not sequence.request.reads_cache:
             return MISS
         if self._view.cache.index.is_eager:
@@ -54,15 +54,14 @@ class Prefixes:
         return self._view.cache.lookup_device(sequence, self.seal_filled)
 
     def seal_filled(self, slot: int) -> bool:
-        """Seal the full blocks of a resident that have been handed out. Returns whether there were
-        any."""
+        """Seal the planned full blocks of a resident. Returns whether there were any."""
         table, step = self._view.table, self._view.step
         known = int(table.known[slot])
         done = self._seal(slot, min(int(table.computed[slot]), known), None)
         return self._seal(slot, min(int(table.planned[slot]), known), step) or done
 
     def seal_rivals(self) -> None:
-        """Seal what residents have filled that compute the same as another one, oldest first."""
+        """Seal the blocks of residents that compute the same tokens as another, oldest first."""
         table, index = self._view.table, self._view.cache.index
         if not index.rivals:
             return
@@ -72,7 +71,7 @@ class Prefixes:
                 index.rivals.discard(slot)
 
     def _seal_all_filled(self) -> None:
-        """Seal the full blocks of all residents that have been handed out, oldest first."""
+        """Seal the planned full blocks of all residents, oldest first."""
         table, cache = self._view.table, self._view.cache
         order = table.order
         filled = np.minimum(table.planned[order], table.known[order]) // cache.block_size
@@ -81,8 +80,8 @@ class Prefixes:
                 self.seal_filled(slot)
 
     def give_back_unread(self, slot: Index) -> bool:
-        """Give back the blocks of residents that no position reads which is not computed yet. They
-        stay findable. Returns whether there were any."""
+        """Release the blocks of residents that no later position reads; they stay cached. Returns
+        whether there were any."""
         tables, table = self._view.cache.tables, self._view.table
         computed = table.computed[slot]
         passing = tables.passing(slot, computed).any(axis=0)
@@ -102,8 +101,8 @@ class Prefixes:
             self._seal(slot, tokens, None)
 
     def _seal(self, slot: int, tokens: int, step: int | None) -> bool:
-        """Seal the full blocks of the first `tokens` positions, which `step` fills if it is in
-        flight. Returns whether any got sealed: a lookup asks again until none does."""
+        """Seal the full blocks of the first `tokens` positions; `step` is the one in flight that
+        fills them, if any. Returns whether any got sealed: lookups repeat until none is."""
         table, cache = self._view.table, self._view.cache
         before = cache.index.sealed[slot]
         if tokens // cache.block_size <= before or not cache.index.enabled:

@@ -1,4 +1,4 @@
-"""Rows that want positions in a step, before any limit has clipped them."""
+"""The rows that limits clip."""
 
 from abc import ABC, abstractmethod
 
@@ -9,18 +9,18 @@ from paceline.core.request import Sequence
 from paceline.sched.slots import SlotTable
 
 Used = dict[str, int]
-"""What the rows of a step have used up so far, by the name that a limit counts it under."""
+"""Quantities that the rows of a step have used up, by the names that limits count them under."""
 
 
 class WantedRows(ABC):
     """Rows in the order in which they are served; row i wants `want[i]` positions.
 
     want      positions that each row wants; limits replace it, and never raise it
-    left      positions of the step's budget that these rows may share
-    first     the step has no row before these
-    used      what the rows before these have used up, for limits that count something
+    left      positions of the step's budget for these rows
+    first     are these the first rows of the step?
+    used      quantities that earlier rows have used up
     slot      of each row; an arrival has none yet
-    arriving  the row belongs to a sequence that joins in this step
+    arriving  is it the row of a sequence that joins in this step?
     """
 
     __slots__ = ("first", "left", "used", "want")
@@ -42,12 +42,12 @@ class WantedRows(ABC):
     @property
     @abstractmethod
     def known(self) -> I32:
-        """Tokens that are known of each row's sequence; a row that ends before is a chunk."""
+        """Known tokens of each row's sequence; a row that ends before them is a chunk."""
 
     @property
     @abstractmethod
     def limit(self) -> I32:
-        """Tokens at which each row's sequence ends."""
+        """Most tokens of each row's sequence."""
 
     @abstractmethod
     def sequence(self, row: int) -> Sequence:
@@ -55,7 +55,7 @@ class WantedRows(ABC):
 
     @abstractmethod
     def rest_of(self, row: int) -> int:
-        """Positions that a row could have without any limit."""
+        """Positions that a row would want without limits."""
 
 
 class ResidentRows(WantedRows):
@@ -68,7 +68,7 @@ class ResidentRows(WantedRows):
     ) -> None:
         super().__init__(want, left, first=True, used={})
         self._table = table
-        self._start = start  # None: each goes on where it stands
+        self._start = start  # None: the planned positions
         self.slot = slot
 
     @property
@@ -91,7 +91,7 @@ class ResidentRows(WantedRows):
 
 
 class ArrivalRow(WantedRows):
-    """The one row of a sequence that joins in this step."""
+    """The row of a sequence that joins in this step."""
 
     __slots__ = ("_sequence", "_start", "rest")
 
@@ -104,7 +104,7 @@ class ArrivalRow(WantedRows):
         super().__init__(np.array([rest], np.int32), left, first, used)
         self._sequence = sequence
         self._start = start
-        self.rest = rest  # positions it wants, before any limit
+        self.rest = rest  # positions that it wants without limits
 
     @property
     def start(self) -> I32:
@@ -125,5 +125,5 @@ class ArrivalRow(WantedRows):
         return self.rest
 
     def again(self) -> "ArrivalRow":
-        """The row as it was before any limit clipped it."""
+        """A copy of the row before any limit clipped it."""
         return ArrivalRow(self._sequence, self._start, self.rest, self.left, self.first, self.used)

@@ -1,4 +1,4 @@
-"""Commits the result of a step: tokens, counters and ends."""
+"""Commit the result of a step: tokens, counters and finished requests."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -19,17 +19,17 @@ from paceline.sched.speculation import DraftedStep, expected, judged, learned, m
 from paceline.sched.steady import Steady
 
 
-class EncodedItems(ResultHook):
-    """Drops items that residents have passed. What a step encoded is kept from now on."""
+class EncodedImages(ResultHook):
+    """Confirms the images that a step encoded, and drops those that residents have passed."""
 
     def arrived(self, rows: ResultRows) -> None:
-        if self._state.items.any or rows.plan.encode:
-            self._state.items.landed(rows.plan)
+        if self._state.images.any or rows.plan.encode:
+            self._state.images.landed(rows.plan)
 
 
 class SampledBlocks(ResultHook):
-    """Stores what residents were given as soon as they have sampled from it, so that other engines
-    may load it while they go on."""
+    """Stores the blocks of residents at their first sample, so that other engines can load them
+    while the residents decode."""
 
     def appended(self, rows: ResultRows) -> None:
         state = self._state
@@ -42,8 +42,8 @@ class SampledBlocks(ResultHook):
 
 
 class DraftResults(ResultHook):
-    """Counts drafts that were computed and accepted, and lets slots and speculation learn from
-    them."""
+    """Counts computed and accepted drafts, and updates the acceptance of slots and the
+    speculation."""
 
     def arrived(self, rows: ResultRows) -> None:
         drafted = rows.rows.drafts > 0
@@ -68,22 +68,22 @@ class DraftResults(ResultHook):
 
 
 class ForcedTokens(ResultHook):
-    """Appends them behind what a row sampled, so that the next steps compute several at once.
+    """Appends forced tokens after sampled ones; the next step computes all of them at once.
 
-    step k        computes …, samples a          forced behind a: b c d
-    step k + 1    computes a, samples b          launched before that was known: b is dropped
+    step k        computes …, samples a          forced after a: b c d
+    step k + 1    computes a, samples b          launched before step k ended: b is dropped
     step k + 2    computes b c d, samples e
     """
 
     def verify(self, plan: Plan, result: StepResult) -> None:
-        """Only a row that yields a token may have forced ones behind it."""
+        """Only a row that yields a token may have forced ones."""
         for one in result.forced:
             if not (0 <= one.row < len(plan.rows) and result.count[one.row] and one.tokens):
                 raise StepError(f"step {plan.step}: row {one.row} cannot have forced tokens")
 
     def arrived(self, rows: ResultRows) -> None:
         table, slot = self._state.table, rows.rows.slot
-        # A row that samples has computed all that is known, unless more has become known since.
+        # Drop samples of rows whose sequence has got forced tokens since the launch.
         rows.count[(rows.yielded > 0) & (table.known[slot] > table.computed[slot])] = 0
         found = self._found(rows)
         if not found:
@@ -105,18 +105,18 @@ class ForcedTokens(ResultHook):
             self._state.changes.chosen[slot] = tuple(tokens.tolist())
 
     def _found(self, rows: ResultRows) -> dict[int, tuple[int, ...]]:
-        """The forced tokens of rows whose sequence is still here."""
+        """The forced tokens of alive rows."""
         if not rows.result.forced:
             return {}
-        places = {rows.source(row): row for row in range(len(rows.rows))}
+        alive = {rows.source(row): row for row in range(len(rows.rows))}
         forced = {one.row: one.tokens for one in rows.result.forced}
-        return {places[row]: tokens for row, tokens in forced.items() if row in places}
+        return {alive[row]: tokens for row, tokens in forced.items() if row in alive}
 
 
 class Accounting:
-    """Appends sampled tokens, takes rejected drafts back, and ends what is complete.
+    """Appends sampled tokens, removes rejected drafts, and ends complete sequences.
 
-    What a feature does with a result is in its hook, in the order of `hooks`.
+    Each feature processes results in a hook; hooks run in the order of `hooks`.
     """
 
     hooks: ClassVar[tuple[type[ResultHook], ...]] = (
@@ -124,7 +124,7 @@ class Accounting:
         ForcedTokens,
         BestSamples,
         BeamReports,
-        EncodedItems,
+        EncodedImages,
         SampledBlocks,
     )
 
@@ -144,18 +144,18 @@ class Accounting:
         self._ended = [one.ended for one in hooks if type(one).ended is not ResultHook.ended]
 
     def commit(self, plan: Plan, result: StepResult) -> Outputs:
-        """Commit any step: rows may be failed, stale, partial, drafted, first or last."""
+        """Commit a step of any kind."""
         self._check_form(plan, result)
         for verify in self._verify:
             verify(plan, result)
         if not result.failed:
             return self._commit_rows(plan, result)
-        failed = self._failures.end(plan, result)  # from here on their rows are stale
+        failed = self._failures.end(plan, result)  # makes their rows stale
         outputs = self._commit_rows(plan, result)
         return replace(outputs, finished=(*failed, *outputs.finished))
 
     def _commit_rows(self, plan: Plan, result: StepResult) -> Outputs:
-        """Append what each row sampled whose sequence is still here, and end complete ones."""
+        """Append the samples of alive rows, and end complete sequences."""
         state, table = self._state, self._state.table
         result_rows = ResultRows.of(plan, result, table.alive(plan.rows))
         rows, slot = result_rows.rows, result_rows.rows.slot
@@ -169,8 +169,8 @@ class Accounting:
         stops = self._stops.cut(table, slot, result_rows.ids, result_rows.count)
         first = rows.samples & (known == table.prompt[slot])
         table.append(slot, result_rows.ids, result_rows.count)
-        for place in slot[first].tolist():
-            self._note_first(table.sequence(place), plan.step)
+        for one in slot[first].tolist():
+            self._note_first(table.sequence(one), plan.step)
         state.stats.sampled += int(result_rows.count.sum())
         state.policy.sampled(slot, result_rows.count)
         for appended in self._appended:
@@ -180,7 +180,7 @@ class Accounting:
         return replace(ends, finished=(*ends.finished, *others)) if others else ends
 
     def _outputs(self, result_rows: ResultRows) -> Outputs:
-        """What clients get of the rows."""
+        """The tokens that clients get."""
         rows, ids = result_rows.rows, result_rows.ids
         count = result_rows.count if result_rows.reported is None else result_rows.reported
         handle, origin = self._state.table.handle[rows.slot], result_rows.origin
@@ -214,7 +214,7 @@ class Accounting:
         return self._departures.finish(self._state.table.sequence(slot), finish, stop_token)
 
     def _note_first(self, sequence: Sequence, step: int) -> None:
-        """Note the first token of a request, for a sequence group once."""
+        """Note the first token of a request, once for a sequence group."""
         if Happened.FIRST_TOKEN not in [moment.happened for moment in sequence.life]:
             note(sequence, Happened.FIRST_TOKEN, self._state.now, step)
 
@@ -252,5 +252,5 @@ class Accounting:
 
 
 def is_wrong_number(drafts: I32, planned: I32) -> bool:
-    """Can a device not have computed so many of the planned drafts of each row?"""
+    """Are the counts of computed drafts impossible, given those planned?"""
     return drafts.shape != planned.shape or bool(((drafts < 0) | (drafts > planned)).any())

@@ -1,4 +1,4 @@
-"""The rows of a result, and how features take part in committing them."""
+"""The rows of a result, and hooks that process them."""
 
 from dataclasses import dataclass, fields
 
@@ -11,17 +11,17 @@ from paceline.sched.components import SchedulerComponents
 
 @dataclass(slots=True, eq=False)
 class ResultRows:
-    """The rows of a step whose sequence still has its slot, and what they yielded.
+    """The alive rows of a step: those whose sequence still has its slot.
 
-    count      tokens that are appended: those yielded, and those that are forced behind them,
-               without what a limit, a stop token or a feature cuts off
-    reported   of those, the tokens that clients get with this step; None: all of them
+    count      tokens to append: the yielded ones and forced ones after them, cut by limits, stop
+               tokens and features
+    reported   of those, the tokens that clients get with this step; None: all
     """
 
     plan: Plan  # of the whole step, as is `result`
     result: StepResult
     rows: Rows
-    origin: Index | None  # row of the plan and of the result; None: all are here, in order
+    origin: Index | None  # row in the plan and the result; None: all are alive
     ids: I32  # [rows, 1 + most drafts]
     yielded: I32  # [rows]; tokens that the device sampled
     count: I32  # [rows]
@@ -38,28 +38,28 @@ class ResultRows:
         return ResultRows(plan, result, rows, origin, result.ids[alive], count, count)
 
     def source(self, row: int) -> int:
-        """The row of the result that belongs to a row of these."""
+        """The row of the result for one of these rows."""
         return row if self.origin is None else int(self.origin[row])
 
 
 class ResultHook:
-    """The part of one feature in the commit of a step. A subclass defines the moments it needs,
-    in the order in which they come; each is called for every step that is not steady."""
+    """A feature's part in commits. The methods are called in this order for every step that is not
+    steady; a subclass overrides those that it needs."""
 
     def __init__(self, components: SchedulerComponents) -> None:
         self._state = components.state
         self._departures = components.departures
 
     def verify(self, plan: Plan, result: StepResult) -> None:
-        """StepError if the result lacks what the feature needs. Nothing has changed yet."""
+        """StepError if the result lacks data that the feature needs. No state has changed yet."""
 
     def arrived(self, rows: ResultRows) -> None:
-        """Positions are confirmed, and no token is appended yet. `rows.count` may be changed."""
+        """Called after positions are confirmed, before tokens are appended; may set counts."""
 
     def appended(self, rows: ResultRows) -> None:
-        """Tokens are known, and complete sequences have not ended yet. `rows.reported` may be
-        lowered."""
+        """Called after tokens are appended, before complete sequences end. May lower
+        `rows.reported`."""
 
     def ended(self, rows: ResultRows) -> list[Ended]:
-        """Complete sequences have ended. Returns what ends besides."""
+        """Called after complete sequences ended. Returns further ends."""
         return []

@@ -1,4 +1,4 @@
-"""Which sampled token ends its request."""
+"""Find sampled stop tokens."""
 
 from collections import Counter
 
@@ -8,15 +8,15 @@ from paceline.core.arrays import I32, Bool, Index, sparse_zeros
 from paceline.core.request import Request
 from paceline.sched.slots import SlotTable
 
-FLAGS = 1 << 20  # more than any vocabulary has
+FLAGS = 1 << 20  # larger than any vocabulary
 
 
 class StopWatch:
     """Watches for the stop tokens of all residents at once.
 
-    One flag per token id says whether any resident could stop at it, so that a step
-    costs one lookup per sampled id, and only rows that sampled such a token are
-    looked at one by one. The last flag stands for all token ids from there on.
+    One flag per token id says whether it stops any resident, so a step costs one lookup per
+    sampled id, and only rows that sampled such a token are checked one by one. The last flag
+    stands for all larger token ids.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class StopWatch:
         return [min(token, FLAGS - 1) for token in tokens] if tokens else []
 
     def suspects(self, ids: I32) -> Bool | None:
-        """Where some resident's stop token was sampled; None if no resident has any."""
+        """Which rows sampled a stop token of any resident; None if no resident has one."""
         if not self._watchers:
             return None
         suspects: Bool = np.take(self._watched, ids, mode="clip") > 0
@@ -56,9 +56,9 @@ class StopWatch:
         suspects: Bool = np.logical_and(found, inside)
         stops: dict[int, int] = {}
         for row in np.flatnonzero(suspects.any(axis=1)).tolist():
-            place = int(slot[row])
-            outputs = int(table.known[place] - table.prompt[place])
-            request = table.sequence(place).request
+            one = int(slot[row])
+            outputs = int(table.known[one] - table.prompt[one])
+            request = table.sequence(one).request
             for column in np.flatnonzero(suspects[row]).tolist():
                 token = int(ids[row, column])
                 if request.stops_at(token, outputs + column + 1):

@@ -1,1 +1,1 @@
-"""Disciplines of building a step, one file each."""
+"""Disciplines, one per file: they build the rows of a step."""

@@ -1,4 +1,4 @@
-"""A step is all prefill or all decode, and prefill goes first."""
+"""Steps that are all prefill or all decode; prefill goes first."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from paceline.sched.admission.limits import (
     EncoderBudget,
     LongPrefill,
     PolicyShare,
-    ReachableItems,
+    ReachableImages,
     WholePrompts,
     WholeRows,
 )
@@ -19,20 +19,19 @@ from paceline.sched.discipline import Discipline
 
 
 class PrefillFirst(Discipline):
-    """Whenever something can be admitted it is, with whole prompts; otherwise all residents
-    decode one token.
+    """Admits whole prompts whenever it can; otherwise all residents decode one token.
 
-    With chunking on, the first prompt of a step is cut if it does not fit, and goes on in
-    the next. While a sequence is swapped, no waiting one is admitted, and swapped
-    sequences return in decode steps. Decodes are held up for `max_wait` seconds at most.
+    With chunked prefill, the first prompt of a step is cut if it does not fit, and continues in the
+    next one. While a sequence is swapped, no waiting one is admitted; swapped sequences return in
+    decode steps. Decodes wait for `max_wait` seconds at most.
     """
 
-    limits = (LongPrefill, WholePrompts, ReachableItems, WholeRows, PolicyShare, EncoderBudget)
+    limits = (LongPrefill, WholePrompts, ReachableImages, WholeRows, PolicyShare, EncoderBudget)
 
-    _held_since: float | None = None  # when decodes began to be held up
+    _held_since: float | None = None  # since when decodes wait
 
     def build(self, now: float, admitting: bool) -> Composition:
-        if self._overdue(now):  # such a step admits none, so none is displaced for it
+        if self._overdue(now):  # the step will admit nothing
             return self._decode(now, admitting, reason="decodes")
         if admitting and not self.given_way:
             self.displace(now)
@@ -44,7 +43,7 @@ class PrefillFirst(Discipline):
         return replace(step, kind="prefill")
 
     def _overdue(self, now: float) -> bool:
-        """Have decodes been held up for long enough?"""
+        """Have decodes waited for `max_wait` seconds?"""
         if not self._one_left(self.state.table.order).any():
             self._held_since = None
         held = self._held_since
@@ -53,18 +52,18 @@ class PrefillFirst(Discipline):
     # -- prefill ------------------------------------------------------------
 
     def _prefill(self, now: float, admitting: bool) -> Composition:
-        """Residents that have more than one position to compute, then waiting ones."""
+        """Residents with more than one position to compute, then waiting sequences."""
         served = self.serve(*self.fit(self.demand))
         if self.given_way:
             return self.admission.closed(served, "preempted", now, self.given_way)
         if not admitting:
             return self.admission.closed(served, "paused", now, lasting=True)
-        if len(self.state.swapped):  # a decode step decides whether they can return
+        if len(self.state.swapped):  # only decode steps let them return
             return self.admission.closed(served, "prefill", now)
         return self.admission.let_in(served, now, self.chunk)
 
     def want(self, slot: Index) -> I32:
-        """All that a resident lacks that is behind by more than one position."""
+        """The remaining positions of residents that have more than one left."""
         want = self.state.table.remaining(slot)
         return np.where(want > 1, want, 0)
 
@@ -73,8 +72,7 @@ class PrefillFirst(Discipline):
     def _decode(
         self, now: float, admitting: bool, gated: Composition | None = None, reason: str = ""
     ) -> Composition:
-        """One position for every resident that is not behind; then swapped
-        sequences return."""
+        """One position for each resident that has just one left; then swapped sequences return."""
         state = self.state
         self._held_since = None
         step = replace(self.serve(*self.fit(self._decodes)), kind="decode")
@@ -90,7 +88,7 @@ class PrefillFirst(Discipline):
         return self.admission.closed(step, reason, now)
 
     def _catch_up(self, returned: Composition) -> Composition:
-        """No resident decodes; those that have just returned may lack more than one position."""
+        """A step without decodes, for residents that returned with more than one position left."""
         served = self.serve(*self.fit(self.demand, giving_way=False))
         gate = returned.gate
         if gate is not None and gate.reason == "decodes" and len(served.slot):
@@ -98,14 +96,14 @@ class PrefillFirst(Discipline):
         return replace(served, kind="prefill", admitted=returned.admitted, gate=gate)
 
     def _one_left(self, slot: Index) -> I32:
-        """One position for each resident that has just one to compute."""
+        """One position for each resident that has just one left."""
         want = self.state.table.remaining(slot)
         return np.where(want == 1, want, 0)
 
     def _decodes(self, slot: Index) -> I32:
-        """The last position of each resident that has just one to compute, within the limits."""
+        """One position for each resident that has just one left, within the limits."""
         return self.clip(slot, self._one_left(slot))
 
     def _last(self, row: ArrivalRow) -> int:
-        """The row of one that returns: its last position, if that is all it lacks."""
+        """The row of a sequence that returns: its last position, if it has no other left."""
         return self.chunk(row) if row.rest == 1 else 0

@@ -1,1 +1,1 @@
-"""The journal of decisions, and its sentences."""
+"""Explanations: a journal of decisions, and sentences about it."""

@@ -1,4 +1,4 @@
-"""The journal: what was decided and why, for `explain` and `why`."""
+"""The journal of admission decisions, for `explain` and `why`."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from paceline.core.settings.config import JournalConfig
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Why a request was not admitted in a step. All others wait behind the one at which admission
-    stopped; one that was passed over stops no other.
+    """Why a request was not admitted in a step. It stops the requests behind it, unless it was
+    passed over.
 
     reason       short
     ------       -----
-    budget       tokens of the step's budget that were missing
-    others       slots that were missing, with those that are left for other requests
-    pace         tokens for which the steps had no time
-    seqs         slots that were missing
-    blocks       free blocks that were missing
-    room         nothing: a policy lets the request wait
-    preempted    residents preempted in this step, in which no request is admitted
-    decodes      nothing: this step is for residents that decode
-    prefill      nothing: this step is for prompts that have begun
-    swapping     nothing: its blocks are still being copied to the host
-    encoder      nothing: its next multimodal item cannot be encoded yet
-    paused       nothing: admission is paused
+    budget       missing tokens of the step's budget
+    others       missing slots, including those left for other requests
+    pace         tokens for which the step has no time
+    seqs         missing slots
+    blocks       missing free blocks
+    room         0: the policy lets the request wait
+    preempted    residents preempted in this step, which admits no request
+    decodes      0: this step is for residents that decode
+    prefill      0: this step is for prompts that have begun
+    swapping     0: its blocks are still being copied to the host
+    encoder      0: its next image cannot be encoded yet
+    paused       0: admission is paused
 
-    A limit or gate of a custom discipline adds a reason of its own.
+    Limits and gates of plug-ins add their reasons.
     """
 
     reason: str
     serial: int
     request_id: str
     short: int = 0
-    aged: bool = False  # at the head because of its age, ahead of better ranks
-    lasting: bool = False  # shut until a slot or block comes free or another request is next
-    passed_over: bool = False  # those behind it were considered
+    aged: bool = False  # at the head because of its age, before better ranks
+    lasting: bool = False  # until a slot or block is freed or another request is next
+    passed_over: bool = False  # later ones were considered
 
 
 @dataclass(slots=True)
 class Spell:
-    """A stretch of time during which one request was not admitted for one reason."""
+    """A time during which one request was not admitted for one reason."""
 
     gate: Gate
     since: float
@@ -51,7 +51,7 @@ class Spell:
 
 
 class Passage(NamedTuple):
-    """An admission, kept to explain the wait of later requests."""
+    """An admission, kept to explain the waits of other requests."""
 
     step: int
     serial: int
@@ -59,11 +59,11 @@ class Passage(NamedTuple):
 
 
 class Journal:
-    """A bounded memory of the past.
+    """A bounded history of admissions and finished requests.
 
-    A step writes one fact about admission, merged with the previous one if it is the same, so
-    the cost does not depend on the number of waiting requests. The life of a request is kept on
-    its Sequence. The last `journal_requests` finished ones are kept here.
+    Each step records at most one stop of admission, merged with the previous one if it is the
+    same, so the cost does not depend on the number of waiting requests. The events of a request
+    are in its `Sequence.life`; the last `journal_requests` finished ones are kept here.
     """
 
     def __init__(self, config: JournalConfig) -> None:
@@ -71,19 +71,19 @@ class Journal:
         self.passages: deque[Passage] = deque(maxlen=config.journal_spells)
         self._ended: OrderedDict[str, Sequence] = OrderedDict()
         self._remembered = config.journal_requests
-        self._stop: Spell | None = None  # at which admission stopped in the latest step
+        self._stop: Spell | None = None  # of the request that stopped admission in the latest step
         self._passed_over: dict[int, Spell] = {}  # in the latest step, by serial
 
     def blocked(self, gate: Gate | None, now: float, passed_over: tuple[Gate, ...] = ()) -> None:
-        """Admission stopped at `gate` in this step, after some requests were passed over; None:
-        no request was left waiting."""
+        """Record the gate that stopped admission in this step, and those of requests passed over;
+        None: no request is left waiting."""
         if passed_over or self._passed_over:
             self._pass_over(passed_over, now)
             gate = None if gate is not None and gate.passed_over else gate
         self._stop = self._continued(self._stop, gate, now)
 
     def _continued(self, last: Spell | None, gate: Gate | None, now: float) -> Spell | None:
-        """The same spell if its gate is still shut; otherwise it ends, and another one begins."""
+        """Continue a spell if its gate is still shut; otherwise end it and begin another."""
         if last is not None:
             last.until = now
             if gate is not None and self._same(last.gate, gate):
@@ -104,7 +104,7 @@ class Journal:
             spell.until = now
 
     def left(self, sequence: Sequence, now: float) -> None:
-        """A sequence waits no longer; if admission stopped at it, none waits behind it now."""
+        """A sequence left the queue: end its spell, if it stopped admission or was passed over."""
         spell = self._passed_over.pop(sequence.serial, None)
         if self._stop is not None and self._stop.gate.serial == sequence.serial:
             spell, self._stop = self._stop, None
@@ -113,11 +113,11 @@ class Journal:
 
     @property
     def open_spell(self) -> Spell | None:
-        """Why admission stopped in the latest step."""
+        """The spell of the request that stopped admission in the latest step."""
         return self._stop
 
     def passed_over(self, sequence: Sequence) -> Spell | None:
-        """Why a sequence was passed over in the latest step; None: it was not."""
+        """The spell of a sequence that was passed over in the latest step, otherwise None."""
         return self._passed_over.get(sequence.serial)
 
     @staticmethod
@@ -128,7 +128,7 @@ class Journal:
         self.passages.append(Passage(step, sequence.serial, tokens))
 
     def ended(self, sequence: Sequence) -> None:
-        """Remember a sequence after its end."""
+        """Keep a finished sequence."""
         self._ended.pop(sequence.id, None)
         self._ended[sequence.id] = sequence
         if len(self._ended) > self._remembered:
@@ -146,5 +146,5 @@ def note(
     amount: int = 0,
     cause: str = "",
 ) -> None:
-    """Add a moment to the life of a sequence."""
+    """Add an event to the life of a sequence."""
     sequence.life.append(Moment(happened, now, step, amount, cause))

@@ -1,4 +1,4 @@
-"""The life of a request in sentences: how long it waited, for what, and what happened to it."""
+"""The life of a request in sentences: its waits, their reasons, and its events."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def forgotten(request_id: str, config: JournalConfig) -> str:
-    """The error for a request that is neither open nor remembered."""
+    """The error message for a request that is neither open nor remembered."""
     remembered = plural(config.journal_requests, "finished request")
     return (
         f"no request {request_id!r} is known: the id is wrong, or it is older than the last "
@@ -36,7 +36,7 @@ def forgotten(request_id: str, config: JournalConfig) -> str:
 
 
 def tell(sequence: Sequence, at: SchedulerState) -> str:
-    """One sentence for each moment in the life of a request, and one for each wait."""
+    """One sentence for each event of a request, and lines for each wait."""
     request = sequence.request
     new = sequence.limit - len(request.prompt)
     lines = [
@@ -44,7 +44,7 @@ def tell(sequence: Sequence, at: SchedulerState) -> str:
         f"{standing(sequence)}."
     ]
     start = sequence.queued_at
-    begin: Moment | None = None  # of the wait that is not over yet
+    begin: Moment | None = None  # of the current wait
     for moment in sequence.life:
         if begin is not None and moment.happened in ENDS_WAIT:
             lines += wait_lines(sequence, at, begin, moment)
@@ -71,7 +71,7 @@ ENDINGS = {
 
 
 def standing(sequence: Sequence) -> str:
-    """Where a request is, or how it ended."""
+    """The state of a request, or how it ended."""
     most, new = sequence.request.max_tokens, sequence.limit - len(sequence.request.prompt)
     if sequence.finish is Finish.LENGTH and most != new:
         return "finished: reached max_model_len"
@@ -134,7 +134,7 @@ def progress(sequence: Sequence, at: SchedulerState) -> str:
 
 
 def drafting(sequence: Sequence, at: SchedulerState) -> str:
-    """How the drafts of a resident fared so far."""
+    """The drafts of a resident: computed and accepted."""
     table, slot = at.table, sequence.slot
     line = f"drafts: {int(table.accepted[slot]):,} of {int(table.drafted[slot]):,} accepted"
     if at.speculation.is_paused:
@@ -146,12 +146,12 @@ IDLING = {
     Idle.BUDGET: "token budget: other requests used it",
     Idle.BLOCKS: "blocks: some are still being copied",
     Idle.ROOM: "room: its policy lets it wait",
-    Idle.ENCODER: "room in the encoder cache: items of other requests take it",
+    Idle.ENCODER: "room in the encoder cache: images of other requests take it",
 }
 
 
 def why(at: SchedulerState) -> dict[str, str]:
-    """For each live request that got nothing in the latest step, the reason."""
+    """Why live requests got nothing in the latest step, by id."""
     waiting = (*at.queue.parked.values(), *at.swapped, *at.queue)
     reasons = {one.id: why_waiting(one, at) for one in waiting}
     for slot in at.table.order[at.table.idle_at[at.table.order] == at.step].tolist():
@@ -160,7 +160,7 @@ def why(at: SchedulerState) -> dict[str, str]:
 
 
 def why_waiting(sequence: Sequence, at: SchedulerState) -> str:
-    """Why a sequence without a slot got nothing in the latest step."""
+    """Why a non-resident sequence was not admitted in the latest step."""
     if sequence.parked:
         return f"parked for {sequence.parked}"
     if passed := at.journal.passed_over(sequence):
@@ -173,7 +173,7 @@ def why_waiting(sequence: Sequence, at: SchedulerState) -> str:
 
 
 def wait_lines(sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment) -> list[str]:
-    """What the wait from `begin` to `end` was for; nothing if it took less than SHOWN_S."""
+    """Describe the wait from `begin` to `end`; no lines if it was shorter than SHOWN_S."""
     if end.time - begin.time < SHOWN_S:
         return []
     found = [pair for pair in causes(sequence, at, begin, end) if pair[1] >= SHOWN_S]
@@ -185,7 +185,7 @@ def wait_lines(sequence: Sequence, at: SchedulerState, begin: Moment, end: Momen
 def causes(
     sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment
 ) -> Iterable[tuple[str, float]]:
-    """Why a wait lasted, longest first."""
+    """The reasons for a wait with their seconds, longest first."""
     own: dict[str, float] = defaultdict(float)
     behind: dict[str, float] = defaultdict(float)
     heads: dict[str, None] = {}
@@ -237,7 +237,7 @@ REASONS = {
 
 
 def reason(spell: Spell) -> str:
-    """What the request at the head of the queue waited for."""
+    """The reason of a gate in words."""
     return REASONS.get(spell.gate.reason, f"for {spell.gate.reason}")
 
 
@@ -252,7 +252,7 @@ def head_cause(spell: Spell) -> str:
 
 
 def overtakers(sequence: Sequence, at: SchedulerState, begin: Moment, end: Moment) -> str:
-    """Requests that were admitted during the wait, with their tokens."""
+    """Requests admitted during the wait, with their tokens."""
     others: list[Passage] = []
     for passage in at.journal.passages:
         if begin.step < passage.step <= end.step:

@@ -1,16 +1,16 @@
-"""Beam search over candidates: which continuations go on, which have ended, when to stop."""
+"""Beam search over candidate tokens."""
 
 from dataclasses import dataclass, replace
 
 from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request
 
-NO_SCORE = -1e9  # score of the other beams at first: all beams start from the first one
+NO_SCORE = -1e9  # initial score of all beams but the first, from which all start
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A beam and a possible next token of it."""
+    """A beam with a possible next token."""
 
     parent: int  # index of the beam it continues
     token: int
@@ -19,7 +19,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A continuation that the model finds likely."""
+    """A likely next token."""
 
     token: int
     logprob: float
@@ -28,8 +28,8 @@ class Candidate:
 class BeamSearch:
     """Keeps `width` beams running, best first, and the best `width` finished outputs.
 
-    Of the best continuations of all beams, those that stop and rank among the first `width`
-    are finished, and the best that do not stop run on. A finished output scores its
+    Of the best continuations of all beams, those that stop and rank among the first `width` are
+    finished; the best that do not stop keep running. The score of a finished output is its
     log-probability divided by its length to the power of `length_penalty`.
     """
 
@@ -45,7 +45,7 @@ class BeamSearch:
     ) -> list[Continuation]:
         """Choose the next token of each beam; `outputs` and `candidates` are by beam.
 
-        Returns the continuations that go on, best first, or none if the search is over.
+        Returns the running continuations, best first, or none if the search is over.
         """
         width, length = self._request.beam_width, len(outputs[0]) + 1
         ranked = [
@@ -57,21 +57,21 @@ class BeamSearch:
         going = [one for one, stop in ranked if stop is None][:width]
         if not going or self._over(going[0], length):
             return []
-        # Where a constraint allows few tokens, beams without a continuation repeat the best one.
+        # If a constraint allows few tokens, the remaining beams repeat the best continuation.
         return going + [replace(going[0], score=NO_SCORE)] * (width - len(going))
 
     def follow(self, assigned: dict[int, Continuation]) -> None:
-        """Record the continuation that each beam has taken, best first."""
+        """Record the continuation of each beam, best first."""
         self.running = list(assigned)
         for beam, one in assigned.items():
             self.scores[beam] = one.score
 
     def choices(self) -> tuple[Choice, ...]:
-        """The best finished outputs, as many as the request returns."""
+        """The best finished outputs, as many as the request asks for."""
         return tuple(self.finished[: self._request.n])
 
     def _best_continuations(self, candidates: list[list[Candidate]]) -> list[Continuation]:
-        """Of all beams, best first."""
+        """The best continuations of all beams, best first."""
         found = [
             Continuation(beam, one.token, self.scores[beam] + one.logprob)
             for beam in self.running
@@ -94,7 +94,7 @@ class BeamSearch:
         del self.finished[self._request.beam_width :]
 
     def _over(self, best: Continuation, length: int) -> bool:
-        """Can no running beam finish better than those that have finished?"""
+        """Can no running beam beat the finished outputs?"""
         if len(self.finished) < self._request.beam_width:
             return False
         if self._request.early_stopping is True:
@@ -110,8 +110,8 @@ class BeamSearch:
 def assign(continuations: list[Continuation]) -> dict[int, Continuation]:
     """Assign continuations to beams, best first.
 
-    The best continuation of each parent stays in the parent's beam, so a beam that others
-    continue is never overwritten. The others take the beams that no continuation has as parent.
+    The best continuation of each parent stays in the parent's beam, so a parent is never
+    overwritten. The others take beams that are no parent.
     """
     in_place: dict[int, Continuation] = {}
     for one in continuations:

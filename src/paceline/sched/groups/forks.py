@@ -1,4 +1,4 @@
-"""How members of a sequence group come from one another: after the prompt, and beam by beam."""
+"""Forks of sequences: after the prompt, and between beams."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from paceline.sched.groups.group import FORK_POINT, LOCKSTEP, SequenceGroup
 
 
 class Forks:
-    """Forks share full blocks and copy the one being written, before the next step writes."""
+    """Forks sequences: shares full blocks, and copies the partial one before the next step."""
 
     def __init__(self, components: SchedulerComponents) -> None:
         self._state = components.state
@@ -26,14 +26,14 @@ class Forks:
     # -- after the prompt ---------------------------------------------------
 
     def due(self) -> list[SequenceGroup]:
-        """Groups whose leader has been given the whole of what they share, oldest first."""
+        """Groups whose shared prompt has been planned, oldest first."""
         planned = self._state.table.planned
         forking = self._state.sequence_groups.forking.values()
         return [one for one in forking if planned[one.leader.slot] >= one.fork_point]
 
     def at_once(self, sequence_group: SequenceGroup, hit: Hit) -> bool:
-        """May a group fork as it is admitted? Not if blocks must be copied: what is found in
-        the cache may be written in this very step."""
+        """May a group fork when it is admitted? Not if blocks must be copied: this step may still
+        write the blocks of the prefix hit."""
         whole = sequence_group.fork_point % self._state.cache.block_size == 0
         return len(sequence_group.members) > 1 and whole and hit.tokens >= sequence_group.fork_point
 
@@ -43,21 +43,21 @@ class Forks:
         span: Callable[[Sequence], int] | None = None,
         held: Hit = MISS,
     ) -> int:
-        """Free blocks that the fork takes, with room for `span` positions of each, or for one
-        more; blocks of `held` are taken care of."""
+        """Free blocks that the fork takes, with room for `span` positions of each, at least one
+        after the fork; blocks of `held` do not count."""
         tables = self._state.cache.tables
         found: set[int] = set()
         new = 0
         for one in sequence_group.members[1:]:
-            hit = self._own(one, sequence_group)
+            hit = self._resumed_hit(one, sequence_group)
             start = sequence_group.fork_point if hit is None else hit.tokens
             found.update(() if hit is None else hit.device)
             new += tables.forked_blocks(start, max(span(one) if span else 0, start + 1))
         return new + self._state.cache.pool.free_among(list(found.difference(held.device)))
 
-    def _own(self, sequence: Sequence, sequence_group: SequenceGroup) -> Hit | None:
-        """What a member that ran before still finds beyond what all share. Nothing where windows
-        slide: the leader may find less, and the two would not share the blocks of the prompt."""
+    def _resumed_hit(self, sequence: Sequence, sequence_group: SequenceGroup) -> Hit | None:
+        """The prefix hit of a member that ran before, if it goes beyond the fork point. None where
+        windows slide: the leader may have a shorter hit, and the prompt would not be shared."""
         if (
             len(sequence.tokens) <= len(sequence_group.request.prompt)
             or self._state.cache.tables.slides
@@ -67,7 +67,7 @@ class Forks:
         return hit if hit.tokens > sequence_group.fork_point else None
 
     def fork(self, sequence_group: SequenceGroup) -> None:
-        """Let all begin where the leader stands."""
+        """Fork all members from the leader."""
         state, leader = self._state, sequence_group.leader
         state.prefixes.seal_filled(leader.slot)
         before = leader
@@ -81,8 +81,9 @@ class Forks:
         note(leader, Happened.FORKED, state.now, state.step, len(sequence_group.members))
 
     def _begin(self, sequence: Sequence, sequence_group: SequenceGroup) -> None:
-        """Let a member begin at the fork, or behind what it still finds of its own."""
-        state, leader, hit = self._state, sequence_group.leader, self._own(sequence, sequence_group)
+        """Start a member at the fork, or after its cached outputs if it ran before."""
+        state, leader = self._state, sequence_group.leader
+        hit = self._resumed_hit(sequence, sequence_group)
         start = sequence_group.fork_point if hit is None else hit.tokens
         full = start // state.cache.block_size
         if len(sequence.keys) < full:
@@ -101,7 +102,7 @@ class Forks:
     # -- beams --------------------------------------------------------------
 
     def advance(self, sequence_group: SequenceGroup) -> list[Ended]:
-        """All beams have reported candidates: choose, and let beams end and fork."""
+        """Advance the beam search when all beams have candidates: beams end and fork."""
         state, search = self._state, sequence_group.search
         assert search is not None
         prompt, table = len(sequence_group.request.prompt), state.table
@@ -129,7 +130,7 @@ class Forks:
         return []
 
     def _rebase(self, sequence: Sequence, parent: Sequence, known: int) -> None:
-        """Let a beam go on from all that another one knows instead of its own."""
+        """Replace a beam by a fork of another."""
         state, slot = self._state, sequence.slot
         state.prefixes.seal_filled(parent.slot)
         state.cache.index.unlist(slot)
@@ -148,7 +149,7 @@ class Forks:
 
 
 class ChildAborts:
-    """A client may abort parallel samples one by one, but no beams and no samples of which only the
+    """Aborts single children: parallel samples, but neither beams nor samples of which only the
     best are returned."""
 
     def __init__(self, components: SchedulerComponents) -> None:
@@ -156,8 +157,8 @@ class ChildAborts:
         self._departures = components.departures
 
     def end(self, leader: Sequence, child: int) -> list[Ended] | None:
-        """End a child wherever it is; None if it is not here. If it was the last one, the end of
-        the request is returned."""
+        """End a child in any state; None if it is not live. Returns the end of the request if it
+        was the last one."""
         sequence_group = self._state.sequence_group(leader)
         if leader.request.silent:
             raise RequestError(
@@ -177,13 +178,13 @@ class ChildAborts:
         return [end for end in ended if end.child < 0]
 
     def _last(self, sequence_group: SequenceGroup, one: Sequence) -> list[Ended]:
-        """End the last sequence of a sequence group, which has no slot."""
+        """End the last sequence of a group, which is not resident."""
         self._note(sequence_group, one)
-        sequence_group.members.append(one)  # the request ends as a whole
+        sequence_group.members.append(one)  # ends the request as a whole
         return self._departures.dismiss(one, sequence_group.finish)
 
     def _leave(self, sequence_group: SequenceGroup, one: Sequence) -> list[Ended]:
-        """End a sequence that has no slot: all of the group wait, or it has yet to fork."""
+        """End a sequence without a slot: its group waits, or it has not forked yet."""
         state, was_leading = self._state, one is sequence_group.leader
         self._note(sequence_group, one)
         state.swapping.tier.discard(one)
@@ -198,7 +199,7 @@ class ChildAborts:
         return []
 
     def _hand_over(self, one: Sequence, successor: Sequence) -> None:
-        """Let another sequence lead the group, in the same place of the queue."""
+        """Make another sequence the leader, in the same queue position."""
         state = self._state
         state.queue_of(one).replace(one, successor)
         state.live[one.id] = successor

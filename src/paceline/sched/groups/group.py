@@ -1,4 +1,4 @@
-"""Several sequences for one request: parallel samples and beams."""
+"""Sequence groups: parallel samples and beams of one request."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -7,28 +7,28 @@ from paceline.core.plan import Choice
 from paceline.core.request import Finish, Request, Sequence, child_label
 from paceline.sched.groups.beams import BeamSearch, Candidate
 
-FORK_POINT = "fork point"  # cap of a leader: it computes no more before the others have forked
-LOCKSTEP = "beam lockstep"  # cap of a beam: the host chooses its next token when all have reported
+FORK_POINT = "fork point"  # cap of a leader until the others have forked
+LOCKSTEP = "beam lockstep"  # cap of a beam until the host has chosen its next token
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """The sequences of one request, which come and go as one.
+    """The sequences of one request, which are admitted and preempted together.
 
-        leader     [ prompt but its last token ][ last token, outputs ... ]
-        others               shared             [ last token, outputs ... ]
+        leader     [ prompt, last token excluded ][ last token, outputs ... ]
+        others                shared              [ last token, outputs ... ]
 
-    The leader computes the prompt up to its last token; then the others fork from it, and
-    each computes that token for itself and samples from it. Until then they have no blocks,
-    but slots are kept for them, so that all can run when they may.
+    The leader computes the prompt up to its last token; then the others fork from it, and each
+    computes that token and samples from it. Until then they have no blocks, but their slots are
+    reserved, so that all can run after the fork.
     """
 
     request: Request
-    members: list[Sequence]  # those that have not ended; the first one leads
+    members: list[Sequence]  # unfinished ones; the first one leads
     search: BeamSearch | None = None
-    kept: list[int] = field(default_factory=list[int])  # slots of those that have yet to fork
+    kept: list[int] = field(default_factory=list[int])  # slots of members not forked yet
     scores: dict[int, float] = field(default_factory=dict[int, float])  # by child, in sampling
-    choices: dict[int, Choice] = field(default_factory=dict[int, Choice])  # of those that ended
+    choices: dict[int, Choice] = field(default_factory=dict[int, Choice])  # of finished members
     reports: dict[int, list[Candidate]] = field(default_factory=dict[int, list[Candidate]])
 
     @staticmethod
@@ -45,7 +45,7 @@ class SequenceGroup:
                 leader.arrival,
                 request.known(child),
                 child=child,
-                life=leader.life,  # what happens to one happens to all
+                life=leader.life,  # events are shared by all
             )
             for child in rest
         ]
@@ -59,18 +59,18 @@ class SequenceGroup:
 
     @property
     def fork_point(self) -> int:
-        """Positions that all share."""
+        """Number of positions that all share."""
         return len(self.request.prompt) - 1
 
     def ended(self, sequence: Sequence, outputs: tuple[int, ...], stop_token: int | None) -> None:
-        """One of the samples came to its end."""
+        """Record a finished sample."""
         assert sequence.finish is not None
         self.members.remove(sequence)
         score = self.scores.get(sequence.child, 0.0) / max(len(outputs), 1)
         self.choices[sequence.child] = Choice(outputs, sequence.finish, score, stop_token)
 
     def best(self) -> tuple[Choice, ...]:
-        """What the request returns, best first; nothing if all of it was reported already."""
+        """The choices to return, best first; empty if all were reported already."""
         if self.search is not None:
             return self.search.choices()
         if not self.request.silent:
@@ -80,7 +80,7 @@ class SequenceGroup:
         return tuple(ended[: self.request.n])
 
     def unreturned(self, returned: tuple[Choice, ...]) -> int:
-        """Tokens of samples that are not returned. A search has beams, not samples."""
+        """Tokens of samples that are not returned; 0 for beam search."""
         if self.search is not None or not self.request.silent:
             return 0
         ended = [len(choice.tokens) for choice in self.choices.values()]
@@ -89,8 +89,8 @@ class SequenceGroup:
 
     @property
     def finish(self) -> Finish:
-        """Why the request as a whole ended: as the best of it did, or the first that was not
-        ended from outside."""
+        """Why the request as a whole ended: the reason of its best choice, or of the first that was
+        not ended from outside."""
         if best := self.best():
             return best[0].finish
         ends = [self.choices[child].finish for child in sorted(self.choices)]
@@ -98,19 +98,19 @@ class SequenceGroup:
 
 
 def labels(request: Request) -> list[str]:
-    """What the sequences of a sequence group are called."""
+    """The labels of the sequences of a group."""
     return [child_label(request.id, child) for child in range(request.width)]
 
 
 class SequenceGroups(dict[str, SequenceGroup]):
-    """SequenceGroups by request id. Those in `forking` are resident and have yet to fork."""
+    """Sequence groups by request id. Those in `forking` are resident and have not forked yet."""
 
     def __init__(self) -> None:
         super().__init__()
         self.forking: dict[str, SequenceGroup] = {}
 
     def namesake(self, request: Request, live: Container[str]) -> str:
-        """The request that has a sequence of the same name as one of a new request, if any."""
+        """The live request with a sequence of the same label as one of a new request, if any."""
         parent = request.id.partition("_")[2]
         if parent in self and request.id in labels(self[parent].request):
             return parent

@@ -1,4 +1,4 @@
-"""What a sequence group reports: its beams, or the best of its parallel samples."""
+"""Reports of sequence groups: beams, or the best of parallel samples."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from paceline.sched.groups.group import SequenceGroup
 
 
 class BeamReports(ResultHook):
-    """Discards what the device sampled for a beam, and collects its candidates. When a group has
-    them all, the search chooses the next tokens."""
+    """Discards the sampled tokens of beams, and collects their candidates. When a group has all,
+    the search chooses the next tokens."""
 
     def __init__(self, components: SchedulerComponents) -> None:
         super().__init__(components)
@@ -49,7 +49,7 @@ class BeamReports(ResultHook):
         return [end for sequence_group in complete for end in self._forks.advance(sequence_group)]
 
     def _beams(self, slot: Index, where: Bool | bool = True) -> list[int]:
-        """Rows of beams, `where` it is so."""
+        """Those of the rows `where` that belong to beams."""
         table = self._state.table
         silent = np.flatnonzero(table.silent[slot] & where).tolist()
         return [row for row in silent if table.sequence(int(slot[row])).request.beam_width]
@@ -63,7 +63,7 @@ def _candidates(result: StepResult, row: int) -> list[Candidate]:
 
 
 class BestSamples(ResultHook):
-    """Adds up the log-probabilities of such samples. Clients get their tokens at the end."""
+    """Sums the log-probabilities of samples; clients get the tokens of the best at the end."""
 
     def verify(self, plan: Plan, result: StepResult) -> None:
         """A row that yields a token must have its log-probability."""

@@ -1,4 +1,4 @@
-"""How sequences enter: they wait, are admitted into slots, or return from the host."""
+"""Sequences enter: they wait, are admitted into slots, or return from the host."""
 
 from paceline.core.events import Happened
 from paceline.core.plan import Admitted, Blocks
@@ -14,14 +14,14 @@ from paceline.sched.state import SchedulerState
 
 
 class Arrivals:
-    """Moves sequences into queues and slots, and notes it in their lives."""
+    """Moves sequences into queues and slots, and notes these events."""
 
     def __init__(self, state: SchedulerState, stops: StopWatch) -> None:
         self._state = state
         self._stops = stops
 
     def enter(self, sequence: Sequence, parked: str = "") -> None:
-        """A new sequence begins to wait, or is parked."""
+        """Queue a new sequence, or park it."""
         state = self._state
         note(sequence, Happened.SUBMITTED, state.now, state.step, state.waiting)
         state.live[sequence.id] = sequence
@@ -35,11 +35,11 @@ class Arrivals:
             self._hold(sequence)
 
     def park(self, sequence: Sequence, reason: str) -> bool:
-        """Set aside a sequence that waits, or that others of its body hold up; False if it does
-        neither. One whose KV is loaded keeps the share of its body."""
+        """Park a sequence that waits or is parked for others of its body; False if it is neither.
+        While its KV is loaded, it keeps its share of slots."""
         if sequence not in self._state.queue or sequence.parked not in ("", SHARE_OF_SLOTS):
             return False
-        if sequence.parked:  # a load is for one that waits
+        if sequence.parked:  # only waiting requests load
             if reason == REMOTE_KV:
                 return False
             self._repark(sequence, reason)
@@ -50,7 +50,7 @@ class Arrivals:
         return True
 
     def _hold(self, sequence: Sequence) -> None:
-        """Park one of a body, so that others need not wait for it."""
+        """Park a sequence because its body has used its share of slots."""
         self._park(sequence, SHARE_OF_SLOTS)
         self._state.bodies.hold(sequence.request)
 
@@ -62,13 +62,13 @@ class Arrivals:
         state.queue.park(sequence, reason)
 
     def _repark(self, sequence: Sequence, reason: str) -> None:
-        """One that is parked stays so, for another reason."""
+        """Change the reason for which a sequence is parked."""
         note(sequence, Happened.PARKED, self._state.now, self._state.step, cause=reason)
         sequence.parked = reason
 
     def wake(self, sequence: Sequence) -> bool:
-        """Let a sequence wait again, or hold it for others of its body. False if it was not set
-        aside."""
+        """Let a parked sequence wait again, if the share of its body allows it. False if it was not
+        parked."""
         state = self._state
         if sequence.parked in ("", SHARE_OF_SLOTS):
             return False
@@ -83,10 +83,10 @@ class Arrivals:
     def admit(
         self, sequence: Sequence, hit: Hit, tokens: int, loaded: int | None = None
     ) -> Admitted:
-        """Move a waiting sequence into a slot with blocks for `tokens` positions. A connector
+        """Move a waiting sequence into a slot, with blocks for `tokens` positions. A connector
         loaded `loaded` tokens of the hit; None: there is no connector.
 
-        Slots are kept for the rest of its group, which forks from it later.
+        Slots are reserved for the rest of its group, which forks from it later.
         """
         state = self._state
         resumed = sequence.preemptions > 0
@@ -112,7 +112,7 @@ class Arrivals:
         return self.settle(sequence, hit.tokens, blocks)
 
     def _load(self, sequence: Sequence, hit: Hit) -> None:
-        """Let the next step copy the host part of a hit to the device."""
+        """Have the next step copy the host blocks of a hit to the device."""
         state = self._state
         moves = state.cache.load(sequence.slot, sequence, hit, state.step)
         state.changes.swap_in += moves
@@ -121,12 +121,12 @@ class Arrivals:
         note(sequence, Happened.LOADED, state.now, state.step, tokens)
 
     def settle(self, sequence: Sequence, computed: int, blocks: tuple[Blocks, ...]) -> Admitted:
-        """Complete an admission: the sequence has its slot and its blocks."""
+        """Complete an admission, after the sequence got its slot and blocks."""
         state = self._state
-        if state.table.silent[sequence.slot]:  # the host adds up scores, or chooses the tokens
+        if state.table.silent[sequence.slot]:  # the host sums scores, or chooses tokens
             state.table.need_host(sequence.slot, "best sequences")
-        if sequence.request.items:
-            state.items.join(sequence, computed)
+        if sequence.request.images:
+            state.images.join(sequence, computed)
         self._stops.watch(sequence.request)
         state.policy.admitted(sequence, len(sequence.tokens) - computed)
         request, resumed = sequence.request, sequence.preemptions > 0
@@ -146,7 +146,7 @@ class Arrivals:
         return min(usual if request.drafts is None else request.drafts, sequence.limit)
 
     def restore(self, sequence: Sequence, spans: list[int]) -> list[Admitted]:
-        """Bring a swapped sequence and its group back, with room for `spans[i]` positions."""
+        """Move a swapped sequence and its group into slots, with room for `spans[i]` positions."""
         state = self._state
         state.swapped.remove(sequence)
         members = state.group(sequence)

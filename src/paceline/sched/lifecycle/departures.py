@@ -1,4 +1,4 @@
-"""How sequences leave: they are preempted, swapped out, or end."""
+"""Sequences leave: they are preempted, swapped out, or end."""
 
 from dataclasses import replace
 
@@ -13,22 +13,22 @@ from paceline.sched.state import SchedulerState
 
 
 class Departures:
-    """Moves sequences out of slots and queues, with the others of their group where they go
-    together, and notes it in their lives."""
+    """Moves sequences out of slots and queues, with their group where needed, and notes these
+    events."""
 
     def __init__(self, state: SchedulerState, stops: StopWatch) -> None:
         self._state = state
         self._stops = stops
 
     def preempt(self, slot: int, cause: str, may_swap: bool = True) -> None:
-        """Take the slots and blocks of a resident and its group.
+        """Preempt a resident and its group.
 
-        It waits in front of its equals, or on the host if that is cheaper and has room.
+        It waits in front of others of its rank, or is swapped if that is cheaper and there is room.
         """
         state = self._state
         members = state.group(state.table.sequence(slot))
         residents = [one for one in members if one.slot >= 0]
-        moved = len(state.changes.swap_out)  # for others, in this step
+        moved = len(state.changes.swap_out)  # of other sequences in this step
         swaps = may_swap and len(residents) == len(members) and self._swap_out(residents)
         self._vacate(members)
         self._count_preemption(members, cause)
@@ -49,7 +49,7 @@ class Departures:
         note(members[0], Happened.PREEMPTED, state.now, state.step, known, cause)
 
     def _swap_out(self, residents: list[Sequence]) -> bool:
-        """Keep what residents computed on the host, if they should and can be kept there."""
+        """Copy the blocks of residents to the host, if that pays and there is room."""
         state = self._state
         if not state.swapping.wanted(residents):
             return False
@@ -70,7 +70,7 @@ class Departures:
         return True
 
     def _vacate(self, members: list[Sequence]) -> None:
-        """Release the slots of a group, also those that were kept for it."""
+        """Release the slots of a group, including reserved ones."""
         state = self._state
         for one in reversed(members):
             if one.slot >= 0:
@@ -84,7 +84,7 @@ class Departures:
                 state.table.give_back(sequence_group.kept.pop())
 
     def demote(self, sequence: Sequence, cause: str = "the copy did not come about") -> None:
-        """What was kept of a swapped sequence is gone: it computes everything again."""
+        """Let a swapped sequence recompute, because its blocks on the host are gone."""
         state = self._state
         state.swapped.remove(sequence)
         for one in state.group(sequence):
@@ -96,7 +96,7 @@ class Departures:
     def finish(
         self, sequence: Sequence, finish: Finish, stop_token: int | None = None
     ) -> list[Ended]:
-        """End a resident sequence, and its request if it was the last one of it."""
+        """End a resident sequence, and its request if it was the last one."""
         state = self._state
         sequence_group = state.sequence_group(sequence)
         handed = state.stores.hand_over(sequence, finish) if sequence_group is None else None
@@ -120,7 +120,7 @@ class Departures:
         return ends
 
     def _restart_others(self, sequence_group: SequenceGroup) -> None:
-        """The leader ended before the others forked from it: they compute the prompt again."""
+        """Let the others of a group compute the prompt: the leader ended before the fork."""
         self._vacate(list(sequence_group.members))
         self._count_preemption(
             sequence_group.members, "the end of the one that computed the prompt"
@@ -128,7 +128,7 @@ class Departures:
         self._state.queue.push(sequence_group.leader, in_front=True)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop a sequence that never began to wait."""
+        """Undo the submission of a sequence that was not queued."""
         state = self._state
         state.queue.remove(sequence)
         state.sequence_groups.pop(sequence.id, None)
@@ -137,7 +137,7 @@ class Departures:
         state.bodies.left(sequence.request)
 
     def dismiss(self, sequence: Sequence, finish: Finish, message: str = "") -> list[Ended]:
-        """End a request with all its sequences, wherever it is."""
+        """End a request with all its sequences, in any state."""
         state = self._state
         members = state.group(sequence)
         if sequence.slot >= 0:
@@ -157,7 +157,7 @@ class Departures:
         return [*ends, self._close(members[0], finish, message=message)]
 
     def conclude(self, sequence_group: SequenceGroup) -> Ended:
-        """A beam search is over: its beams go, its ends are reported."""
+        """End a beam search, and report its choices."""
         members = list(sequence_group.members)
         self._vacate(members)
         for one in members:
@@ -167,7 +167,7 @@ class Departures:
     def _close(
         self, sequence: Sequence, finish: Finish, stop_token: int | None = None, message: str = ""
     ) -> Ended:
-        """The request of a sequence is over."""
+        """Close the request of a sequence."""
         state = self._state
         sequence_group = state.sequence_groups.pop(sequence.id, None)
         whole = finish in (Finish.STOP, Finish.LENGTH)
@@ -182,8 +182,8 @@ class Departures:
         known = len(sequence.tokens)
         cause = message or finish.value
         note(sequence, Happened.FINISHED, state.now, state.step, known, cause)
-        sequence.tokens, sequence.keys = NO_I32, []  # its life is remembered, its content not
-        if sequence.request.items:
+        sequence.tokens, sequence.keys = NO_I32, []  # the journal keeps the life only
+        if sequence.request.images:
             sequence.request = sequence.request.without_content()
         state.journal.ended(sequence)
         return Ended(
@@ -191,14 +191,14 @@ class Departures:
         )
 
     def _release(self, slot: int) -> Sequence:
-        """Empty a slot. What it computed stays findable until its blocks are reused."""
+        """Release a slot and its blocks, which stay cached."""
         state = self._state
         computed = int(state.table.computed[slot])
         if computed < state.table.given[slot] or state.cache.index.is_eager:
-            state.prefixes.seal_filled(slot)  # the steps in flight will fill what they were to fill
+            state.prefixes.seal_filled(slot)  # including blocks that steps in flight will fill
         has_sampled = state.table.known[slot] > state.table.given[slot]
         sequence = state.table.release(slot)
-        state.items.leave(slot)
+        state.images.leave(slot)
         if drafted := int(state.table.drafted[slot]):
             accepted = int(state.table.accepted[slot])
             note(sequence, Happened.DRAFTED, state.now, state.step, accepted, str(drafted))

@@ -1,4 +1,4 @@
-"""Rows that failed: which requests end, and what may no longer be found."""
+"""Failed rows: end their requests, and remove doubtful blocks from the caches."""
 
 from collections.abc import Iterable
 
@@ -9,23 +9,24 @@ from paceline.sched.components import SchedulerComponents
 
 CAUSE = "a row that failed on the same prefix"
 
-Doubtful = dict[int, bytes]  # blocks that were findable, and their keys
+Doubtful = dict[int, bytes]  # cached blocks and their keys
 
 
 class Failures:
-    """A request of which a row failed ends alone, and leaves nothing doubtful behind.
+    """Ends the requests of failed rows alone, and makes their doubtful blocks unfindable.
 
-        positions    [ computed when it last sampled ][ since then, and in flight ]
+        positions    [ computed when it last sampled ][ computed since, or in flight ]
                         good: it has sampled from them           doubtful
 
-    A sequence that has not sampled since it was admitted has proved nothing, not even what it
-    found in the cache. Of one that has gone since, the blocks are doubtful that the steps in
-    flight were to fill. What is doubtful is forgotten on the device and on the host, and those
-    who build on it without having sampled from it compute it again: also those that failed on
-    what one that was admitted earlier has computed. That one ends, so all of this does.
+    Of a sequence that has not sampled since its admission, all blocks are doubtful, including its
+    prefix hit. Of a sequence that has left since, the blocks that the steps in flight were to fill
+    are. Doubtful blocks are removed from the caches of the device and the host. Residents that read
+    them and have not sampled are preempted and compute again, even if their row failed too: the
+    cause may be a block of a sequence admitted earlier. That one ends, so this terminates.
 
-    What one that left without a sample had computed behind doubtful blocks can still be found when
-    those are computed again. A sequence that finds it fails, and it is forgotten with that one.
+    Blocks after doubtful ones, of a sequence that left without a sample, can still be found once
+    the doubtful ones are computed again. A sequence that reads them fails, and its failure removes
+    them.
     """
 
     def __init__(self, components: SchedulerComponents) -> None:
@@ -33,7 +34,7 @@ class Failures:
         self._departures = components.departures
 
     def end(self, plan: Plan, result: StepResult) -> list[Ended]:
-        """End the requests of all rows that failed, as far as they are here."""
+        """End the requests of failed rows that are still alive."""
         state, rows, table = self._state, plan.rows, self._state.table
         alive, slots = table.alive(rows), rows.slot.tolist()
         reasons = {slots[one.row]: one.reason for one in result.failed if alive[one.row]}
@@ -43,17 +44,17 @@ class Failures:
         for one in result.failed:
             if not alive[one.row]:
                 made = (new.identity for new in plan.encode if new.slot == slots[one.row])
-                state.items.forget(made)
+                state.images.forget(made)
                 doubtful |= state.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
-        for slot in table.order.tolist():  # as they were admitted, for who may read whose blocks
-            if slot not in reasons or not table.resident[slot]:  # it may have gone with its group
+        for slot in table.order.tolist():  # later ones may read blocks of earlier ones
+            if slot not in reasons or not table.resident[slot]:  # it may have left with its group
                 continue
             if not self._may_come_from_others(slot, doubtful):
                 leader = state.live[table.sequence(slot).id]
                 for member in state.group(leader):
                     doubtful |= self._forget(member)
                 ended += self._departures.dismiss(leader, Finish.ERROR, reasons[slot])
-                state.items.forget(item.identity for item in leader.request.items)
+                state.images.forget(image.identity for image in leader.request.images)
                 state.stats.failed_rows += 1
         if doubtful:
             self._forget_on_host(doubtful.values())
@@ -66,10 +67,10 @@ class Failures:
         return shares and not self._has_sampled(slot)
 
     def _forget(self, sequence: Sequence) -> Doubtful:
-        """Make the doubtful blocks of a sequence unfindable."""
+        """Remove the doubtful blocks of a sequence from the cache."""
         cache, slot = self._state.cache, sequence.slot
         if slot < 0:
-            return {}  # it has yet to fork
+            return {}  # it has not forked yet
         good = int(self._state.table.computed[slot]) if self._has_sampled(slot) else 0
         found = cache.unseal(slot, sequence, good // cache.block_size)
         self._state.table.invalidate(slot, good)
@@ -84,12 +85,12 @@ class Failures:
                 host.unseal(block, name)
 
     def _has_sampled(self, slot: int) -> bool:
-        """Since it was admitted; it has read everything before it then."""
+        """Has it sampled since its admission, and thus read all its blocks?"""
         return bool(self._state.table.known[slot] > self._state.table.given[slot])
 
     def _compute_again(self, doubtful: Doubtful, well: set[int]) -> None:
-        """Let those begin anew that have read doubtful blocks, unless they sampled well, in this
-        step or before."""
+        """Preempt residents that have read doubtful blocks, unless they have sampled, in this step
+        or before."""
         state = self._state
         for slot in state.table.order[::-1].tolist():
             if not state.table.resident[slot] or slot in well or self._has_sampled(slot):
@@ -99,7 +100,7 @@ class Failures:
             for one in state.group(state.table.sequence(slot)):
                 self._forget_on_host(self._forget(one).values())
             self._departures.preempt(slot, CAUSE, may_swap=False)
-        keys = {key[:KEY_BYTES] for key in doubtful.values()}  # whatever the attention group
+        keys = {key[:KEY_BYTES] for key in doubtful.values()}  # without the attention group
         for sequence in list(state.swapped):
             group = state.group(sequence)
             if any(not keys.isdisjoint(one.keys) for one in group):

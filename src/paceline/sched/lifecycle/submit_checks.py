@@ -1,4 +1,4 @@
-"""Checks of a request that is submitted: can it ever run?"""
+"""Check that a submitted request can ever run."""
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
@@ -7,7 +7,7 @@ from paceline.kv.cache import KVCache
 
 
 def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
-    """The tokens at which the request ends at the latest. RequestError if it can never run."""
+    """The most tokens that the request can have. RequestError if it can never run."""
     step, prompt = config.step, len(request.prompt)
     if prompt >= step.max_model_len:
         raise RequestError(
@@ -40,32 +40,32 @@ def fitting_limit(request: Request, config: Config, cache: KVCache) -> int:
             f"ones{several} need {need} blocks of {cache.block_size}, and the whole pool "
             f"has {have}"
         )
-    if request.items and (problem := unfit_items(request, config)):
+    if request.images and (problem := unfit_images(request, config)):
         raise RequestError(f"request {request.id!r}: {problem}")
     return longest
 
 
-def unfit_items(request: Request, config: Config) -> str:
-    """Why the items of a request can never be encoded or computed; empty if they can."""
-    step, lengths = config.step, {item.identity: item.length for item in request.items}
+def unfit_images(request: Request, config: Config) -> str:
+    """Why the images of a request can never be encoded or computed; empty if they can."""
+    step, lengths = config.step, {image.identity: image.length for image in request.images}
     longest, total = max(lengths.values()), sum(lengths.values())
     for name, most in (
         ("max_num_encoder_input_tokens", config.encoder_budget),
         ("encoder_cache_size", config.encoder_capacity),
     ):
         if longest > most:
-            return f"an item has {longest} embeddings, and {name} is {most}: use a smaller one"
+            return f"an image has {longest} embeddings, and {name} is {most}: use a smaller one"
         if total > most and not step.enable_chunked_prefill:
             return (
-                f"its items have {total} embeddings in all, and {name} is {most}; a prompt is "
+                f"its images have {total} embeddings in all, and {name} is {most}; a prompt is "
                 "computed in one step without enable_chunked_prefill"
             )
-    # Other residents may take one position each of every step.
+    # Other residents may take one position each in every step.
     room = step.max_num_batched_tokens - step.max_num_seqs + 1
     room = min(room, step.long_prefill_token_threshold or room)
     if config.encoder.disable_chunked_mm_input and longest > room and step.enable_chunked_prefill:
         return (
-            f"an item has {longest} positions, and with disable_chunked_mm_input a row of a step "
-            f"has room for {room}: raise max_num_batched_tokens, or use a smaller item"
+            f"an image has {longest} positions, and with disable_chunked_mm_input a row of a step "
+            f"has room for {room}: raise max_num_batched_tokens, or use a smaller image"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Rules by which requests end that have waited too long."""
+"""Queue limits and timeouts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from paceline.sched.view import SchedulerView
 
 
 class Unstarted(NamedTuple):
-    """A request that was submitted and not yet admitted."""
+    """A request that was never admitted."""
 
     tokens: int  # of its prompt
     since: float  # seconds, on the scheduler's clock
 
 
 class QueueLimits:
-    """The only place where requests are refused or ended because of the queue.
+    """Limits of the queue: its number of requests, their tokens, and the time they wait.
 
-    Tokens and time count from submission to the first admission, parked or not: `tokens` is the
-    sum of those prompts. The number of requests counts everything that has no slot.
+    Tokens and time count from submission to the first admission, parked or not; `tokens` is the
+    sum of those prompts. The number of requests counts all that have no slot.
     """
 
     def __init__(self, config: QueueConfig, view: SchedulerView) -> None:
@@ -39,10 +39,9 @@ class QueueLimits:
         return self._config.max_num_queued_reqs - self._view.queued
 
     def refuse_excess(self, request: Request) -> None:
-        """QueueFull if the request is one too many, or brings too many tokens, or if the scheduler
-        drains.
+        """QueueFull if there are too many requests or tokens, or if the scheduler drains.
 
-        A prompt that waits alone may have any length.
+        A prompt may have any length if no other waits.
         """
         if self.draining:
             raise QueueFull("the scheduler is draining and takes no new requests")
@@ -61,12 +60,12 @@ class QueueLimits:
         self.tokens += len(request.prompt)
 
     def left(self, request_id: str) -> None:
-        """A sequence of the request was admitted, or the request ended; repeats are ignored."""
+        """The request was admitted or ended; repeated calls are ignored."""
         if found := self._unstarted.pop(request_id, None):
             self.tokens -= found.tokens
 
     def overdue(self, now: float) -> Iterator[str]:
-        """Requests that have waited longer than `queue_timeout_s`; they no longer count."""
+        """Requests that have waited longer than `queue_timeout_s`; each stops counting."""
         while self.timeout_s and self._unstarted:
             request_id, first = next(iter(self._unstarted.items()))
             if now - first.since <= self.timeout_s:
@@ -82,16 +81,16 @@ class QueueLimits:
 
 
 class Overdue(NamedTuple):
-    """A request that has waited too long, as one of its sequences, and the rule it broke."""
+    """A sequence of a request that has waited too long, and the error message."""
 
     sequence: Sequence
     message: str
 
 
 Timeout = Callable[[float], Iterator[Overdue]]
-"""Lists the requests that are overdue at a time; they end before the next one is listed.
+"""Yields the requests that are overdue at a time; the caller ends each before taking the next.
 
-It is an object and no closure, so that a checkpoint of the scheduler can hold it.
+Timeouts are objects, not closures, so that checkpoints of the scheduler can hold them.
 """
 
 
@@ -122,7 +121,7 @@ class QueueTimeout:
 
 
 def load(policy: Policy, limits: QueueLimits, live: Mapping[str, Sequence]) -> tuple[Timeout, ...]:
-    """The rules that these settings have, in the order in which they apply; most have none."""
+    """Create the timeouts of these settings, in the order in which they apply."""
     made: list[Timeout] = []
     if type(policy).late is not Policy.late:
         made.append(PolicyTimeout(policy))

@@ -1,4 +1,4 @@
-"""Earliest slack first, for first-token and per-token targets."""
+"""Least slack first, for first-token and per-token deadlines."""
 
 import heapq
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from paceline.sched.policy import Policy, View
 
 
 class Deadline(Policy):
-    """Slack is the time due, less now, less the time the uncached work takes.
+    """Slack is the due time, minus now, minus the time to compute uncached tokens.
 
-    "Less now" is the same for all requests, so the order needs no clock. A request without
-    a deadline is given one, so that all of them age: a request due at d is overtaken only
-    by requests that arrived before d plus the time that the longest prompt takes.
+    "Minus now" is the same for all requests, so the order needs no clock. A request without a
+    deadline gets the default one, so that all of them age: a request due at d is overtaken only by
+    requests that arrived before d plus the time of the longest prompt.
     """
 
     refresh = True  # work shrinks as the cache fills
@@ -21,10 +21,10 @@ class Deadline(Policy):
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
         self._first_due: list[tuple[float, int, Sequence]] = []
-        self._ended = 0  # at most so many of these have
+        self._ended = 0  # upper bound of ended requests in `_first_due`
 
     def due(self, sequence: Sequence) -> float:
-        """When its next token is due."""
+        """When the next token is due."""
         return self._due_after(sequence, len(sequence.tokens) - len(sequence.request.prompt))
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
@@ -52,7 +52,7 @@ class Deadline(Policy):
             heapq.heappush(self._first_due, (self.due(sequence), sequence.serial, sequence))
 
     def left(self, sequence: Sequence) -> None:
-        """Forget those that ended before their time, once they are most of what is kept."""
+        """Drop ended requests from `_first_due`, once they may be half of it."""
         self._ended += 1
         if self._ended > len(self._first_due) // 2:
             self._first_due = [due for due in self._first_due if due[2].finish is None]

@@ -1,4 +1,4 @@
-"""Equal service for tenants, by virtual token counters."""
+"""Fair service of tenants, by virtual token counters."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -10,35 +10,34 @@ from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, TenantService, View
 
-FORGOTTEN_FROM = 64  # tenants known before the first are forgotten
+FORGOTTEN_FROM = 64  # least number of known tenants before any are dropped
 
 
 class Fair(Policy):
-    """The tenant that was served least goes first.
+    """The tenant with the least service goes first.
 
-    A tenant's counter grows with the prompt tokens computed and the tokens generated for
-    it, divided by its weight. `fair_share` is what a tenant would have that was always
-    here: the service of each moment, split by weight among those who are, and at least
-    where the last admitted tenant stood. One that comes back is lifted to it, so idling
-    saves up nothing. A tenant that is ahead of its share waits until about as much has been
-    served to each newcomer, and no longer.
+    A tenant's counter grows with the prompt tokens computed and the tokens generated for it,
+    divided by its weight. `fair_share` is the counter of a tenant that is always active: all
+    service is split by weight among the active tenants, and it is at least the counter of the
+    tenant admitted last. A tenant that comes back is lifted to it, so idle time earns no credit. A
+    tenant ahead of its share waits until each newcomer has received about as much, and no longer.
 
     While two tenants both have requests waiting, one is ahead of the other by at most
-    (input_token_weight * P + output_token_weight * max_num_seqs * O) / weight, with P its
-    longest uncached prompt and O its most outputs: when it was last admitted it was not
-    ahead. Work done again after a preemption is not charged.
+    (input_token_weight * P + output_token_weight * max_num_seqs * O) / weight, with P its longest
+    uncached prompt and O its most outputs: at its last admission it was not ahead. Recomputation
+    after a preemption is not charged.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
         self.served: dict[str, float] = {}
         self.fair_share = 0.0
-        self._here: Counter[str] = Counter()  # requests that are here and not parked
-        # Tenants that are here by weight, of which there are few: a sum that had each of them
-        # added and taken away would drift.
+        self._here: Counter[str] = Counter()  # requests of active tenants, not parked
+        # Active tenants by weight, of which there are few: adding and subtracting each weight to
+        # one sum would drift.
         self._weights_here: Counter[float] = Counter()
         self._forget_from = FORGOTTEN_FROM
-        self._tenants: list[str] = []  # by number, for those that are here
+        self._tenants: list[str] = []  # active ones, by number
         self._number: dict[str, int] = {}
         self._vacant: list[int] = []
         self._number_of = np.zeros(view.table.capacity, np.intp)  # by slot
@@ -53,7 +52,7 @@ class Fair(Policy):
         for tenant, requests in self._here.items():
             yield TenantService(tenant, self._weight(tenant), self.served[tenant], requests)
 
-    # -- who is here --------------------------------------------------------
+    # -- active tenants -----------------------------------------------------
 
     def joined(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -79,7 +78,7 @@ class Fair(Policy):
             self._forget()
 
     def _forget(self) -> None:
-        """Drop tenants that are away and would be lifted anyway."""
+        """Drop inactive tenants that would be lifted anyway."""
         self.served = {
             tenant: served
             for tenant, served in self.served.items()
@@ -107,7 +106,7 @@ class Fair(Policy):
             self._charge(self._tenants[number], cost)
 
     def victim(self) -> int:
-        """A resident of the tenant that was served most."""
+        """A resident of the tenant with the most service."""
         slots = self.view.table.order
         served = [self.served[self._tenants[number]] for number in self._number_of[slots].tolist()]
         return self.pick(slots[np.array(served) == max(served)])

@@ -1,4 +1,4 @@
-"""Most tokens still to come first: a batch of requests ends when its longest one does."""
+"""Most remaining tokens first: a batch of requests ends when its longest one does."""
 
 from math import inf
 
@@ -11,16 +11,16 @@ from paceline.sched.policy import Policy, View, within_budget
 
 
 class Longest(Policy):
-    """Orders by the tokens that a request may still generate, as `max_tokens` bounds them.
+    """Orders by the tokens that a request may still generate, from its `max_tokens`.
 
-    For a batch that should be done, all of it, as soon as possible. In any other order a long
-    request that came in late decodes alone at the end. After `ageing_s` a request goes first
-    whatever it may generate, so a batch that takes longer ends in the order of arrival.
+    This minimises the time of a whole batch: in any other order, a long request that came late
+    decodes alone at the end. After `ageing_s` a request goes first whatever its length, so a batch
+    that takes longer ends in the order of arrival.
 
-    Where reading the weights is most of a step, a prompt costs next to nothing in a step that has
-    few positions. With `fill_positions`, a request that will end before a resident can wait for
-    such steps: its prompt fills them up to that number. The request that would end last begins
-    at once. So does one without `max_tokens`, before all others, since its end is not known.
+    If reading the weights dominates the time of a step, a prompt costs almost nothing in a step
+    with few positions. With `fill_positions`, a request that will end before a resident can wait
+    for such steps: its prompt fills them up to that number. The request that would end last begins
+    at once. So does one without `max_tokens`, before all others, since its end is unknown.
 
         steps            ──────────────────────────────────────▶
         longest          ████████████████████████████████████████
@@ -39,13 +39,13 @@ class Longest(Policy):
         fill = self.config.fill_positions
         if not fill:
             return left
-        end = self._end() + 1  # residents have been served in this step already
+        end = self._end() + 1  # residents have been planned in this step already
         if not self._can_wait(sequence, rest, taken + left, end):
             return left
         return min(left, max(fill - taken, 0))
 
     def share(self, slot: Index, want: I32, budget: int) -> I32:
-        """A request that began with a chunk of its prompt may also wait with the rest of it."""
+        """A request may also delay the rest of a prompt that it has begun."""
         fill = self.config.fill_positions
         if not fill or int(want.sum()) <= min(fill, budget):
             return within_budget(want, budget)
@@ -55,8 +55,8 @@ class Longest(Policy):
         end = self._end()
         patient = [
             at
-            for at, own, rest in waiting
-            if self._can_wait(table.sequence(own), rest, budget, end)
+            for at, one, rest in waiting
+            if self._can_wait(table.sequence(one), rest, budget, end)
         ]
         granted = want.copy()
         granted[patient] = 0
@@ -66,15 +66,14 @@ class Longest(Policy):
         return granted
 
     def _can_wait(self, sequence: Sequence, rest: int, budget: int, end: int) -> bool:
-        """Will it have ended before the `end`, even if it does not go on in this step?"""
+        """Will it end before `end`, even if this step computes nothing of it?"""
         if not is_bounded(sequence) or self.impatient(sequence):
             return False
         steps = -(-rest // max(budget - len(self.view.table.order), 1))  # the last one samples
         return steps - 1 + to_come(sequence) < end
 
     def _end(self) -> int:
-        """Tokens that residents may still generate when all that is in flight has ended, at most,
-        as far as that is known."""
+        """Most tokens that a bounded resident may generate after the steps in flight."""
         table = self.view.table
         bounded = table.order[table.bounded[table.order]]
         known = np.maximum(table.known[bounded], table.planned[bounded] + 1)
@@ -82,10 +81,10 @@ class Longest(Policy):
 
 
 def is_bounded(sequence: Sequence) -> bool:
-    """Does its `max_tokens` bound when it will end?"""
+    """Does it have `max_tokens`?"""
     return sequence.request.max_tokens is not None
 
 
 def to_come(sequence: Sequence) -> int:
-    """Tokens that it may still generate, at most."""
+    """Most tokens that it may still generate."""
     return sequence.limit - len(sequence.tokens)

@@ -7,11 +7,11 @@ from paceline.sched.policy import Policy, View
 
 
 class Priority(Policy):
-    """The worst priority gives way. What has been here for `ageing_s` goes first and stays.
+    """Preempts the worst priority. After `ageing_s` a request goes first and is not preempted.
 
-    With `preempt_on_arrival` a waiting request displaces a resident of strictly worse
-    priority. Arrival does not count there: two equals would push each other out in turn.
-    Nor does one displace a resident old enough to go first: it would come right back.
+    With `preempt_on_arrival` a waiting request displaces a resident of strictly worse priority.
+    Arrival does not count there: two equals would displace each other in turn. A resident old
+    enough to go first is not displaced either: it would return at once.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
@@ -24,7 +24,7 @@ class Priority(Policy):
     def victim(self) -> int:
         slots = self.view.table.order
         young = self._young(slots)
-        if not len(young):  # all are old enough to go first, so the oldest stays, always the same
+        if not len(young):  # all are old enough to go first: preempt the youngest
             return max(slots.tolist(), key=self._seniority)
         worst = max(self._priority(slot) for slot in young.tolist())
         return self.pick(young[[self._priority(slot) == worst for slot in young.tolist()]])

@@ -1,4 +1,4 @@
-"""Least work left first, counting what the prefix cache already holds."""
+"""Fewest uncached tokens first."""
 
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
@@ -6,13 +6,13 @@ from paceline.sched.policy import Policy, View
 
 
 class Shortest(Policy):
-    """Orders by uncached tokens, never by output length, which is not known.
+    """Orders by uncached tokens, not by output length, which is unknown.
 
-    A long prompt would wait forever behind a stream of short ones, so after `ageing_s`
-    a request goes first whatever its length.
+    A stream of short prompts would starve a long one, so after `ageing_s` a request goes first
+    whatever its length.
     """
 
-    refresh = True  # the cache fills and empties while a sequence waits
+    refresh = True  # the cached prefix of a waiting sequence changes
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)

@@ -1,4 +1,4 @@
-"""The calls of a scheduler that carry arrays, as records: requests and results of steps."""
+"""Records of the calls that carry arrays: `submit` and `commit`."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from paceline.core.arrays import F32, I32, Bool
 from paceline.core.capabilities import StepTimes
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import Candidates, Failed, Forced, StepResult
 from paceline.core.request import Request
 from paceline.core.sampling import GREEDY, Sampling
@@ -28,10 +28,10 @@ from paceline.sched.replay.records import (
     with_tail,
 )
 
-COMMITTED = Struct("<QdI")  # step, time, rows of its plan
+COMMITTED = Struct("<QdI")  # step, time, rows of the plan
 SCORE = np.dtype("<f4")
 ONE = np.ones(1, TOKEN).tobytes()
-UNRECORDED = ("prompt", "handle", "data_parallel_rank")  # the latter two decide nothing
+UNRECORDED = ("prompt", "handle", "data_parallel_rank")  # the last two affect no decision
 REQUEST_FIELDS = [(one.name, one.default) for one in fields(Request) if one.name not in UNRECORDED]
 
 
@@ -60,7 +60,8 @@ class Submission:
     @staticmethod
     def decoded(payload: bytes) -> "Submission":
         kept, now, parked = values_of(payload)
-        kept["items"] = tuple(Item(*item) for item in kept.get("items", ()))
+        images = kept.pop("items", ()) or kept.get("images", ())
+        kept["images"] = tuple(ImageInput(*one) for one in images)
         kept["sampling"] = sampling_of(kept.get("sampling", {}))
         if "constraint" in kept:
             kept["constraint"] = constraint_of(*kept["constraint"])
@@ -71,13 +72,13 @@ class Submission:
 
 
 def constraint_of(*kept: Any) -> Constraint:
-    """From its fields in order; files of earlier versions lack the last ones."""
+    """A constraint from its fields in order; earlier versions lack the last ones."""
     found = Constraint(*kept)
     return replace(found, banned=tuple(map(tuple, found.banned)))
 
 
 def sampling_of(kept: dict[str, Any]) -> Sampling:
-    """From the settings that differ from greedy sampling."""
+    """Sampling settings from those that differ from greedy sampling."""
     if not kept:
         return GREEDY
     if "logit_bias" in kept:
@@ -87,14 +88,14 @@ def sampling_of(kept: dict[str, Any]) -> Sampling:
 
 # -- results ----------------------------------------------------------------
 #
-# Everything that a scheduler reads from a result is recorded. Parts that most results lack have
-# records of their own in front of the COMMIT: SCORES, FAILED, DRAFTS and FORCED. A new part that a
-# decision depends on gets another one.
+# All parts of a result that a scheduler reads are recorded. Parts that most results lack have
+# separate records before the COMMIT: SCORES, FAILED, DRAFTS and FORCED. A new part that affects a
+# decision needs another one.
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """The arguments of `commit`; the plan is named by its step."""
+    """The arguments of `commit`; the step stands for the plan."""
 
     step: int
     now: float
@@ -137,12 +138,12 @@ class Commitment:
 
 
 def well_formed(ids_shape: Sequence[int], count_shape: Sequence[int]) -> bool:
-    """Does a result have a count for each row of ids? A scheduler refuses any other."""
+    """Does the result have a count for each row of ids? A scheduler refuses it otherwise."""
     return len(ids_shape) == len(("rows", "columns")) and list(count_shape) == [ids_shape[0]]
 
 
 def sampled(count: I32, width: int) -> Bool:
-    """Which of the `width` ids of each row count."""
+    """A mask of the valid ids among `width` per row."""
     return np.arange(width) < count[:, None]
 
 

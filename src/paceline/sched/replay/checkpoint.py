@@ -1,4 +1,4 @@
-"""The state of a recorded scheduler between two calls, as the beginning of a recording."""
+"""The state of a recorded scheduler between two calls, with which a file can begin."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ REMEMBERED = 1024  # steps without rows
 
 
 class PlansInFlight:
-    """Plans by step, from `plan` until their result is committed or given up.
+    """Plans in flight by step, until they are committed or given up.
 
-    The blocks that steps without rows moved are remembered longer: a caller may commit such a
-    step twice, and whether its plan was empty decides what the scheduler does then.
+    Block copies of steps without rows are remembered longer: a caller may commit such a step
+    twice, and the scheduler treats it differently if its plan was empty.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PlansInFlight:
                 del self._moves[next(iter(self._moves))]
 
     def to_commit(self, step: int, rows: int) -> Plan:
-        """The plan of a step. One that is no longer in flight is replaced by a stand-in."""
+        """The plan of a step, or a stand-in if it is no longer in flight."""
         plan = self._plans.get(step)
         return plan if plan is not None else stand_in(step, rows, self._moves.get(step, ()))
 
@@ -47,7 +47,7 @@ class PlansInFlight:
         self._plans.clear()
 
     def give_up(self, step: int) -> Plan:
-        """The plan of a step that is lost; with it, all steps in flight are."""
+        """The plan of a lost step; all steps in flight are given up."""
         plan = self._plans.get(step)
         if plan is None:
             return stand_in(step, 1)
@@ -56,7 +56,7 @@ class PlansInFlight:
 
 
 def stand_in(step: int, rows: int, copies: Pairs = ()) -> Plan:
-    """A plan that is no longer in flight: a scheduler reads only these parts of it."""
+    """A stand-in for a plan that is not in flight, with the parts that a scheduler reads."""
     none, names = np.zeros(rows, np.int32), np.full(rows, "", object)
     slot, serial = none.astype(np.intp), none.astype(np.int64)
     samples = none.astype(np.bool_)
@@ -78,7 +78,7 @@ WRONG = (
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCheckpoint:
-    """Everything that decides what a scheduler does next."""
+    """All state that affects a scheduler's decisions."""
 
     attributes: dict[str, Any]  # of the scheduler
     flight: PlansInFlight
@@ -126,6 +126,6 @@ def check_layouts(recorded: list[Layout], known: list[Layout]) -> None:
 
 
 def plug_ins(config: Config) -> frozenset[str]:
-    """The packages of classes that the settings name by a dotted path."""
+    """The packages of the classes that the settings name by dotted path."""
     named = config.policy.policy, config.step.discipline, config.speculation.speculation
     return frozenset(name.partition(".")[0] for name in named if "." in name)

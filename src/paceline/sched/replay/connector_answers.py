@@ -1,4 +1,4 @@
-"""What a connector answered in a recorded run, on its way into a recording and out again."""
+"""Record the answers of a connector, and replay them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from json import loads
@@ -17,7 +17,7 @@ ANSWERS = frozenset(
 
 
 class RecordedConnector(Connector):
-    """Passes everything on to a connector, and records the answers that plans depend on."""
+    """Wraps a connector, and records the answers that plans depend on."""
 
     def __init__(self, connector: Connector, recording: Recording) -> None:
         super().__init__(connector.config)
@@ -78,7 +78,7 @@ NextAnswer = Callable[[RecordKind], bytes | None]
 
 
 class ReplayedConnector(Connector):
-    """Answers as a connector did in the recorded run. Nothing is transferred."""
+    """Gives the recorded answers and transfers nothing."""
 
     takes_groups = True
 

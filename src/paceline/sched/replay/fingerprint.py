@@ -1,4 +1,4 @@
-"""Digests of plans, and where a replay differs from its recording."""
+"""Digests of plans, and differences between a replay and its recording."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,7 +22,7 @@ def rows_part(rows: Rows) -> bytes:
 
 
 def blocks_part(grown: Grown, admitted: tuple[Admitted, ...]) -> bytes:
-    """Further groups add something only where there are any."""
+    """Blocks of a plan; only models with several attention groups add further parts."""
     given = [new.blocks for new in admitted]
     further = [new.more for new in admitted if new.more]
     pieces = [piece for one in (grown, *grown.more) for piece in grown_pieces(one)]
@@ -46,10 +46,10 @@ def changes_part(plan: Plan) -> bytes:
 
 
 def encoder_pieces(plan: Plan) -> list[bytes]:
-    """What is encoded and read; nothing in plans without multimodal items."""
+    """The images encoded and embeddings read; empty without images."""
     if not len(plan.embedded):
         return []
-    named = [(one.slot, one.item, one.identity, one.rows.tolist()) for one in plan.encode]
+    named = [(one.slot, one.image, one.identity, one.rows.tolist()) for one in plan.encode]
     read = plan.embedded
     return [arguments(named), *map(column, (read.row, read.place, read.source))]
 
@@ -59,7 +59,7 @@ NO_CHANGES = changes_part(Plan(0, NO_ROWS, NO_ROWS.count))
 
 
 class Fingerprint:
-    """Digests plans, one digest for each of PARTS. Rows that several plans share are read once."""
+    """Digests plans, with one digest per part. Rows that several plans share are digested once."""
 
     def __init__(self) -> None:
         self._rows: Rows = NO_ROWS
@@ -83,7 +83,7 @@ class Fingerprint:
         )
 
 
-NAMED = 4  # requests that a description of a plan names
+NAMED = 4  # most requests named in a description of a plan
 DIFFERENCES = {
     "rows": "the rows and their tokens",
     "positions": "the first position of each row",
@@ -105,11 +105,11 @@ class Divergence:
 
 def differences(recorded: bytes, replayed: bytes) -> str:
     """The parts in which two fingerprints differ, in words."""
-    places = [number * PART_BYTES for number in range(len(PARTS))]
+    offsets = [number * PART_BYTES for number in range(len(PARTS))]
     differing = [
         DIFFERENCES[name]
-        for name, place in zip(PARTS, places, strict=True)
-        if recorded[place : place + PART_BYTES] != replayed[place : place + PART_BYTES]
+        for name, begin in zip(PARTS, offsets, strict=True)
+        if recorded[begin : begin + PART_BYTES] != replayed[begin : begin + PART_BYTES]
     ]
     return " and in ".join(differing)
 

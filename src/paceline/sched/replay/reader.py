@@ -1,4 +1,4 @@
-"""Read the records of a recording, up to the first that is not whole."""
+"""Read the records of a recording, up to the first incomplete one."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -41,28 +41,28 @@ class Preamble:
     def of(config: Config) -> "Preamble":
         try:
             return Preamble(version("paceline"), config)
-        except PackageNotFoundError:  # it runs from its source
+        except PackageNotFoundError:  # not installed
             return Preamble("unknown", config)
 
     def encoded(self) -> bytes:
-        """Everything before the first call."""
+        """The content of a file before its first call."""
         content = {"paceline": self.made_by, "settings": self.config.to_dict()}
         settings = record(RecordKind.SETTINGS, to_json(content).encode())
         return MAGIC + FORMAT_NUMBER.pack(FORMAT) + settings
 
     @staticmethod
     def decoded(payload: bytes) -> "Preamble":
-        """From the payload of the first record. ValueError if this version cannot use it."""
+        """Decode the payload of the first record. ValueError if this version cannot use it."""
         content = loads(payload)
         return Preamble(str(content["paceline"]), Config.of(**content["settings"]))
 
 
 KINDS = {kind.value: kind for kind in RecordKind}
-SEARCHED = 1 << 20  # bytes after a record with too large a length, searched for further records
+SEARCHED = 1 << 20  # bytes searched for further records after one that exceeds the file
 
 
 class RecordingEnd(Enum):
-    """How the readable part of a recording ends."""
+    """Why the readable part of a recording ends."""
 
     UNREAD = "it was not read to its end"
     CLOSED = "it is complete"
@@ -74,14 +74,14 @@ class RecordingEnd(Enum):
 
 
 def end_of(payload: bytes) -> RecordingEnd:
-    """The end that the last record of a file names."""
+    """The end stated by the last record of a file."""
     if payload.startswith(CONTINUED):
         return RecordingEnd.CONTINUED
     return RecordingEnd.FULL if payload == b"full" else RecordingEnd.CLOSED
 
 
 class CutBeginning(RecordingError):
-    """A file ends before its first call: its writer was killed, or the disk was full."""
+    """The file ends before its first call: the writer was killed, or the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Record:
 
 
 def next_record(file: BufferedReader, left: int) -> Record | RecordingEnd:
-    """The record at the file's position, if the `left` bytes hold a whole one."""
+    """Read the next record, if the `left` bytes hold a complete one."""
     head = file.read(HEAD.size + CHECKSUM.size)
     if not head:
         return RecordingEnd.OPEN
@@ -109,28 +109,28 @@ def next_record(file: BufferedReader, left: int) -> Record | RecordingEnd:
 
 
 def torn(rest: bytes) -> RecordingEnd:
-    """Why a record is longer than the rest of the file: nothing follows one that was cut."""
-    follows = any(holds_record(rest, place) for place in range(1, len(rest)))
+    """Why a record exceeds the file: it was cut, unless other records follow."""
+    follows = any(holds_record(rest, offset) for offset in range(1, len(rest)))
     return RecordingEnd.DAMAGED if follows else RecordingEnd.CUT
 
 
-def holds_record(content: bytes, place: int) -> bool:
-    """Is there a whole and sound record?"""
-    begin = place + HEAD.size + CHECKSUM.size
+def holds_record(content: bytes, offset: int) -> bool:
+    """Is there a complete record with a valid checksum at `offset`?"""
+    begin = offset + HEAD.size + CHECKSUM.size
     if begin > len(content):
         return False
-    length, kind = HEAD.unpack_from(content, place)
+    length, kind = HEAD.unpack_from(content, offset)
     if kind not in KINDS or begin + length > len(content):
         return False
-    head, payload = content[place : place + HEAD.size], content[begin : begin + length]
-    return CHECKSUM.unpack_from(content, place + HEAD.size) == (checksum(head, payload),)
+    head, payload = content[offset : offset + HEAD.size], content[begin : begin + length]
+    return CHECKSUM.unpack_from(content, offset + HEAD.size) == (checksum(head, payload),)
 
 
 class Reader:
-    """Yields the calls and outcomes in a file in order; then `ending` says why no more follow.
+    """Yields the calls and outcomes of a file in order; `ending` says why it stopped.
 
-    `read_bytes` of `size_bytes` were read and found sound. `state` is the state of the scheduler
-    before the first call; None if the file begins with a fresh one.
+    `read_bytes` of `size_bytes` were read and are valid. `state` is the state of the scheduler
+    before the first call; None if the file begins with a new scheduler.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -141,10 +141,10 @@ class Reader:
             self.preamble = self._preamble(file)
             self.read_bytes = file.tell()
             self.state = self._state(file)
-        self.beginning_bytes = self.read_bytes  # all that precedes the first call
+        self.beginning_bytes = self.read_bytes  # before the first call
 
     def _preamble(self, file: BufferedReader) -> Preamble:
-        """The settings. RecordingError if they cannot be read."""
+        """Read the settings. RecordingError if they are invalid."""
         magic = file.read(len(MAGIC))
         if not magic:
             raise CutBeginning(f"{self.path} is empty")
@@ -166,7 +166,7 @@ class Reader:
             raise RecordingError(f"{self.path}: its settings do not fit here: {error}") from None
 
     def _state(self, file: BufferedReader) -> bytes | None:
-        """The state of the scheduler, if it is the next record."""
+        """Read the state of the scheduler, if it is the next record."""
         head = file.peek(HEAD.size)[: HEAD.size]
         if len(head) < HEAD.size or HEAD.unpack(head)[1] != RecordKind.STATE:
             return None
@@ -175,7 +175,7 @@ class Reader:
         return found.payload
 
     def _beginning(self, file: BufferedReader, what: str) -> Record:
-        """A record that precedes the first call."""
+        """Read a record before the first call."""
         found = next_record(file, self.size_bytes - file.tell())
         if found is RecordingEnd.DAMAGED:
             raise RecordingError(f"{self.path} is damaged: its {what} cannot be read")
@@ -200,9 +200,9 @@ class Reader:
 
 
 class RunReader:
-    """Yields the records of several files, each of which continues the one before it.
+    """Yields the records of several files, each of which continues the previous one.
 
-    It stops at the first file that is not read to its end; `ending` says why.
+    It stops at the first file that cannot be read to its end; `ending` says why.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -247,7 +247,7 @@ class RecordQueue:
 
     def __init__(self, reader: RunReader) -> None:
         self._records = iter(reader)
-        self._next: Record | None = None  # it was looked at, and not taken
+        self._next: Record | None = None  # read ahead, not taken
 
     def __iter__(self) -> Iterator[Record]:
         return self
@@ -257,7 +257,7 @@ class RecordQueue:
         return next(self._records) if found is None else found
 
     def answer(self, kind: RecordKind) -> bytes | None:
-        """Take the next record if it is of this kind, and return its payload."""
+        """Take the next record if it is of this kind; returns its payload."""
         found = next(self, None)
         if found is None or found.kind is kind:
             return None if found is None else found.payload
@@ -271,8 +271,7 @@ class RecordQueue:
 def files_of_run(path: Path) -> list[Path]:
     """This file and the older ones that it continues, oldest first.
 
-    Files that lie beside it and belong to another run are left out, and so are files from
-    before a gap.
+    Files of other runs in the folder are left out, and so are files before a gap.
     """
     found = [path]
     base, first = unnumbered(path)
@@ -287,7 +286,7 @@ def files_of_run(path: Path) -> list[Path]:
 def older_files_of_run(path: Path) -> list[Path]:
     """The files before one whose beginning cannot be read, oldest first.
 
-    Such a file is left behind if a new one was begun and its first write failed.
+    Such a file remains if the first write to it failed.
     """
     base, number = unnumbered(path)
     older = numbered(base, number + 1)

@@ -1,4 +1,4 @@
-"""A scheduler that writes every call that changes it to a file, so that the run can be replayed."""
+"""A scheduler that records the calls that change it, so that the run can be replayed."""
 
 from dataclasses import fields
 from typing import Any, Literal
@@ -33,17 +33,17 @@ LONGEST_ERROR = OUTCOME_BYTES - HEAD.size - CHECKSUM.size  # bytes
 
 
 class RecordedScheduler(Scheduler):
-    """A scheduler whose every change is in a file, in order, until `recording.ended`.
+    """Records every call that changes the scheduler, in order, until `recording.ended`.
 
-    The file begins with the settings. One that continues another also holds the state of the
-    scheduler at that point, so each can be replayed on its own. `commit`, `fail` and `retry`
-    take the plans that `plan` returned.
+    A file begins with the settings. One that continues another also holds the state of the
+    scheduler at that point, so each can be replayed alone. `commit`, `fail` and `retry` take the
+    plans that `plan` returned.
     """
 
     def __init__(self, config: Config, record: RecordConfig) -> None:
         """RecordingError or OSError if the file cannot be created."""
         super().__init__(config)
-        self._state = list(vars(self))  # names of the attributes that decide what it does
+        self._state = list(vars(self))  # attributes that affect decisions
         self._in_flight = PlansInFlight()
         self._fingerprint = Fingerprint()
         self._has_begun = False
@@ -53,12 +53,12 @@ class RecordedScheduler(Scheduler):
 
     @classmethod
     def create(cls, **settings: Any) -> "RecordedScheduler":
-        """From flat settings: any of the scheduler, and those of `RecordConfig`."""
-        own = {name: settings.pop(name) for name in RECORD_SETTINGS if name in settings}
-        return cls(Config.of(**settings), RecordConfig(**own))
+        """Create from flat settings of the scheduler and of `RecordConfig`."""
+        record = {name: settings.pop(name) for name in RECORD_SETTINGS if name in settings}
+        return cls(Config.of(**settings), RecordConfig(**record))
 
     def _beginning(self) -> bytes:
-        """The content that a file begins with: the settings, and the state if there is any."""
+        """The beginning of a file: the settings, and the state if calls precede it."""
         settings = Preamble.of(self.config).encoded()
         if not self._has_begun:
             return settings
@@ -67,7 +67,7 @@ class RecordedScheduler(Scheduler):
         return settings + record(RecordKind.STATE, state)
 
     def close(self) -> None:
-        """End the recording; a scheduler without a connector can still be used."""
+        """End the recording and close the connector."""
         super().close()
         self.recording.close()
 
@@ -189,7 +189,7 @@ class RecordedScheduler(Scheduler):
 
 
 class Refusals:
-    """A block of code whose PacelineErrors are recorded as the outcome of a call."""
+    """Context manager that records PacelineErrors as outcomes of calls."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

@@ -1,4 +1,4 @@
-"""Write records to bounded files, each of which can be replayed on its own."""
+"""Write records to bounded files, each of which can be replayed alone."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from paceline.sched.replay.records import MAGIC, RecordingError, RecordKind, con
 
 
 def opened(path: Path, files: int) -> FileIO:
-    """A new file. Recordings that are already there are renamed; `files` of all are kept.
+    """Open a new file. Earlier recordings are renamed, and `files` are kept in all.
 
     RecordingError if another kind of file is in the way; OSError if it cannot be created.
     """
@@ -28,7 +28,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise RecordingError(f"{path} is a folder; name a file in it")
     if path.exists() and not path.is_file():
-        return  # a device or a pipe: opening it may wait for a reader
+        return  # opening a pipe may wait for a reader
     is_new = not path.exists()
     try:
         path.open("ab").close()
@@ -60,27 +60,27 @@ def numbered(path: Path, number: int) -> Path:
 
 log = logging.getLogger(__name__)
 
-OUTCOME_BYTES = 1024  # most that the outcome of a call takes: digests, or the text of an error
+OUTCOME_BYTES = 1024  # largest outcome of a call: digests, or an error message
 ENDED_BYTES = len(continued_by(b""))
 
 
 class Recording:
-    """No file grows beyond `record_max_bytes`. A full one ends, and the next call begins another.
+    """Writes records to files of at most `record_max_bytes`; after a full one comes another.
 
-    `begin` returns the content that a file begins with: enough to replay what follows it. When
-    nothing more can be written, `ended` says why, one line is logged, and all further records
-    are dropped: recording never stops service.
+    `begin` returns the beginning of a file, which suffices to replay the calls after it. If writing
+    fails, `ended` says why, one line is logged, and all further records are dropped: recording
+    never stops the service.
 
-    Every call reaches the operating system before it is made, so a killed process loses nothing
-    but the outcome of its last call.
+    Every call is passed to the operating system before it is made, so a killed process loses only
+    the outcome of its last call.
     """
 
     def __init__(self, config: RecordConfig, begin: Callable[[], bytes]) -> None:
         self.path = Path(config.record)
-        self.size_bytes = 0  # of the file, with the outcome that is not written yet
-        self.ended = ""  # why nothing more is written: closed, full, or what failed
+        self.size_bytes = 0  # of the file, including the pending outcome
+        self.ended = ""  # why recording ended: closed, full, or an error
         self._config, self._begin = config, begin
-        self._outcome = b""  # of the last call; written with the next one
+        self._outcome = b""  # of the last call; written with the next
         self._file = opened(self.path, config.record_files)
         self._flush(begin())
 
@@ -96,14 +96,14 @@ class Recording:
             self._flush(content)
 
     def outcome(self, content: bytes) -> None:
-        """Keep the outcome of the call, which is written with the next one."""
+        """Keep the outcome of the call; it is written with the next call."""
         if not self.ended:
             self._outcome += content
             self.size_bytes += len(content)
 
     def answer(self, content: bytes) -> None:
-        """Keep what was answered during the call, in front of its outcome. Answers may take a file
-        a little beyond `record_max_bytes`, since a call is never divided between two files."""
+        """Keep an answer given during the call, before its outcome. Answers may let a file exceed
+        `record_max_bytes` a little, since a call is never split between two files."""
         self.outcome(content)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Recording:
     # -- from file to file --------------------------------------------------
 
     def next_file(self) -> None:
-        """End this file and begin another with the present state, if that leaves room for calls."""
+        """Begin another file with the current state, if that leaves room for calls."""
         if self.ended:
             return
         if self._config.record_files == 1:
@@ -153,7 +153,7 @@ class Recording:
             self._stop(reason, why)
 
     def _flush(self, content: bytes) -> None:
-        """Write the outcome that was kept, and more."""
+        """Write the kept outcome, then `more`."""
         self.size_bytes += len(content)
         whole, self._outcome = self._outcome + content, b""
         try:

@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import PacelineError
-from paceline.core.multimodal import Item
+from paceline.core.multimodal import ImageInput
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 8  # rises when older code cannot read what newer code writes
+FORMAT = 9  # rises when older code cannot read what newer code writes
 # 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts;
-# 5: no least step times; 6: no connector; 7: no costs of positions, no bodies
-READABLE = (2, 3, 4, 5, 6, 7, 8)
+# 5: no least step times; 6: no connector; 7: no costs of positions, no bodies; 8: images as `items`
+READABLE = (2, 3, 4, 5, 6, 7, 8, 9)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -51,7 +51,7 @@ class RecordKind(IntEnum):
     WAKE = 5
     PLAN = 6
     COMMIT = 7
-    COMMIT_ONES = 8  # every row yielded one token
+    COMMIT_ONES = 8  # a COMMIT in which every row yielded one token
     FAIL = 9
     RETRY = 10
     PAUSE = 11
@@ -85,7 +85,7 @@ CONTINUED = b"continued"
 
 
 def continued_by(beginning: bytes) -> bytes:
-    """The last record of a file whose recording goes on in a file with this beginning."""
+    """The last record of a file that is continued by a file with this beginning."""
     return record(RecordKind.ENDED, CONTINUED + CHECKSUM.pack(crc32(beginning)))
 
 
@@ -102,8 +102,8 @@ def checksum(head: bytes, payload: bytes) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON does not know, in terms of those that it knows."""
-    if isinstance(value, Item):
+    """Convert a value to types that JSON has."""
+    if isinstance(value, ImageInput):
         return [value.identity, value.offset, value.length]
     if isinstance(value, Constraint):
         return [getattr(value, one.name) for one in fields(Constraint)]

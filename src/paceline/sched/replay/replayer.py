@@ -1,4 +1,4 @@
-"""Repeat the calls of a recording on a new scheduler, and compare every plan."""
+"""Replay a recording on a new scheduler, and compare every plan."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ from paceline.sched.replay.records import STEP, TIME, RecordingError, RecordKind
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 
-ResultPart = Callable[[StepResult], StepResult]  # adds itself to a result
+ResultPart = Callable[[StepResult], StepResult]  # adds a part to a result
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """What was replayed. Plans beyond `verified` had no digest in the file."""
+    """Counts of a replay. Plans beyond `verified` have no digest in the file."""
 
     steps: int
     verified: int  # plans that were compared and identical
@@ -47,12 +47,12 @@ class ReplaySummary:
     forks: int
 
 
-MOST_BLOCKS = 1 << 24  # on the device and the host; these take a gigabyte to number
+MOST_BLOCKS = 1 << 24  # on the device and the host; a gigabyte of free lists
 MOST_CELLS = 1 << 32  # of the table of tokens, max_num_seqs times max_model_len
 
 
 def begun(reader: RunReader) -> tuple[Scheduler, PlansInFlight]:
-    """A scheduler in the state before the first call, and the plans in flight then."""
+    """The scheduler before the first call, and its plans in flight."""
     config, path = reader.preamble.config, reader.files[0].path
     try:
         check_size(config)
@@ -71,7 +71,7 @@ def begun(reader: RunReader) -> tuple[Scheduler, PlansInFlight]:
 
 
 def check_size(config: Config) -> None:
-    """Refuse settings of a damaged file that would take all the memory."""
+    """Refuse settings, as of a damaged file, that would take too much memory."""
     blocks = config.cache.num_blocks + config.preemption.swap_space
     if blocks > MOST_BLOCKS:
         raise ConfigError(
@@ -88,10 +88,9 @@ def check_size(config: Config) -> None:
 class Replay:
     """A replay of a recorded run.
 
-    While `divergence` is None, every plan so far whose digest is in the file came out
-    identical, bit for bit. `scheduler` is in the state that the recorded scheduler had
-    after the last replayed call. `on_result` is called before each commit, with its time, and
-    `on_commit` after it.
+    While `divergence` is None, every plan so far with a digest in the file was identical.
+    `scheduler` has the state of the recorded scheduler after the last replayed call. `on_result`
+    is called before each commit, with its time, and `on_commit` after it.
     """
 
     def __init__(self, *paths: str | PathLike[str]) -> None:
@@ -104,20 +103,20 @@ class Replay:
         self.scheduler, self._flight = begun(self.reader)
         if (link := self.scheduler.state.link).name:
             self._connect(link.name, link.role, link.hands_over)
-        self._before = replace(self.scheduler.stats)  # what was counted before the file begins
-        self.request_ids = dict.fromkeys(self.scheduler.view.live_ids())  # and those submitted
+        self._before = replace(self.scheduler.stats)  # from before the file
+        self.request_ids = dict.fromkeys(self.scheduler.view.live_ids())  # and later ones
         self.divergence: Divergence | None = None
         self._fingerprint = Fingerprint()
         self._plan: Plan | None = None  # the latest, until it is compared
         self._refusal: str | None = None  # of the latest call, until it is compared
-        self._parts: list[ResultPart] = []  # of the commit to come
+        self._parts: list[ResultPart] = []  # of the next commit
         self._counts = Counter[str]()  # verified plans, requests, and refused calls
         self._calls = self._call_table()
         self.on_result: Callable[[Plan, float], None] = lambda plan, now: None
         self.on_commit: Callable[[Plan, Outputs], None] = lambda plan, outputs: None
 
     def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
-        """How each kind of call is made."""
+        """Methods by kind of call."""
         scheduler = self.scheduler
 
         def plainly(call: Callable[..., Any]) -> Callable[[bytes], None]:
@@ -169,7 +168,7 @@ class Replay:
 
     @property
     def steps_before(self) -> int:
-        """Steps of the run before the file begins; 0 unless it continues another."""
+        """Steps of the run before this file; 0 unless it continues another."""
         return self._before.steps
 
     def run(self, until: int | None = None) -> ReplaySummary:
@@ -179,10 +178,10 @@ class Replay:
         return self.summary
 
     def plans(self, until: int | None = None) -> Iterator[Plan]:
-        """Like `run`, and yields each plan; the last one is the one that differs, if any does.
+        """Like `run`, and yields each plan; if one differs, it is the last.
 
-        An error other than a PacelineError is a defect of the scheduler that the recorded run
-        met at the same call; it is raised here as it was there.
+        An error other than a PacelineError is a bug of the scheduler; it is raised at the same call
+        as in the recorded run.
         """
         for record in self._records:
             plan = self._follow(record)
@@ -199,7 +198,7 @@ class Replay:
             self._diverge_by_refusal()
 
     def _follow(self, record: Record) -> Plan | None:
-        """Repeat one call, or compare its outcome; returns a plan that was compared."""
+        """Replay one call, or compare an outcome; returns the plan if one was compared."""
         if record.kind is RecordKind.PLANNED:
             return self._compare(record.payload)
         if record.kind is RecordKind.REFUSED:
@@ -228,7 +227,7 @@ class Replay:
     def _plan_again(self, payload: bytes) -> None:
         (now,) = TIME.unpack(payload)
         self._plan = self.scheduler.plan(now)
-        self.scheduler.cache_events()  # they are not used here, and would pile up
+        self.scheduler.cache_events()  # drop them
         self._flight.add(self._plan)
 
     def _commit(self, made: Commitment) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's end of a connector."""
+"""The scheduler's side of a connector."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ from paceline.kv.cache import KVCache
 from paceline.kv.connector import Connector, Transfer, TransferEnd, TransferKind, TransferObserver
 from paceline.kv.fence import Fence, TransferTicket
 
-REMEMBERED = 1 << 16  # blocks: a store ends before so many others begin
+REMEMBERED = 1 << 16  # blocks stored lately, whose transfers may not have ended
 
 
 class TierEvents:
-    """Reports content of one medium: each block once when it comes, and once when it goes.
+    """Reports cache events of one medium: each block once when stored, and once when removed.
 
-    A connector names keys alone, so what an event says of a block is noted when it is stored.
-    Blocks of the first group with full attention are reported, as on the device. What was there
-    before the engine started is not.
+    A connector reports keys alone, so the contents of events are remembered when blocks are
+    stored. Only blocks of the first group with full attention are reported, as on the device;
+    blocks from before the start of the engine are not.
     """
 
     def __init__(self, medium: Medium, events: list[CacheEvent]) -> None:
@@ -30,9 +30,9 @@ class TierEvents:
         self._reported: set[bytes] = set()
 
     def store(self, blocks: Sequence[BlockStored]) -> None:
-        """The connector is about to store these."""
+        """Remember blocks that the connector is about to store."""
         for one in blocks:
-            self._stored.pop(one.key, None)  # the latest come last
+            self._stored.pop(one.key, None)  # to keep the latest last
             self._stored[one.key] = one
         while len(self._stored) > REMEMBERED:
             del self._stored[next(iter(self._stored))]
@@ -48,28 +48,28 @@ class TierEvents:
                 self._events.append(BlockRemoved(key, self.medium))
 
     def clear(self) -> None:
-        """All content is forgotten, which the cache reports for all media."""
+        """Forget all blocks; the cache reports the reset for all media."""
         self._stored.clear()
         self._reported.clear()
 
 
 class ConnectorLink:
-    """Numbers transfers, fences their blocks, and checks what the connector answers.
+    """Numbers transfers, fences their blocks, and checks the connector's answers.
 
     Without a connector, no method but `connect` may be called.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.connector: Connector | None = None
-        self.name = ""  # what the settings call the connector
+        self.name = ""  # in the settings
         self.role: ConnectorRole = "kv_both"
-        self.hands_over = False  # it wants to know of requests that end
-        self.tier_events: TierEvents | None = None  # None: none are published
+        self.hands_over = False  # does the connector handle requests that end?
+        self.tier_events: TierEvents | None = None  # None: no events
         self.observer: TransferObserver | None = None
         self._cache = cache
         self._tickets = 0
         self._open: set[TransferTicket] = set()
-        self._loads: deque[tuple[int, Transfer]] = deque()  # not begun, and the step they wait for
+        self._loads: deque[tuple[int, Transfer]] = deque()  # not begun, by step to wait for
 
     def connect(self, connector: Connector) -> None:
         self.connector = connector
@@ -92,10 +92,10 @@ class ConnectorLink:
         assert self.connector is not None, "no connector is connected"
         return self.connector
 
-    # -- questions ----------------------------------------------------------
+    # -- queries ------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """RequestError if a request asks for a transfer that cannot be made."""
+        """RequestError if a request asks for a transfer that the connector cannot make."""
         if request.kv_transfer_params is None:
             return
         if self.connector is None:
@@ -106,21 +106,21 @@ class ConnectorLink:
         self.connector.check(request)
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
-        """Blocks that it could supply beyond the first `have`; None: ask again later."""
+        """Number of blocks that the connector can load after the first `have`; None: ask later."""
         answer = self._there.offer(request, keys, have)
         if answer is not None and not 0 <= answer <= len(keys) - have:
             raise self._wrong(f"offers {answer!r} of {len(keys) - have} blocks")
         return answer
 
     def keep(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys need not be stored."""
+        """Number of leading keys that the connector has already."""
         answer = self._there.keep(keys)
         if not 0 <= answer <= len(keys):
             raise self._wrong(f"keeps {answer!r} of {len(keys)} blocks")
         return answer
 
     def poll(self) -> list[TransferEnd]:
-        """The transfers that ended. Their fences are up until the caller lifts them."""
+        """Transfers that ended. The caller lifts their fences."""
         ended = list(self._there.poll())
         for end in ended:
             if end.ticket not in self._open:
@@ -131,7 +131,7 @@ class ConnectorLink:
         return ended
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """The content of these keys is wrong."""
+        """Remove the blocks of these keys, which may be wrong."""
         if self.connector is not None:
             self.connector.forget([*keys])
 
@@ -151,13 +151,13 @@ class ConnectorLink:
     # -- transfers ----------------------------------------------------------
 
     def fetch(self, transfer: Transfer, held: tuple[int, ...], after: int) -> None:
-        """Load into blocks when step `after` has been committed. A step in flight may still write
-        for a sequence that had the blocks before. The blocks in `held` are kept until the end."""
+        """Load into blocks after the commit of step `after`, since steps in flight may still write
+        to them for their earlier owner. Hold the blocks `held` until the load ends."""
         self._fence(transfer, held)
         self._loads.append((after, transfer))
 
     def begin_loads(self, flight: Sequence[int]) -> None:
-        """Begin the loads that wait for none of the steps in flight."""
+        """Begin the loads that no step in flight holds up."""
         while self._loads and (not flight or self._loads[0][0] < flight[0]):
             transfer = self._loads.popleft()[1]
             self._begun("load", transfer)
@@ -169,8 +169,8 @@ class ConnectorLink:
         self._there.store(transfer)
 
     def finished(self, transfer: Transfer, finish: Finish) -> Mapping[str, Any] | None:
-        """What the connector has to say to the client about a request that has ended. If it says
-        anything, the blocks are kept until the transfer ends."""
+        """Pass an ended request to the connector. Returns its answer for the client; if there is
+        one, the blocks are held until the transfer ends."""
         answer = self._there.finished(transfer, finish)
         if answer is not None:
             self._fence(transfer)

@@ -1,4 +1,4 @@
-"""Requests whose KV a connector loads before they are admitted."""
+"""Loads of KV through a connector, before requests are admitted."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from paceline.sched.lifecycle.timeouts import Overdue
 from paceline.sched.queue import REMOTE_KV
 from paceline.sched.state import SchedulerState
 
-MOST_LOADS = 2  # of a request before it is admitted; what is evicted then is computed
+MOST_LOADS = 2  # per request; after these it computes evicted blocks
 ASK_LATER = Shut("an answer of its connector", passes_over=True)
 SLOTS_TAKEN = Shut("a slot that no loading request will take", passes_over=True)
 
 
 Need = Callable[[Hit], int]
-"""Free blocks that a request takes, up to its last known token, if it begins behind a hit."""
+"""Free blocks that a request needs up to its last known token, given its prefix hit."""
 
 
 class Arriving(Protocol):
-    """A request that could be admitted: its slots, and its cached prefix."""
+    """A request that could be admitted."""
 
     @property
     def sequence(self) -> Sequence: ...
@@ -42,22 +42,22 @@ class Arriving(Protocol):
 
     @property
     def most(self) -> int | None:
-        """Most tokens of a prefix; None: all but the last known token."""
+        """Most tokens of a prefix hit; None: all but the last known token."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Loader:
-    """How far a request that waits has got with loading.
+    """The loads of a waiting request.
 
-    computes   it asks no more, and computes what the device lacks
-    ticket     the transfer that it is parked for; it may be one of another request
-    slots      slots that it will take, while it loads
-    rest       blocks that it will take in addition to those being loaded, while it loads
+    computes   does it compute missing blocks instead of loading them?
+    ticket     the transfer for which it is parked, perhaps one of another request
+    slots      slots reserved for it while it loads
+    rest       blocks reserved for it besides those being loaded
     """
 
     request: Request
-    since: float  # when it first asked
+    since: float  # of its first query, in seconds
     computes: bool = False
     loads: int = 0  # transfers begun
     ticket: TransferTicket | None = None
@@ -66,13 +66,13 @@ class Loader:
     loaded: set[bytes] = field(default_factory=set[bytes])  # keys of blocks, without the group
 
     def settle(self) -> None:
-        """It loads no more."""
+        """End the load, and its reservations."""
         self.ticket, self.slots, self.rest = None, 0, 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLoad:
-    """A transfer into blocks that no table has."""
+    """A transfer into blocks that are in no block table."""
 
     transfer: Transfer
     content: Sequence  # the tokens and keys up to the last block of the transfer
@@ -84,11 +84,10 @@ class Loads:
 
         waiting --offer--> parked, blocks fenced by a ticket --end--> waiting, blocks sealed
 
-    A load begins when its request could be admitted, so it is sure of a slot and of all blocks of
-    its known tokens: `reserved` ones are left free by other admissions. When the load has ended,
-    the blocks are cached like any others and held by no request. So loads cannot take blocks for
-    good that others need to go on, and a request whose blocks were evicted meanwhile loads once
-    more or computes.
+    A load begins when its request could be admitted, so that a slot and the blocks of all its known
+    tokens are certain: other admissions leave `reserved` blocks free. When the load has ended, its
+    blocks are cached and no request holds them. So loads cannot starve residents of blocks; a
+    request whose loaded blocks were evicted loads once more or computes.
 
     A request that needs a block that another one is loading waits for that transfer.
     """
@@ -109,20 +108,21 @@ class Loads:
 
     @property
     def reserved(self) -> int:
-        """Free blocks that requests will take when their loads have ended."""
+        """Free blocks reserved for requests that are loading."""
         return sum([one.rest for one in self._loaders.values()])
 
     # -- before admission ---------------------------------------------------
 
     def begin(self, entrant: Arriving, need: Need, room: StepRoom) -> Shut | bool:
-        """Let a request that could be admitted load KV first, if the connector has any for it.
+        """Load KV for a request that could be admitted, if the connector has any.
 
-        True: it is parked. False: it need not load.
+        Returns True if the request is parked, False if there is nothing to load, or why it cannot
+        load now.
         """
         sequence, hit, index = entrant.sequence, entrant.hit, self._state.cache.index
         usable, have = self._usable(entrant), self._state.cache.on_device(hit)
         if usable <= have:
-            if sequence.request.kv_transfer_params is not None:  # blocks are kept for it elsewhere
+            if sequence.request.kv_transfer_params is not None:  # releases its blocks elsewhere
                 self._link.offer(sequence.request, sequence.keys[:have], have)
             return False
         loader = self._loader(sequence)
@@ -137,13 +137,13 @@ class Loads:
             return ASK_LATER
         if not found.keys:
             return False
-        if self._waits(loader, sequence, found.keys[:1]):  # with windows, it may lie further behind
+        if self._waits(loader, sequence, found.keys[:1]):  # may be later with windows
             return True
         blocks = need(found.hit)
         return self._room(entrant.size, blocks, room) or self._load(loader, entrant, found, blocks)
 
     def _usable(self, entrant: Arriving) -> int:
-        """Full blocks that it could have without computing them. Their keys are known then."""
+        """Full blocks of which it could load the KV; computes their keys."""
         cache, sequence = self._state.cache, entrant.sequence
         if not sequence.request.reads_cache:
             return 0
@@ -152,7 +152,7 @@ class Loads:
         return usable if entrant.most is None else min(usable, entrant.most // cache.block_size)
 
     def _waits(self, loader: Loader, sequence: Sequence, keys: Iterable[bytes]) -> bool:
-        """Park a request if another one loads a block that it needs."""
+        """Park a request if another one is loading a block that it needs."""
         coming = (self._coming[key] for key in keys if key in self._coming)
         if (ticket := next(coming, None)) is None:
             return False
@@ -184,7 +184,7 @@ class Loads:
         self._loads[transfer.ticket] = BlockLoad(transfer, content, state.now)
         self._coming |= dict.fromkeys(transfer.keys, transfer.ticket)
         self._link.fetch(transfer, held, after=state.step - 1)
-        pool.drop((*held, *taken))  # the fence holds them
+        pool.drop((*held, *taken))  # the fence still holds them
         loader.loads += 1
         loader.slots, loader.rest = entrant.size, need - (before - pool.free)
         self._park(loader, sequence, transfer.ticket)
@@ -195,8 +195,8 @@ class Loads:
         self._arrivals.park(sequence, REMOTE_KV)
 
     def admitted(self, sequence: Sequence, hit: Hit) -> int | None:
-        """A request is admitted. Returns the tokens of the hit that were loaded for it; None if
-        there is no connector to load from."""
+        """Forget the loads of an admitted request. Returns the tokens of its hit that were loaded;
+        None if no connector loads."""
         if not self._link.loads:
             return None
         loader = self._loaders.pop(sequence.id, None)
@@ -209,8 +209,8 @@ class Loads:
     # -- transfers that end -------------------------------------------------
 
     def settle(self, ended: Iterable[TransferEnd]) -> list[Overdue]:
-        """Make loaded blocks findable, and wake those that waited for them or for too long. Returns
-        the requests that end because their load failed."""
+        """Seal loaded blocks, and wake requests that waited for them or whose time is up. Returns
+        the requests to end because their load failed."""
         failed: list[Overdue] = []
         for end in ended:
             load = self._loads.pop(end.ticket, None)
@@ -234,7 +234,7 @@ class Loads:
             blocks = list(transfer.blocks[:good])
             state.cache.index.adopt(load.content, list(transfer.keys[:good]), blocks)
         for key in transfer.keys:
-            if self._coming.get(key) == end.ticket:  # a later load may bring it too
+            if self._coming.get(key) == end.ticket:  # not if a later load brings it too
                 del self._coming[key]
         failed: list[Overdue] = []
         for name, loader in self._loaders.items():
@@ -260,14 +260,14 @@ class Loads:
         return failed
 
     def _has_rest(self, load: BlockLoad) -> bool:
-        """Does the device still have the blocks of the prefix that were not loaded? A step that was
-        to fill them may have failed meanwhile; what follows them is not found without them."""
+        """Does the device still have the blocks of the prefix before the loaded ones? The step that
+        was to fill them may have failed; without them, the loaded ones cannot be found."""
         cache, loaded = self._state.cache, {*load.transfer.keys}
         read = cache.index.read_keys(load.content, len(load.content.tokens))
         return all(cache.pool.has(key) for key in read if key not in loaded)
 
     def _give_up(self, loader: Loader, sequence: Sequence, cause: str) -> None:
-        """Let a request compute what the device lacks."""
+        """Let a request compute its missing blocks."""
         loader.computes = True
         note(sequence, Happened.NOT_FETCHED, self._state.now, self._state.step, cause=cause)
         self._wake(loader, sequence)

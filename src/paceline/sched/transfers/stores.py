@@ -1,4 +1,4 @@
-"""What a connector gets to keep: the full blocks of sequences that have sampled from them."""
+"""Stores full blocks with a connector."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,11 @@ from paceline.sched.transfers.connector_link import ConnectorLink
 
 
 class Stores:
-    """Stores blocks when a sequence has sampled from them, and again when it leaves its slot.
+    """Stores the blocks of a sequence at its first sample, and again when it leaves its slot.
 
-    Blocks are thus stored long before they are evicted, so that taking a block never waits. A
-    sequence that has sampled has read all blocks before, so what is stored is known to be good, and
-    complete on the device. When it leaves, the connector hears of all its blocks again, since they
-    were in use until now.
+    So blocks are stored long before they are evicted, and taking a block never waits. A sequence
+    that has sampled has read all blocks before, so these are complete and known to be good. When it
+    leaves, all its blocks are stored again, which tells the connector that they were in use.
     """
 
     def __init__(self, link: ConnectorLink, table: SlotTable, cache: KVCache) -> None:
@@ -29,7 +28,7 @@ class Stores:
         return self._link.stores
 
     def sampled(self, slot: int) -> None:
-        """A resident has sampled from all that it was given."""
+        """Store the blocks of a resident at its first sample."""
         table = self._table
         sequence = table.sequence(slot)
         sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
@@ -47,8 +46,8 @@ class Stores:
             self._link.store(transfer)
 
     def hand_over(self, sequence: Sequence, finish: Finish) -> Mapping[str, Any] | None:
-        """Offer the blocks of a resident that ends to another engine. Returns what its client
-        gets to know."""
+        """Offer the blocks of an ending resident to another engine. Returns the parameters for its
+        client."""
         if not (self._link.hands_over and self._link.stores):
             return None
         slot, table = sequence.slot, self._table
@@ -58,7 +57,7 @@ class Stores:
         return self._link.finished(self._transfer(sequence, 0, blocks), finish)
 
     def _sealed(self, slot: int, sequence: Sequence, tokens: int) -> list[tuple[bytes, int]]:
-        """Full blocks with their keys, which they are findable by from now on."""
+        """Seal the full blocks; returns them with their keys."""
         cache = self._cache
         cache.index.extend_keys(sequence)
         cache.seal(slot, sequence, tokens, None)

@@ -1,1 +1,1 @@
-"""The state of a scheduler as bytes: any graph of plain objects, containers and arrays."""
+"""Serialise graphs of plain objects, containers and arrays."""

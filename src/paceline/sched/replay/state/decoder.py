@@ -1,4 +1,4 @@
-"""Read a graph of objects from bytes. None of their methods runs."""
+"""Read a graph of objects from bytes, without running any of their methods."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -33,18 +33,18 @@ PACKED: dict[Tag, Callable[[list[int]], Any]] = {
 
 
 class Layout(NamedTuple):
-    """A class, and the attributes that its objects have."""
+    """A class and the attributes of its objects."""
 
     kind: Any
     names: list[str]
 
 
 class Decoder:
-    """`root` is the graph that an `Encoder` wrote.
+    """Decodes the graph that an `Encoder` wrote; `root` is its first object.
 
-    Every node is made empty first and then filled, since nodes may refer to each other. Values
-    that cannot change, such as tuples, are made when they are first needed. Sets and dictionaries
-    are filled last, when everything that they hash is whole.
+    Nodes may refer to each other, so each is created empty and filled later. Immutable values, such
+    as tuples, are created when first needed. Sets and dictionaries are filled last, when all that
+    they hash is complete.
     """
 
     def __init__(self, content: bytes, plug_ins: frozenset[str]) -> None:
@@ -71,7 +71,7 @@ class Decoder:
 
     @property
     def layouts(self) -> list[Layout]:
-        """The attributes of the objects in the graph, by class."""
+        """The attributes of objects in the graph, by class."""
         return self._layouts
 
     def _class(self, module: str, name: str) -> Any:
@@ -103,7 +103,7 @@ class Decoder:
         return [self._value(value) for value in values]
 
     def _maker_table(self) -> dict[Tag, Callable[..., Any]]:
-        """How values are made that cannot change, or that refer to nothing."""
+        """Functions that create immutable values, and values without references."""
         return {
             Tag.TUPLE: self._tuple,
             Tag.FROZENSET: self._frozenset,
@@ -145,8 +145,8 @@ class Decoder:
             raise TypeError(f"{name} is not a method")
         return MethodType(function, found)
 
-    def _packed(self, tag: str, most: int | None, place: int, length: int) -> Any:
-        values = np.frombuffer(self._tail, np.int64, length, place).tolist()
+    def _packed(self, tag: str, most: int | None, offset: int, length: int) -> Any:
+        values = np.frombuffer(self._tail, np.int64, length, offset).tolist()
         return deque(values, most) if tag == Tag.DEQUE else PACKED[Tag(tag)](values)
 
     # -- containers and objects ---------------------------------------------
@@ -156,7 +156,7 @@ class Decoder:
         return self._layouts[number]
 
     def _make_empty(self, number: int, node: Node) -> None:
-        """Make everything that can be filled later."""
+        """Create the nodes that can be filled later."""
         tag = Tag(node[0])
         if tag in EMPTY:
             self._made[number] = EMPTY[tag]()
@@ -176,11 +176,11 @@ class Decoder:
                 made.extend(self._values(node[2:]))
             case Tag.OBJECT if not isinstance(made, tuple):
                 self._fill_attributes(made, node)
-            case _:  # it was made whole
+            case _:  # it was created complete
                 pass
 
     def _fill_attributes(self, made: Any, node: Node) -> list[Any]:
-        """Returns the values behind the attributes."""
+        """Fill the attributes of an object; returns the values after them."""
         names = self._layout(node).names
         for name, value in zip(names, node[2:], strict=False):
             object.__setattr__(made, name, self._value(value))
@@ -210,14 +210,14 @@ class Decoder:
         return found.reshape(shape)
 
     def _array(
-        self, dtype: str, shape: Sequence[int], is_writable: bool, place: int, ranges: list[int]
+        self, dtype: str, shape: Sequence[int], is_writable: bool, offset: int, ranges: list[int]
     ) -> Array:
         found = np.zeros(shape, dtype)
         content = found.reshape(-1).view(np.uint8)
         for begin, end in zip(ranges[::2], ranges[1::2], strict=True):
             target = content[begin * PAGE_BYTES : end * PAGE_BYTES]
-            target[:] = np.frombuffer(self._tail, np.uint8, len(target), place)
-            place += len(target)
+            target[:] = np.frombuffer(self._tail, np.uint8, len(target), offset)
+            offset += len(target)
         found.setflags(write=is_writable)
         return found
 

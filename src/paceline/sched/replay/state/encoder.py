@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.multimodal import ItemContent
+from paceline.core.multimodal import ImageContent
 from paceline.kv.connector import Connector, TransferObserver
 from paceline.sched.replay.records import LENGTH, to_json
 from paceline.sched.replay.state.layout import (
@@ -35,21 +35,20 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Encoder:
-    """Numbers every object that it meets, so that shared objects stay shared.
+    """Numbers every object, so that shared objects stay shared.
 
-    It works through a list of objects instead of calling itself, so a long chain of objects is
-    no deep recursion.
+    It works through a list of objects without recursion, so chains of objects may be long.
     """
 
     def __init__(self, plug_ins: frozenset[str]) -> None:
         self._plug_ins = plug_ins
         self._numbers: dict[int, int] = {}  # of nodes, by the identity of the object
-        self._objects: list[Any] = []  # by number, and kept alive so that identities stay theirs
+        self._objects: list[Any] = []  # by number, kept alive so that identities stay unique
         self._nodes: list[Any] = []
         self._classes: dict[type, int] = {}
         self._slots: dict[type, list[str]] = {}
         self._layouts: dict[tuple[type, tuple[str, ...]], int] = {}
-        self._arrays: list[int] = []  # numbers of arrays; written last, when all are known
+        self._arrays: list[int] = []  # numbers of arrays, which are written last
         self._tail: list[bytes] = []
         self._tail_bytes = 0
 
@@ -65,8 +64,8 @@ class Encoder:
     def _value(self, value: Any) -> Any:
         if type(value) in SCALARS:
             return value
-        if isinstance(value, ItemContent | Connector | TransferObserver):
-            return None  # it is no part of the state
+        if isinstance(value, ImageContent | Connector | TransferObserver):
+            return None  # not part of the state
         number = self._numbers.get(id(value))
         if number is None:
             if isinstance(value, bytes):
@@ -76,7 +75,7 @@ class Encoder:
         return [number]
 
     def _work(self) -> None:
-        """Write the nodes that are not written; each may lead to others."""
+        """Write pending nodes; each may add others."""
         while len(self._nodes) < len(self._objects):
             self._nodes.append(self._node(self._objects[len(self._nodes)]))
 
@@ -119,7 +118,7 @@ class Encoder:
         return [self._value(one) for pair in values.items() for one in pair]
 
     def _other(self, value: Any) -> list[Any]:
-        if isinstance(value, count):  # its next number is in its text, and nowhere else
+        if isinstance(value, count):  # only its text has the next number
             text = repr(cast("Any", value))
             return [Tag.COUNT, int(text.removeprefix("count(").removesuffix(")"))]
         return [Tag.MAPPING_PROXY, self._value(dict(value))]
@@ -153,7 +152,7 @@ class Encoder:
         return [[self._class(kind), *names] for kind, names in self._layouts]
 
     def _class_names(self) -> list[Any]:
-        self._layout_names()  # every class of a layout has a number too
+        self._layout_names()  # numbers the classes of layouts
         return [[kind.__module__, kind.__qualname__] for kind in self._classes]
 
     # -- arrays -------------------------------------------------------------
@@ -165,7 +164,7 @@ class Encoder:
         return [Tag.ARRAY]
 
     def _write_arrays(self) -> None:
-        """Arrays that share memory and may be written stay views of one array."""
+        """Write the arrays. Writable arrays that share memory stay views of one array."""
         sharing: dict[int, list[int]] = {}
         for number in self._arrays:
             array = self._objects[number]
@@ -186,42 +185,42 @@ class Encoder:
                     self._nodes[number] = self._view(self._objects[number], memory, root)
 
     def _owned(self, array: Array) -> list[Any]:
-        # A table of tokens may be gigabytes of zeros that take up no memory: it is not copied.
+        # A table of tokens may be gigabytes of zeros without physical memory: do not copy it.
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         ranges = page_ranges(content)
         parts = zip(ranges[::2], ranges[1::2], strict=True)
         kept = [content[begin * PAGE_BYTES : end * PAGE_BYTES].tobytes() for begin, end in parts]
-        place = self._append(b"".join(kept))
-        return [Tag.ARRAY, array.dtype.str, array.shape, array.flags.writeable, place, ranges]
+        offset = self._append(b"".join(kept))
+        return [Tag.ARRAY, array.dtype.str, array.shape, array.flags.writeable, offset, ranges]
 
     def _view(self, array: Array, memory: Array, root: list[int]) -> list[Any]:
         offset = array.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
         return [Tag.VIEW, root, array.dtype.str, offset, array.shape, array.strides]
 
     def _append(self, content: bytes) -> int:
-        """Add bytes behind the document; returns where they begin."""
-        place = self._tail_bytes
+        """Append bytes to the tail; returns their offset."""
+        offset = self._tail_bytes
         self._tail.append(content)
         self._tail_bytes += len(content)
-        return place
+        return offset
 
 
 def fits_int64(values: Any) -> bool:
-    """Are they all integers that an array can hold?"""
+    """Are all values integers that fit int64?"""
     if set(map(type, values)) != INTEGERS:
         return False
     return min(values) >= SMALLEST and max(values) <= LARGEST
 
 
 def owner(array: Array) -> Array:
-    """The array whose memory this one shows; itself if it has its own."""
+    """The array that owns the memory of this one, perhaps itself."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def page_ranges(content: U8) -> list[int]:
-    """The pages that hold anything but zeros, as ranges: where each begins, and where it ends."""
+    """Ranges of pages that are not all zero, as begin and end."""
     if len(content) <= PAGE_BYTES:
         return [0, 1]
     whole = len(content) // PAGE_BYTES * PAGE_BYTES

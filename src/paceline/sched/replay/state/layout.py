@@ -1,9 +1,9 @@
-"""How a graph of objects is laid out in bytes, and the types that may occur in it.
+"""The byte layout of a graph of objects, and the types that it may contain.
 
 A JSON document lists the nodes of the graph; array contents follow it as bytes. In the document,
-None, bool, int, float and str stand for themselves. Every other value is a list: [number] is the
-node of that number, and ["bytes", text] are bytes as Latin-1 text. A node is a list that begins
-with its tag; see `Tag`.
+None, bool, int, float and str stand for themselves. Every other value is a list: [number] refers to
+a node, and ["bytes", text] are bytes as Latin-1 text. A node is a list that begins with its tag;
+see `Tag`.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -14,15 +14,15 @@ from typing import Any
 
 from paceline.sched.replay.records import RecordingError
 
-PAGE_BYTES = 4096  # pages of an array that hold only zeros are left out
-PACKED_LENGTH = 64  # a container of at least so many integers is stored as an array
+PAGE_BYTES = 4096  # all-zero pages of arrays are left out
+PACKED_LENGTH = 64  # containers of at least this many integers are stored as arrays
 BYTES = "bytes"
 SCALARS = frozenset((type(None), bool, int, float, str))
 HOME = ("paceline.core.", "paceline.kv.", "paceline.sched.")  # modules whose classes may occur
 
 
 class Tag(StrEnum):
-    """What a node is. A comment gives the rest of the node."""
+    """Kinds of nodes. A comment lists the rest of the node."""
 
     LIST = "list"  # values
     TUPLE = "tuple"  # values
@@ -42,7 +42,7 @@ class Tag(StrEnum):
     OBJECT = "object"  # a layout, the attributes, then the values if it is a container itself
     SCALAR = "scalar"  # of numpy: dtype, value
     ARRAY = "array"  # dtype, shape, is it writable?, offset, ranges of pages that are not zero
-    NAMES = "names"  # an array of Python objects: shape, values
+    NAMES = "names"  # array of Python objects: shape, values
     VIEW = "view"  # the array that owns the memory, dtype, offset, shape, strides
 
 
@@ -64,7 +64,7 @@ BUILT_IN = {kind.__name__: kind for kind in (int, float, str, bool, list, tuple,
 
 
 def is_home(module: str, plug_ins: frozenset[str]) -> bool:
-    """May classes of this module occur? Those of plug-ins may, by top-level package."""
+    """May classes of this module occur? Plug-ins are allowed by top-level package."""
     return module.startswith(HOME) or module.partition(".")[0] in plug_ins
 
 

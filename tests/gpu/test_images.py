@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import Item, Request, Scheduler
-from paceline.core.multimodal import ItemContent
+from paceline import ImageInput, Request, Scheduler
+from paceline.core.multimodal import ImageContent
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
@@ -55,21 +55,21 @@ def source(kind: str) -> Dummy:
     return Dummy(ModelConfig.of_hf({**sizes, **named}), seed=3)
 
 
-def picture(kind: str, number: int, offset: int) -> Item:
+def picture(kind: str, number: int, offset: int) -> ImageInput:
     (height, width), square = SIZES[kind][number], KINDS[kind][3]
-    content = ItemContent.of("image", {"pixels": random_image(height, width, number)})
-    return Item(f"image {number}", offset, (height // square) * (width // square), content)
+    content = ImageContent.of("image", {"pixels": random_image(height, width, number)})
+    return ImageInput(f"image {number}", offset, (height // square) * (width // square), content)
 
 
 def asked(kind: str) -> list[Request]:
     found: list[Request] = []
     for number, shown in enumerate([(0,), (0, 1), (1, 0), (2, 2, 3), ()]):
-        tokens, items = [7, 30, 2 + number // 3], list[Item]()
+        tokens, images = [7, 30, 2 + number // 3], list[ImageInput]()
         for which in shown:
-            items.append(picture(kind, which, len(tokens)))
-            tokens += [KINDS[kind][2]] * items[-1].length + [40 + which]
+            images.append(picture(kind, which, len(tokens)))
+            tokens += [KINDS[kind][2]] * images[-1].length + [40 + which]
         fields: dict[str, Any] = {"n": 2} if number == 2 else {}
-        found.append(Request(f"r{number}", tokens, 9, items=tuple(items), **fields))  # pyright: ignore[reportArgumentType]
+        found.append(Request(f"r{number}", tokens, 9, images=tuple(images), **fields))  # pyright: ignore[reportArgumentType]
     return found
 
 

@@ -51,10 +51,10 @@ def image_runner(
     kv = KVStore(model.config, config.cache.num_blocks + 1, config.cache.block_size)
     sizes = config.step.max_num_seqs, config.step.max_model_len, config.step.max_num_batched_tokens
     runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(*sizes))
-    assert not runner.capabilities.items
+    assert not runner.capabilities.images
     assert model.images is not None
     runner.use_images(CudaImages(model.images, model, runner.state))
-    assert runner.capabilities.items
+    assert runner.capabilities.images
     return runner
 
 
