@@ -161,9 +161,9 @@ def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
     assert {one for each in handles for one in each.tolist()} == {ord("a")}
 
 
-def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
+def test_a_message_of_the_parent_needs_no_alarm() -> None:
     with parent() as one:
-        one.loop._engine._inbox.put = lambda command: pytest.fail("put")  # type: ignore[method-assign]
+        one.loop._engine.call_for_messages(lambda: pytest.fail("rung"))
         one.send(*(submitted(str(number)) for number in range(50)), wire.AbortMessage(Abort("7")))
         _, deliveries = one.run()
     assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]

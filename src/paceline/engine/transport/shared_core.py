@@ -245,9 +245,4 @@ def health_of(core: Core) -> CoreHealth:
 
 
 def send_answer(link: FrontEndLink, number: int, answer: Future[Any]) -> None:
-    error = answer.exception()
-    if error is None:
-        link.send(wire.NumberedAnswer(number, answer.result()))
-    else:
-        assert isinstance(error, Exception)
-        link.send(wire.NumberedAnswer(number, fault=wire.EncodedError.of(error)))
+    link.send(wire.NumberedAnswer.of(number, answer))

@@ -1,6 +1,7 @@
 """Messages as bytes, between two processes: ids and arrays, nothing executable."""
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -115,6 +116,13 @@ class NumberedAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     value: Any = None
     fault: EncodedError | None = None
+
+    @staticmethod
+    def of(number: int, answer: Future[Any]) -> "NumberedAnswer":
+        """The value or the error of an answer that is there."""
+        if (error := answer.exception()) is not None:
+            return NumberedAnswer(number, fault=EncodedError.of(error))
+        return NumberedAnswer(number, answer.result())
 
 
 class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
