@@ -135,12 +135,11 @@ class CoreLoop:
 
     def _put(self, message: wire.ToCore) -> None:
         match message:
-            case wire.EncodedRequest(_, parked):
-                read = partial(wire.decode_request, message)
+            case wire.EncodedRequest():
                 try:
-                    self._engine.put(Submit(read, parked))
+                    self._engine.put(Submit(message.request, message.parked))
                 except QueueFull as error:
-                    self._engine.refuse(read().id, error)
+                    self._engine.refuse(message.id, error)
             case wire.AbortMessage(command) | wire.ParkMessage(command) | wire.WakeMessage(command):
                 self._engine.put(command)
             case wire.NumberedQuestion(number, question):
