@@ -8,6 +8,7 @@ from paceline.core.errors import RequestError
 from paceline.engine.api import (
     Alternative,
     GenerationRequest,
+    SamplingParams,
     TextDelta,
     TokenizedPrompt,
     TokenLogprob,
@@ -59,15 +60,24 @@ def test_a_request_that_is_ready_has_token_ids_and_nothing_for_a_template() -> N
         add_generation_prompt=False,
         continue_final_message=True,
     )
-    ready = given.ready(TokenizedPrompt([5, 6], "hello"), "mine", 3.0)
+    ready = given.ready(TokenizedPrompt([5, 6], "hello"), request_id="mine", timeout=3.0)
     assert ready == GenerationRequest(
         prompt_token_ids=[5, 6], text="hello", request_id="mine", timeout=3.0
     )
 
 
-def test_its_own_timeout_goes_before_the_servers() -> None:
-    given = GenerationRequest(prompt="hello", timeout=2.0)
-    assert given.ready(TokenizedPrompt([5]), "mine", 3.0).timeout == 2.0
+def test_a_request_that_is_ready_has_the_rest_of_its_settings() -> None:
+    given = GenerationRequest(
+        prompt="hello",
+        params=SamplingParams(max_tokens=3, truncate_prompt_tokens=2),
+        request_id="mine",
+        timeout=2.0,
+    )
+    ready = given.ready(TokenizedPrompt([5, 6]))
+    assert (ready.request_id, ready.timeout) == ("mine", 2.0)
+    assert ready.params == SamplingParams(max_tokens=3)
+    params = SamplingParams(seed=1, truncate_prompt_tokens=2)
+    assert given.ready(TokenizedPrompt([5]), params=params).params == SamplingParams(seed=1)
 
 
 def test_log_probabilities_add_up() -> None:

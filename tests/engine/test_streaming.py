@@ -163,7 +163,7 @@ def test_a_prompt_can_be_tokenized_before_it_is_sent() -> None:
         given = ask("hello", max_tokens=3)
         prompt = await engine.tokenized(given)
         assert (prompt.text, prompt.token_ids) == ("hello", engine.get_tokenizer().encode("hello"))
-        whole = await engine.generate(given.ready(prompt, "a", None)).whole()
+        whole = await engine.generate(given.ready(prompt, request_id="a")).whole()
         assert (whole.request_id, whole.prompt) == ("a", "hello")
 
     with_engine(use)

@@ -1,7 +1,7 @@
 """A real server over an engine whose streams get exactly what a test puts into them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -87,7 +87,9 @@ class FedEngine:
         self.streams: list[FedStream] = []
         self.aborted: list[str] = []
 
-    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
+    async def tokenized(
+        self, generation: GenerationRequest, images: Sequence[Any] | None = None
+    ) -> TokenizedPrompt:
         return TokenizedPrompt(PROMPT)
 
     def check_room(self, requests: int) -> None: ...

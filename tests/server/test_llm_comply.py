@@ -6,6 +6,7 @@ The texts of the model are written here, so that what is judged is what the serv
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import llm_comply
 import pytest
@@ -54,7 +55,9 @@ class WritingEngine(FedEngine):
         self._writing: set[asyncio.Task[None]] = set()
         self._texts: Sequence[str] = ()  # for the next request; there is one at a time
 
-    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
+    async def tokenized(
+        self, generation: GenerationRequest, images: Sequence[Any] | None = None
+    ) -> TokenizedPrompt:
         is_thinking = (generation.variables or {}).get("enable_thinking")
         text = CALL if generation.tools else "Hello."
         self._texts = (*(THOUGHT if is_thinking else ()), text[:3], text[3:])

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -115,10 +117,10 @@ def test_a_text_that_is_still_read_is_too_late_for_a_server_that_ends_or_for_an_
         begun, go_on = asyncio.Event(), asyncio.Event()
         tokenize = site.engine.tokenized
 
-        async def slowly(one: GenerationRequest) -> TokenizedPrompt:
+        async def slowly(one: GenerationRequest, images: Sequence[Any]) -> TokenizedPrompt:
             begun.set()
             await go_on.wait()
-            return await tokenize(one)
+            return await tokenize(one, images)
 
         with patch.object(site.engine, "tokenized", slowly):
             headers = {"X-Request-Id": "mine"}

@@ -171,10 +171,9 @@ class GenerationRequest:
         """Whether the tokenizer adds special tokens to the text."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
 
-    def ready(
-        self, prompt: TokenizedPrompt, request_id: str, timeout: float | None, origin: str = ""
-    ) -> "GenerationRequest":
-        """The same request with token ids, an id, its body, and a timeout where it has none."""
+    def ready(self, prompt: TokenizedPrompt, **changes: Any) -> "GenerationRequest":
+        """The same request with token ids instead of a text or messages, and with `changes`."""
+        params: SamplingParams = changes.pop("params", self.params)
         return replace(
             self,
             prompt=None,
@@ -187,13 +186,11 @@ class GenerationRequest:
             add_generation_prompt=True,
             continue_final_message=False,
             add_special_tokens=None,
-            request_id=request_id,
-            origin=self.origin or origin,
-            timeout=self.timeout or timeout,
             truncate_prompt_tokens=None,
-            params=self.params.without_truncation(),
+            params=params.without_truncation(),
             images=(),
             image_inputs=prompt.images,
+            **changes,
         )
 
     def all_images(self) -> Sequence[Any]:
@@ -293,8 +290,11 @@ class AsyncEngine(Protocol):
         """Loads and unloads adapters."""
         ...
 
-    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
-        """Tokenize a prompt without blocking the event loop for long.
+    async def tokenized(
+        self, generation: GenerationRequest, images: Sequence[Any] | None = None
+    ) -> TokenizedPrompt:
+        """Tokenize a prompt without blocking the event loop for long. `images` are read instead
+        of its own, one for each.
 
         Raises RequestError if it is longer than any prompt can be.
         """

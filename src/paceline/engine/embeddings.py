@@ -91,11 +91,13 @@ class PoolingOutput(Generic[Result]):
         return True
 
 
-def pooled(generation: GenerationRequest, defaults: EmbeddingDefaults) -> GenerationRequest:
-    """The same prompt, to be embedded as the model does it."""
+def pooled(
+    generation: GenerationRequest, defaults: EmbeddingDefaults, **changes: Any
+) -> GenerationRequest:
+    """The same prompt, to be embedded as the model does it, with changes of other fields."""
     if defaults.problem:
         raise RequestError(f"this model makes no embeddings: {defaults.problem}; set pooling")
-    return replace(generation, params=ONE_PASS, pooling=defaults.pooling or LAST)
+    return replace(generation, params=ONE_PASS, pooling=defaults.pooling or LAST, **changes)
 
 
 def vector_of(output: RequestOutput) -> F32:

@@ -101,9 +101,12 @@ class StreamingEngine:
 
     # -- requests -----------------------------------------------------------
 
-    async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
-        """Tokenize a prompt; all but short ones are read on a thread, several at a time."""
-        return await self._reader.read(generation)
+    async def tokenized(
+        self, generation: GenerationRequest, images: Sequence[Any] | None = None
+    ) -> TokenizedPrompt:
+        """Tokenize a prompt; all but short ones are read on a thread, several at a time. `images`
+        are read instead of those of the prompt, one for each."""
+        return await self._reader.read(generation, images)
 
     def check_room(self, requests: int) -> None:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 from uuid import uuid4
@@ -154,11 +153,9 @@ class ServerContext:
         """Learn which adapters the engine has."""
         self.adapters = await self.engine.adapters.listed()
 
-    def adapted(self, generation: GenerationRequest) -> GenerationRequest:
-        """A request has the name of its model as `adapter`, which may be no adapter."""
-        if not generation.adapter or generation.adapter in self.adapters:
-            return generation
-        return replace(generation, adapter="")
+    def adapter(self, name: str) -> str:
+        """The adapter that a body names as its model; "" if the name is that of the model alone."""
+        return name if name in self.adapters else ""
 
     @cached_property
     def formats(self) -> ReplyFormats:
@@ -224,7 +221,8 @@ class ServerContext:
 
     async def tokenized(self, generation: GenerationRequest) -> TokenizedPrompt:
         """Fetch the images of a prompt, and tokenize it."""
-        return await self.engine.tokenized(await self.media.fetched(generation))
+        images = await self.media.fetched(generation.all_images())
+        return await self.engine.tokenized(generation, images)
 
     def retry_after(self) -> int:
         """Seconds until the open requests have ended, at the recent rate.

@@ -2,20 +2,17 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from ssl import SSLContext
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
 from paceline.core.errors import RequestError
-from paceline.engine.api import GenerationRequest
 from paceline.server.settings import ServerSettings
-from paceline.text.chat_messages import images_of, is_image, source_of
 
 Address = IPv4Address | IPv6Address
 NAT64 = ip_network("64:ff9b::/96")  # IPv4 addresses inside IPv6 ones
@@ -104,12 +101,11 @@ class MediaFetcher:
         self._bytes, self._seconds = settings.media_bytes, settings.media_s
         self._network = network or PublicNetwork()
 
-    async def fetched(self, generation: GenerationRequest) -> GenerationRequest:
-        """The same request with the bytes of its images instead of their URLs."""
-        sources = images_of(generation.messages or ())
+    async def fetched(self, sources: Sequence[Any]) -> Sequence[Any]:
+        """The sources of images, with bytes instead of URLs."""
         urls = list(dict.fromkeys(source for source in sources if is_web(source)))
         if not urls:
-            return generation
+            return sources
         if len(urls) > MOST_URLS:
             raise RequestError(f"a conversation has {len(urls)} URLs; the most is {MOST_URLS}")
         for url in urls:
@@ -119,8 +115,7 @@ class MediaFetcher:
         ) as pool:
             found = await asyncio.gather(*(self._fetch(pool, url) for url in urls))
         content = dict(zip(urls, found, strict=True))
-        messages = [with_content(message, content) for message in generation.messages or ()]
-        return replace(generation, messages=messages)
+        return [content[source] if is_web(source) else source for source in sources]
 
     def _check(self, url: str) -> None:
         """RequestError if a URL is malformed, or its domain is not allowed."""
@@ -183,18 +178,3 @@ class MediaFetcher:
                 )
             parts.append(part)
         return b"".join(parts)
-
-
-def with_content(message: Mapping[str, Any], content: Mapping[str, bytes]) -> Mapping[str, Any]:
-    """A message with bytes instead of URLs."""
-    parts = message.get("content")
-    if not isinstance(parts, list | tuple):
-        return message
-
-    def one(part: Any) -> Any:
-        if not is_image(part):
-            return part
-        source = source_of(part)
-        return {"type": "image", "image": content[source]} if is_web(source) else part
-
-    return {**message, "content": [one(part) for part in cast("Sequence[Any]", parts)]}

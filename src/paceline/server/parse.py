@@ -63,13 +63,15 @@ def sampling(
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    formats: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """Sampling parameters from the fields that the body has, and defaults of the model."""
+    """Sampling parameters from the fields that the body has, and defaults of the model. `formats`
+    say what the output must follow; None: the body does."""
     check_most(body, max_tokens)
     given = {name: getattr(body, name) for name in SHARED}
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
-    given["structured_outputs"] = constraint(constraining(body))
+    given["structured_outputs"] = constraint(constraining(body) if formats is None else formats)
     if isinstance(body, ScoredBody):
         given["logprob_token_ids"] = named_tokens(body, logprobs)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -180,15 +182,22 @@ def asked_reply(body: ChatBody | ResponseRequest, formats: ReplyFormats) -> Repl
 
 
 def chat_ask(
-    body: ChatRequest, rules: SamplingRules, reply: ReplyParsing = PLAIN_REPLY
+    body: ChatRequest,
+    rules: SamplingRules,
+    reply: ReplyParsing = PLAIN_REPLY,
+    formats: Mapping[str, Any] | None = None,
 ) -> GenerationRequest:
     """Without `max_tokens`, only `max_model_len` limits the answer. `reply` has the tools."""
-    (generation,) = chat_asks(body, [body.messages], rules, reply)
+    (generation,) = chat_asks(body, [body.messages], rules, reply, formats)
     return generation
 
 
 def chat_asks(
-    body: ChatBody, conversations: Sequence[Conversation], rules: SamplingRules, reply: ReplyParsing
+    body: ChatBody,
+    conversations: Sequence[Conversation],
+    rules: SamplingRules,
+    reply: ReplyParsing,
+    formats: Mapping[str, Any] | None = None,
 ) -> list[GenerationRequest]:
     """The same for each of several conversations."""
     check_common(body)
@@ -201,7 +210,8 @@ def chat_asks(
         check_messages(messages)
     newer = body.max_completion_tokens
     most = body.max_tokens if newer is None else newer
-    params = sampling(body, rules, most, chat_logprobs(body, rules), body.prompt_logprobs)
+    scores = chat_logprobs(body, rules)
+    params = sampling(body, rules, most, scores, body.prompt_logprobs, formats)
     shared: dict[str, Any] = {
         "params": reply.decoded(params),
         "tools": reply.shown(),

@@ -337,7 +337,7 @@ def test_long_turns_accept_more_of_a_burst() -> None:
     teller.engine.clock = lambda: next(now) / 10  # at least 100 ms
     teller.engine.submit(request("early", 9, 60, ignore_eos=True))
     teller.turn()
-    assert (teller.engine.arrivals or 0) >= 5 * ARRIVALS
+    assert (teller.engine._arrivals or 0) >= 5 * ARRIVALS
 
 
 def test_a_burst_does_not_hold_up_those_who_run() -> None:

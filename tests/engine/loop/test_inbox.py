@@ -6,15 +6,16 @@ import pytest
 
 from paceline.core.errors import QueueFull
 from paceline.core.request import Request
-from paceline.engine.loop.messages import Abort, Command, Inbox, Submit
+from paceline.engine.loop.messages import Abort, Inbox, Submit
 
 
 def submit(name: str) -> Submit:
-    return Submit(Request(id=name, prompt=[1]))  # pyright: ignore[reportArgumentType]
+    request = Request(id=name, prompt=[1])  # pyright: ignore[reportArgumentType]
+    return Submit(lambda: request)
 
 
 def test_messages_come_out_once_in_the_order_they_came() -> None:
-    inbox, one, other = Inbox[Command](2, Submit), submit("a"), submit("b")
+    inbox, one, other = Inbox(2), submit("a"), submit("b")
     for message in (one, Abort("a"), other):
         inbox.put(message)
     assert inbox
@@ -26,7 +27,7 @@ def test_messages_come_out_once_in_the_order_they_came() -> None:
 
 
 def test_a_part_of_the_messages_ends_with_its_last_request() -> None:
-    inbox, requests = Inbox[Command](9, Submit), [submit(name) for name in "abc"]
+    inbox, requests = Inbox(9), [submit(name) for name in "abc"]
     messages = [Abort("x"), requests[0], Abort("a"), requests[1], Abort("b"), requests[2]]
     for message in messages:
         inbox.put(message)
@@ -38,7 +39,7 @@ def test_a_part_of_the_messages_ends_with_its_last_request() -> None:
 
 
 def test_only_requests_are_bounded() -> None:
-    inbox = Inbox[Command](1, Submit)
+    inbox = Inbox(1)
     inbox.put(submit("a"))
     inbox.put(Abort("a"))
     with pytest.raises(QueueFull):
@@ -47,7 +48,7 @@ def test_only_requests_are_bounded() -> None:
 
 
 def test_a_wait_ends_with_a_message_or_in_time() -> None:
-    inbox = Inbox[Command](1, Submit)
+    inbox = Inbox(1)
     inbox.wait(0.0)
     inbox.put(Abort("a"))
     inbox.wait(None)  # a message from before counts

@@ -42,9 +42,9 @@ class Watched:
 def test_silence_is_a_stall_while_requests_wait() -> None:
     watched = Watched()
     assert not watched.stalls_after(1000.0)  # no request is here
-    watched.detector.submitted(request("a"))
+    watched.detector.submitted("a", ord("a"))
     assert not watched.stalls_after(5.0)
-    watched.detector.submitted(request("b"))
+    watched.detector.submitted("b", ord("b"))
     watched.now += 1.0
     assert watched.detector.stalled() == "no step has ended for 6 s, and requests are waiting"
     watched.delivered()
@@ -55,7 +55,7 @@ def test_silence_is_a_stall_while_requests_wait() -> None:
 def test_a_request_counts_until_the_whole_of_it_has_ended() -> None:
     watched = Watched()
     for name in "abc":
-        watched.detector.submitted(request(name))
+        watched.detector.submitted(name, ord(name))
     watched.delivered(Ended("a", Finish.STOP, child=0), Ended("b", Finish.STOP))
     watched.detector.ended("c")
     assert watched.stalls_after(6.0)  # the other children of "a"
@@ -65,7 +65,7 @@ def test_a_request_counts_until_the_whole_of_it_has_ended() -> None:
 
 def test_a_pause_is_no_stall() -> None:
     watched = Watched()
-    watched.detector.submitted(request("a"))
+    watched.detector.submitted("a", ord("a"))
     assert watched.stalls_after(6.0)
     watched.detector.asked(Question("pause", "all"))
     assert not watched.stalls_after(60.0)
@@ -76,7 +76,7 @@ def test_a_pause_is_no_stall() -> None:
 
 def test_other_questions_are_no_progress() -> None:
     watched = Watched()
-    watched.detector.submitted(request("a"))
+    watched.detector.submitted("a", ord("a"))
     watched.now += 6.0
     watched.detector.asked(Question("gauges"))
     assert watched.stalls_after(0.0)
@@ -84,8 +84,8 @@ def test_other_questions_are_no_progress() -> None:
 
 def test_parked_requests_explain_the_silence() -> None:
     watched = Watched()
-    watched.detector.submitted(request("a"), "grammar")
-    watched.detector.submitted(request("b"))
+    watched.detector.submitted("a", ord("a"), "grammar")
+    watched.detector.submitted("b", ord("b"))
     watched.detector.parked("b")
     watched.detector.parked("unknown")
     assert not watched.stalls_after(60.0)
@@ -94,7 +94,7 @@ def test_parked_requests_explain_the_silence() -> None:
     assert watched.stalls_after(1.0)
     watched.delivered(Ended("a", Finish.STOP))
     assert not watched.stalls_after(60.0)
-    watched.detector.submitted(request("c"))
+    watched.detector.submitted("c", ord("c"))
     assert not watched.stalls_after(5.0)
     assert watched.stalls_after(1.0)
 
@@ -102,7 +102,7 @@ def test_parked_requests_explain_the_silence() -> None:
 def test_a_request_that_got_tokens_is_not_parked() -> None:
     """It ran already when the message came, which the core ignored."""
     watched = Watched()
-    watched.detector.submitted(request("a"))
+    watched.detector.submitted("a", ord("a"))
     watched.detector.parked("a")
     watched.delivered(tokens_for="a")
     assert watched.stalls_after(6.0)

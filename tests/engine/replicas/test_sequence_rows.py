@@ -6,10 +6,11 @@ from paceline.core.request import Request
 from paceline.engine.choice_rows import NOBODY, ChoiceRows
 from paceline.engine.loop.messages import Delivery
 from paceline.engine.replicas.router import SequenceRows
+from paceline.engine.transport.wire import EncodedRequest
 
 
-def ask(name: str, handle: int, n: int = 1) -> Request:
-    return Request(id=name, prompt=np.ones(3, np.int32), n=n, handle=handle)
+def ask(name: str, handle: int, n: int = 1) -> EncodedRequest:
+    return EncodedRequest.of(Request(id=name, prompt=np.ones(3, np.int32), n=n, handle=handle))
 
 
 def delivery(tokens: dict[int, list[int]]) -> Delivery:
@@ -43,3 +44,13 @@ def test_there_are_as_many_rows_as_requests() -> None:
     own = [rows.add(ask(str(one), 10_000 + one)) for one in range(200)]
     found = rows.delivered(delivery({one.handle: [7] for one in own}))
     assert found.handle.tolist() == [*range(10_000, 10_200)]
+
+
+def test_an_engine_gets_the_encoded_values_under_another_handle() -> None:
+    rows, given = SequenceRows(), ask("a", 5000, n=2)
+    rows.add(ask("b", 4000))
+    own = rows.add(given)
+    assert own.values is given.values
+    assert own.handle != 5000
+    assert own.request().handle == own.handle
+    assert (own.id, own.width, own.tokens) == ("a", 2, 3)

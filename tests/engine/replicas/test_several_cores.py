@@ -328,7 +328,7 @@ def test_one_engine_continues_its_requests_after_its_restart() -> None:
         left, cut = (engine.generate(ask("leaves", **SHORT)) for _ in range(2))
         await several.until_held(6)
         with pytest.raises(RequestError, match="already open"):
-            several.core.submit(several.core._placements.open[late.request_id].request)
+            several.core.forward(several.core._placements.open[late.request_id].request)
         engine.park(parked.request_id, "grammar")
         engine.park(late.request_id, "grammar")
         engine.wake(late.request_id)
@@ -363,7 +363,7 @@ def test_a_choice_that_is_aborted_while_its_request_is_held_is_not_computed_agai
         await several.lose(0)
         await several.until_held(1)
         several.core.abort(samples.request_id, 0)
-        held = several.core._placements.held[samples.request_id].request
+        held = several.core._placements.held[samples.request_id].request.request()
         assert [one is None for one in held.generated] == [True, False]
         several.door.set()
         await several.until_healthy(0)
@@ -471,7 +471,7 @@ def test_a_request_moves_once_and_the_last_engine_that_is_gone_ends_the_core() -
             await asyncio.sleep(0.002)
         assert engine.troubles()[first]
         with pytest.raises(RequestError, match="already open"):
-            several.core.submit(several.core._placements.open[stream.request_id].request)
+            several.core.forward(several.core._placements.open[stream.request_id].request)
         assert (await engine.stats(first)).core_pid == 0
         several.kill(1 - first)
         assert (await stream.whole()).outputs[0].finish_reason == Finish.ERROR.value

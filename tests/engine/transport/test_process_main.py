@@ -72,7 +72,7 @@ def parent(**settings: Any) -> Iterator[Parent]:
 
 def submitted(name: str, parked: str = "", tokens: int = 3) -> wire.EncodedRequest:
     asked = Request(name, [5, 6], max_tokens=tokens, ignore_eos=True, handle=ord(name[0]))  # pyright: ignore[reportArgumentType]
-    return wire.encode_request(asked, parked)
+    return wire.EncodedRequest.of(asked, parked)
 
 
 def test_all_messages_are_applied_in_order_before_a_turn() -> None:
@@ -154,16 +154,16 @@ def test_a_core_closes_at_once_in_the_middle_of_a_burst() -> None:
 def test_a_request_that_can_never_run_is_refused_and_others_run() -> None:
     long = Request(id="long", prompt=range(5, 1000), max_tokens=3)  # pyright: ignore[reportArgumentType]
     with parent() as one:
-        one.send(wire.encode_request(long), submitted("a"))
+        one.send(wire.EncodedRequest.of(long), submitted("a"))
         _, deliveries = one.run()
     assert [each.request_id for delivery in deliveries for each in delivery.refused] == ["long"]
     handles = [wire.decode_delivery(delivery).handle for delivery in deliveries]
     assert {one for each in handles for one in each.tolist()} == {ord("a")}
 
 
-def test_a_message_does_not_pass_through_the_inbox_of_other_threads() -> None:
+def test_a_message_of_the_parent_needs_no_alarm() -> None:
     with parent() as one:
-        one.loop._engine._inbox.put = lambda command: pytest.fail("put")  # type: ignore[method-assign]
+        one.loop._engine.call_for_messages(lambda: pytest.fail("rung"))
         one.send(*(submitted(str(number)) for number in range(50)), wire.AbortMessage(Abort("7")))
         _, deliveries = one.run()
     assert "7" in [end.request_id for delivery in deliveries for end in delivery.ended]

@@ -91,7 +91,7 @@ def test_commands_reach_the_owner_of_the_core(owner: Owner) -> None:
     assert owner.received() == FrontEndReady()
     assert owner.received().fault == wire.EncodedError("ConfigError", "no")
     submitted = owner.received()
-    assert (wire.decode_request(submitted).id, submitted.parked) == ("a", "grammar")
+    assert (submitted.request().id, submitted.parked) == ("a", "grammar")
     assert owner.received() == wire.AbortMessage(Abort("a", 1))
     assert owner.received() == wire.ParkMessage(Park("a", "x"))
     assert owner.received() == wire.WakeMessage(Wake("a"))

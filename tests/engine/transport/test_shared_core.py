@@ -38,7 +38,7 @@ class TwoFrontEnds:
     def submit(self, which: int, name: str, tokens: int = 3, parked: str = "") -> None:
         handle = self.links[which].number << FRONT_END_SHIFT
         request = Request(id=name, prompt=[3, 4], max_tokens=tokens, ignore_eos=True, handle=handle)
-        self.serve(which, wire.encode_request(request, parked))
+        self.serve(which, wire.EncodedRequest.of(request, parked))
 
     def deliveries(self, which: int) -> list[Delivery]:
         sent = [one for one in self.links[which].sent if isinstance(one, wire.EncodedDelivery)]

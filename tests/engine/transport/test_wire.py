@@ -65,7 +65,7 @@ def sent(message: Any) -> Any:
     ],
 )
 def test_a_request(request_: Request) -> None:
-    back = wire.decode_request(sent(wire.encode_request(request_)))
+    back = sent(wire.EncodedRequest.of(request_)).request()
     assert back.prompt.tolist() == request_.prompt.tolist()
     for one in fields(Request):
         if one.name != "prompt":
@@ -73,11 +73,11 @@ def test_a_request(request_: Request) -> None:
     replace(back)  # what was restored without checks passes them
 
 
-def test_the_content_of_items() -> None:
+def test_the_content_of_images() -> None:
     pixels = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     image = ImageInput("cat", 0, 1, ImageContent.of("image", {"pixels": pixels}))
     request = Request(id="b", prompt=[7], images=(image,))  # pyright: ignore[reportArgumentType]
-    back = wire.decode_request(sent(wire.encode_request(request)))
+    back = sent(wire.EncodedRequest.of(request)).request()
     content = back.images[0].content
     assert content is not None
     assert content == image.content
@@ -86,7 +86,7 @@ def test_the_content_of_items() -> None:
 
 def test_what_was_restored_cannot_be_changed() -> None:
     request = Request(id="b", prompt=[7], sampling=Sampling(logit_bias={3: 1.0}))  # pyright: ignore[reportArgumentType]
-    back = wire.decode_request(sent(wire.encode_request(request)))
+    back = sent(wire.EncodedRequest.of(request)).request()
     assert not back.prompt.flags.writeable
     with pytest.raises(TypeError):
         back.sampling.logit_bias[3] = 2.0  # type: ignore[index]

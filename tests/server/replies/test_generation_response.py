@@ -5,6 +5,7 @@ import json
 import random
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -109,9 +110,9 @@ def test_room_in_the_queue_is_looked_for_before_any_work() -> None:
         read: list[GenerationRequest] = []
         tokenize = site.engine.tokenized
 
-        async def noted(one: GenerationRequest) -> TokenizedPrompt:
+        async def noted(one: GenerationRequest, images: Sequence[Any]) -> TokenizedPrompt:
             read.append(one)
-            return await tokenize(one)
+            return await tokenize(one, images)
 
         with patch.object(site.engine, "tokenized", noted):
             fits, over = [
@@ -122,6 +123,23 @@ def test_room_in_the_queue_is_looked_for_before_any_work() -> None:
         assert problem in over.json()["error"]["message"]
 
     on_its_own_server(scenario, max_num_seqs=4, max_num_queued_reqs=4)
+
+
+def test_its_own_timeout_goes_before_the_servers() -> None:
+    async def scenario(site: Site) -> None:
+        timeouts: list[float | None] = []
+        generate = site.engine.generate
+
+        def noted(one: GenerationRequest) -> Any:
+            timeouts.append(one.timeout)
+            return generate(one)
+
+        with patch.object(site.engine, "generate", noted):
+            for own in ({}, {"timeout": 40.0}):
+                await site.post(PATH, prompt="the", max_tokens=1, **own)
+        assert timeouts == [60.0, 40.0]
+
+    on_its_own_server(scenario, ServerSettings(timeout_s=60.0))
 
 
 def test_a_request_of_many_parts_is_aborted_as_a_whole_while_it_starts() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.core.plan import NO_TIMINGS
-from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta, Usage
+from paceline.engine.api import RequestOutput, SamplingParams, TextDelta, Usage
 from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,
     ReplyFormats,
@@ -24,6 +24,7 @@ from tests.engine.support import tokenizer
 from tests.server.sample_replies import SCHEMA, TOOLS
 
 AUTO = ServerSettings()
+PROMPT = (5, 6)
 STRICT = [{"type": "function", "function": {"name": "look", "strict": True}}]
 
 
@@ -85,22 +86,20 @@ def test_special_tokens_are_decoded_where_they_are_markers() -> None:
 def test_strict_tools_are_held_by_a_grammar() -> None:
     hermes = ServerSettings(tool_call_parser="hermes")
     formats = ReplyFormats.of(hermes, with_template("{{ tools }}"))
-    asked = GenerationRequest(prompt_token_ids=(5, 6))
-    assert formats.asked(TOOLS, "auto", None).held(asked) is asked
-    held = formats.asked(STRICT, "auto", None).held(asked).params.constraint
+    plain = SamplingParams()
+    assert formats.asked(TOOLS, "auto", None).held(plain, PROMPT) is plain
+    held = formats.asked(STRICT, "auto", None).held(plain, PROMPT).constraint
     assert held is not None
     assert "triggered_tags" in held.text
-    plain = ReplyFormats.of(ServerSettings(tool_call_parser="json"), tokenizer())
-    array = plain.asked(TOOLS, "required", None).held(asked).params.constraint
+    as_json = ReplyFormats.of(ServerSettings(tool_call_parser="json"), tokenizer())
+    array = as_json.asked(TOOLS, "required", None).held(plain, PROMPT).constraint
     assert array is not None
     assert (array.kind, array.any_whitespace) == ("json", False)
-    both = GenerationRequest(
-        prompt_token_ids=(5, 6), params=SamplingParams(structured_outputs={"regex": "a"})
-    )
+    both = SamplingParams(structured_outputs={"regex": "a"})
     with pytest.raises(RequestError, match="cannot be combined"):
-        formats.asked(STRICT, "required", None).held(both)
-    own = formats.asked(STRICT, "auto", None).held(both)
-    assert own.params.constraint == both.params.constraint
+        formats.asked(STRICT, "required", None).held(both, PROMPT)
+    own = formats.asked(STRICT, "auto", None).held(both, PROMPT)
+    assert own.constraint == both.constraint
 
 
 @pytest.mark.parametrize("template", ["{{ tools }}", "{{ messages }}"])
@@ -109,8 +108,7 @@ def test_the_model_may_call_or_write_the_document_that_is_asked_for(template: st
     formats = ReplyFormats.of(ServerSettings(tool_call_parser="hermes"), with_template(template))
     schema = {"type": "object", "properties": {"sky": {"type": "string"}}}
     params = SamplingParams(structured_outputs={"json": schema})
-    asked = GenerationRequest(prompt_token_ids=(5, 6), params=params)
-    held = formats.asked(TOOLS, "auto", None).held(asked).params.constraint
+    held = formats.asked(TOOLS, "auto", None).held(params, PROMPT).constraint
     assert held is not None
     calls, document = held.value["format"]["elements"]
     assert (calls["type"], document["json_schema"]) == ("tags_with_separator", schema)
@@ -118,13 +116,13 @@ def test_the_model_may_call_or_write_the_document_that_is_asked_for(template: st
 
 def test_calls_are_held_where_the_template_does_not_show_tools() -> None:
     formats = ReplyFormats.of(AUTO, with_template("{{ messages }}"))
-    asked = GenerationRequest(prompt_token_ids=(5, 6))
-    held = formats.asked(TOOLS, "auto", None).held(asked).params.constraint
+    plain = SamplingParams()
+    held = formats.asked(TOOLS, "auto", None).held(plain, PROMPT).constraint
     assert held is not None
     form = held.value["format"]
     assert (form["type"], form["stop_after_first"]) == ("triggered_tags", True)
     assert form["tags"][0]["content"]["json_schema"] == SCHEMA
-    several = formats.asked(TOOLS, "auto", True).held(asked).params.constraint
+    several = formats.asked(TOOLS, "auto", True).held(plain, PROMPT).constraint
     assert several is not None
     assert several.value["format"]["stop_after_first"] is False
     assert formats.asked(TOOLS, "none", None) is PLAIN_REPLY
@@ -145,18 +143,16 @@ def test_a_constraint_holds_behind_the_reasoning(
 ) -> None:
     formats = ReplyFormats.of(ServerSettings(reasoning_parser=parser), tokenizer())
     ids = tokenizer().encode("The quick brown fox " + prompt, special=False)
-    free = GenerationRequest(prompt_token_ids=ids)
-    params = SamplingParams(structured_outputs={"regex": "a"})
-    asked = GenerationRequest(prompt_token_ids=ids, params=params)
+    free, params = SamplingParams(), SamplingParams(structured_outputs={"regex": "a"})
     plain = formats.asked(None, None, None)
-    assert not plain.may_hold(free.params)
+    assert not plain.may_hold(free)
     assert plain.may_hold(params)
     calls = formats.asked(TOOLS, "required", None)
-    for held in (plain.held(asked), calls.held(free)):
-        constraint = held.params.constraint
+    for held in (plain.held(params, ids), calls.held(free, ids)):
+        constraint = held.constraint
         assert constraint is not None
         assert (constraint.reasoning_start, constraint.reasoning_end) == markers
-    assert plain.held(free) is free
+    assert plain.held(free, ids) is free
 
 
 @pytest.mark.parametrize(

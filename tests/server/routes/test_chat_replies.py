@@ -175,9 +175,9 @@ def test_the_template_gets_the_tools_unless_none_may_be_called() -> None:
         shown: list[Any] = []
         tokenized = site.engine.tokenized
 
-        async def kept(generation: Any) -> Any:
+        async def kept(generation: Any, images: Any) -> Any:
             shown.append(generation.tools)
-            return await tokenized(generation)
+            return await tokenized(generation, images)
 
         site.engine.tokenized = kept  # type: ignore[method-assign]
         for choice in ("auto", "none", None):

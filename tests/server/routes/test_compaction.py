@@ -34,9 +34,9 @@ async def compacted(site: FedSite, text: str, **body: Any) -> tuple[httpx.Respon
     asked: list[Any] = []
     tokenized = site.engine.tokenized
 
-    async def noted(generation: Any) -> Any:
+    async def noted(generation: Any, images: Any) -> Any:
         asked.append(generation)
-        return await tokenized(generation)
+        return await tokenized(generation, images)
 
     site.engine.tokenized = noted
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{site.port}") as http:

@@ -117,9 +117,9 @@ def test_thinking_is_a_variable_of_the_template() -> None:
         seen: list[Any] = []
         tokenized = site.engine.tokenized
 
-        async def kept(generation: Any) -> Any:
+        async def kept(generation: Any, images: Any) -> Any:
             seen.append(generation.variables)
-            return await tokenized(generation)
+            return await tokenized(generation, images)
 
         site.engine.tokenized = kept  # type: ignore[method-assign]
         for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, None):

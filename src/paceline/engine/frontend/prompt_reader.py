@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.errors import RequestError
 from paceline.engine.api import GenerationRequest, TokenizedPrompt
@@ -58,8 +59,10 @@ class PromptReader:
         self._reader: Task[None] | None = None  # while there are texts to read
         self.waiting = 0  # prompts that are being read
 
-    async def read(self, generation: GenerationRequest) -> TokenizedPrompt:
-        """The token ids of a prompt. RequestError if it has none."""
+    async def read(
+        self, generation: GenerationRequest, images: Sequence[Any] | None = None
+    ) -> TokenizedPrompt:
+        """The token ids of a prompt, with its own images or others. RequestError if it has none."""
         self.waiting += 1
         try:
             text = await self._text_of(generation)
@@ -67,7 +70,8 @@ class PromptReader:
                 text, ids = generation.text, generation.prompt_token_ids or ()
             else:
                 ids = await self._ids_of(PromptText.of(generation, text))
-            if images := generation.all_images():
+            images = generation.all_images() if images is None else images
+            if images:
                 return await self._work.run(self._frontend.whole, generation, text, ids, images)
             return self._frontend.whole(generation, text, ids, images)
         finally:
@@ -148,7 +152,7 @@ def batch_tokenized(
         with suppress(RequestError):
             images = generation.all_images()
             prompt = frontend.whole(generation, given.text, ids, images)
-            found[index] = generation.ready(prompt, generation.request_id, generation.timeout)
+            found[index] = generation.ready(prompt)
     return found
 
 

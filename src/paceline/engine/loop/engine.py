@@ -85,7 +85,7 @@ class Engine:
         self._constrained = constrained  # None: no request may have a constraint
         self._preparations = Preparations(constrained)
         self._pipeline = Pipeline(runner, depth, constrained)
-        self._inbox = Inbox[Command](settings.inbox_requests, Submit)
+        self._inbox = Inbox(settings.inbox_requests)
         self._counts = StepCounts()
         self._report = TurnReport()
         self._has_news = False  # whether commands were applied since the latest turn
@@ -108,7 +108,7 @@ class Engine:
         """
         if self.broken:
             raise EngineFailed(self.broken)
-        self._inbox.put(Submit(request, parked))
+        self._inbox.put(Submit(lambda: request, parked))
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._inbox.put(Abort(request_id, child))
@@ -134,10 +134,14 @@ class Engine:
         self._inbox.put(TransferEnded())
 
     def call_for_messages(self, alarm: Callable[[], None]) -> None:
-        """Call `alarm` for each message, for a thread that does not `rest`."""
+        """Call `alarm` for each message of another thread, for a thread that does not `rest`."""
         self._inbox.alarm = alarm
 
     # -- for its own thread -------------------------------------------------
+
+    def put(self, command: Command) -> None:
+        """Apply a command in the next turn. Raises QueueFull if the inbox is full."""
+        self._inbox.add(command)
 
     @property
     def idle(self) -> bool:
@@ -152,14 +156,14 @@ class Engine:
     @property
     def patience_s(self) -> float | None:
         """Seconds to wait for a message before the next turn; None: until a message arrives."""
-        if not self.resting:
+        if self._inbox or not self.resting:
             return 0.0
         if self.idle:
             return None
         return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
 
     @property
-    def arrivals(self) -> int | None:
+    def _arrivals(self) -> int | None:
         """Most requests to submit before the next turn, so that it is not late for those that run.
 
         None, all of them, while none runs.
@@ -175,12 +179,12 @@ class Engine:
     def turn(self, *, while_idle: bool = False) -> Delivery | None:
         """Read the inbox, plan a step, and wait for the oldest one once the pipeline is full.
 
-        While requests run, a turn accepts at most `arrivals` new ones; the rest of the inbox waits
-        for the next turn.
+        While requests run, a turn accepts some new ones, and the rest of the inbox waits for the
+        next turn.
         An idle engine plans nothing, except with `while_idle`: then it plans an empty step.
         """
         begin = self.clock()
-        for command in self._inbox.drain(self.arrivals):
+        for command in self._inbox.drain(self._arrivals):
             self.apply(command)
         has_news, self._has_news = self._has_news, False
         if self.resting and self.scheduler.idle and not (has_news or while_idle):
@@ -195,8 +199,8 @@ class Engine:
 
     def rest(self) -> None:
         """Wait for a command or for the time to retry, if the latest turn had nothing to do."""
-        if self.resting and not self._inbox:
-            self._inbox.wait(self.patience_s)
+        if (patience_s := self.patience_s) != 0.0:
+            self._inbox.wait(patience_s)
 
     def close(self) -> None:
         self._pipeline.abandon()
@@ -209,10 +213,10 @@ class Engine:
 
     def apply(self, command: Command) -> None:
         """Apply a command now. The next turn reports the requests that it ended."""
-        self._has_news = True
+        self._has_news |= not isinstance(command, PendingQuestion)
         match command:
-            case Submit(request, parked):
-                self._submit(request, parked)
+            case Submit(read, parked):
+                self._submit(read(), parked)
             case Abort(request_id, None):
                 self._abort(request_id)
             case Abort(request_id, child):

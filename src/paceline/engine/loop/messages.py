@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Condition
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from paceline.core.arrays import F32, I32, I64
 from paceline.core.errors import PacelineError, QueueFull, RequestError
@@ -67,7 +67,7 @@ class Capacity:
 class Submit:
     """Let a request wait, or park it for a reason until a `Wake`."""
 
-    request: Request
+    read: Callable[[], Request]  # decodes it, for a turn that accepts it
     parked: str = ""
 
 
@@ -169,44 +169,46 @@ class Delivery:
     broken: str = ""  # why the engine has stopped for good; it gives its requests up with an error
 
 
-T = TypeVar("T")
-
-
 def silent() -> None:
     """`wait` returns anyway."""
 
 
-class Inbox(Generic[T]):
-    """Keeps messages in order; at most `limit` of them are requests, objects of `request`."""
+class Inbox:
+    """Keeps messages in order; at most `limit` of them are requests."""
 
-    def __init__(self, limit: int, request: type[Any]) -> None:
-        self._limit, self._request = limit, request
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._changed = Condition()
-        self._messages: deque[T] = deque()
+        self._messages: deque[Command] = deque()
         self.requests = 0  # of the messages
-        self.alarm: Callable[[], None] = silent  # called with each message, on any thread
+        self.alarm: Callable[[], None] = silent  # called by `put`, on any thread
 
-    def put(self, message: T) -> None:
+    def put(self, message: Command) -> None:
+        """Put a message from any thread."""
+        self.add(message)
+        self.alarm()
+
+    def add(self, message: Command) -> None:
+        """Put a message from the thread that drains, which needs no alarm."""
         with self._changed:
-            if isinstance(message, self._request):
+            if isinstance(message, Submit):
                 if self.requests >= self._limit:
                     raise QueueFull(too_many(self._limit))
                 self.requests += 1
             self._messages.append(message)
             self._changed.notify()
-        self.alarm()
 
-    def drain(self, most: int | None = None) -> list[T]:
+    def drain(self, most: int | None = None) -> list[Command]:
         """The oldest messages, with at most so many requests; without `most`, all messages."""
         with self._changed:
             if most is None or self.requests <= most:
                 taken, self.requests = list(self._messages), 0
                 self._messages.clear()
                 return taken
-            left, taken = self.requests - most, list[T]()
+            left, taken = self.requests - most, list[Command]()
             while self.requests > left:
                 taken.append(self._messages.popleft())
-                self.requests -= isinstance(taken[-1], self._request)
+                self.requests -= isinstance(taken[-1], Submit)
             return taken
 
     def wait(self, timeout_s: float | None) -> None:

@@ -32,13 +32,13 @@ class StallDetector:
         self._paused = False
         self._since = clock()
 
-    def submitted(self, request: Request, parked: str = "") -> None:
+    def submitted(self, request_id: str, handle: int, parked: str = "") -> None:
         """Call it before the request is sent, so that it precedes the end."""
         if not self._is_waiting:
             self._since = self._clock()
-        self._open[request.id] = request.handle
+        self._open[request_id] = handle
         if parked:
-            self._parked.add(request.id)
+            self._parked.add(request_id)
 
     def ended(self, request_id: str) -> None:
         self._open.pop(request_id, None)

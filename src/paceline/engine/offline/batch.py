@@ -142,8 +142,7 @@ async def outputs_of(
 async def output_of(engine: AsyncEngine, generation: GenerationRequest) -> RequestOutput:
     try:
         prompt = await engine.tokenized(generation)
-        asked = generation.ready(prompt, generation.request_id, generation.timeout)
-        return await engine.generate(asked).whole()
+        return await engine.generate(generation.ready(prompt)).whole()
     except RequestError as error:
         return refusal(generation, error)
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from paceline.core.arrays import I64
 from paceline.core.errors import QueueFull
@@ -16,6 +17,7 @@ from paceline.core.kv_transfer import KVTransfer
 from paceline.core.request import Request
 from paceline.engine.choice_rows import NOBODY, ROW, ChoiceRows, extended
 from paceline.engine.loop.messages import Capacity, Delivery
+from paceline.engine.transport.wire import EncodedRequest
 from paceline.kv.keys import Keys
 
 Replica = TypeVar("Replica", bound=Hashable)
@@ -120,6 +122,11 @@ class Router:
         self._keys = Keys(capacity.block_size) if compares else None
         self._affinity = PrefixAffinity[int](capacity.num_blocks, random=random)
 
+    @property
+    def compares(self) -> bool:
+        """Whether an engine is chosen by the prompt."""
+        return self._keys is not None
+
     def route(self, request: Request) -> Route:
         """A request that has no engine yet."""
         keys: list[bytes] = []
@@ -161,10 +168,10 @@ class SequenceRows:
         self._rows = ChoiceRows[None]()
         self._theirs: I64 = np.empty(0, np.int64)
 
-    def add(self, request: Request) -> Request:
+    def add(self, request: EncodedRequest) -> EncodedRequest:
         """The request as an engine gets it."""
         width = request.width
-        own = replace(request, handle=self._rows.next_handle(width))
+        own = structs.replace(request, handle=self._rows.next_handle(width))
         self._rows.open((), own.handle, width, deferred=True)
         if len(self._theirs) < len(self._rows.handle):
             self._theirs = extended(self._theirs, len(self._rows.handle))
@@ -180,12 +187,12 @@ class SequenceRows:
         theirs[new.place] = self._theirs[new.row]
         return replace(delivery, handle=theirs)
 
-    def tokens(self, own: Request) -> list[tuple[int, ...]]:
+    def tokens(self, own: EncodedRequest) -> list[tuple[int, ...]]:
         """The tokens that each sequence of a request has so far."""
         first = own.handle & ROW
         return [tuple(self._rows.tokens.read(first + child)) for child in range(own.width)]
 
-    def release(self, own: Request) -> None:
+    def release(self, own: EncodedRequest) -> None:
         """A request of `add` has ended."""
         self._rows.release(own.handle, own.width)
 
@@ -194,8 +201,7 @@ class SequenceRows:
 class Placement:
     """A request, and the engine that it is submitted to."""
 
-    request: Request
-    parked: str
+    request: EncodedRequest
     route: Route
     ended: set[int] = field(default_factory=set[int])  # of its sequences, or aborted
     aborted: bool = False
@@ -223,9 +229,13 @@ class Placements:
 
     # -- requests come and go -------------------------------------------------
 
-    def begin(self, request: Request, parked: str) -> Placement:
+    def begin(self, request: EncodedRequest) -> Placement:
         """A new request, which has no engine yet. Call `place` or `end`."""
-        return Placement(self._rows.add(request), parked, self.router.route(request))
+        if self.router.compares:
+            route = self.router.route(request.request())
+        else:
+            route = Route([], request.tokens, request.width)
+        return Placement(self._rows.add(request), route)
 
     def choose(self, one: Placement, engines: Sequence[int]) -> int:
         """Where a request should go. It counts from `place` on."""
@@ -308,15 +318,16 @@ class Placements:
         """Has a token of it been delivered?"""
         return any(self._rows.tokens(one.request))
 
-    def continuation(self, one: Placement) -> Request:
+    def continuation(self, one: Placement) -> EncodedRequest:
         """The request after the tokens that were delivered. RequestError if it has none to come.
 
         What a prefill engine kept for it may have been read, and can then not be read again.
         """
         tokens = self._rows.tokens(one.request)
         kept = (None if child in one.ended else ids for child, ids in enumerate(tokens))
-        transfer = KVTransfer.of(one.request.kv_transfer_params)
-        params = one.request.kv_transfer_params
+        request = one.request.request()
+        transfer, params = KVTransfer.of(request.kv_transfer_params), request.kv_transfer_params
         if transfer is not None and transfer.do_remote_prefill:
             params = None
-        return replace(one.request, generated=tuple(kept), kv_transfer_params=params)
+        request = replace(request, generated=tuple(kept), kv_transfer_params=params)
+        return EncodedRequest.of(request, one.request.parked)

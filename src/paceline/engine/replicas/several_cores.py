@@ -8,6 +8,8 @@ from threading import Lock, Timer
 from time import monotonic
 from typing import Any
 
+from msgspec import structs
+
 from paceline.core.errors import PacelineError, RequestError
 from paceline.core.plan import NO_OUTPUTS, Ended, Timings
 from paceline.core.request import Finish, Request
@@ -24,6 +26,7 @@ from paceline.engine.replicas.questions import EngineQuestions
 from paceline.engine.replicas.router import Placement, Placements
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.restart import RestartingCore
+from paceline.engine.transport.wire import EncodedRequest
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +94,18 @@ class SeveralCores:
     # -- for any thread -----------------------------------------------------
 
     def submit(self, request: Request, parked: str = "") -> None:
+        self.forward(EncodedRequest.of(request, parked))
+
+    def forward(self, message: EncodedRequest) -> None:
         with self._lock:
-            if request.id in self._placements.open:
-                raise RequestError(f"request {request.id!r} is already open; use another id")
-            one, rank = self._placements.begin(request, parked), request.data_parallel_rank
+            if message.id in self._placements.open:
+                raise RequestError(f"request {message.id!r} is already open; use another id")
+            one = self._placements.begin(message)
             try:
-                if rank is None:
+                if message.rank is None:
                     self._place_or_hold(one)
                 else:
-                    self._place(one, [rank])
+                    self._place(one, [message.rank])
             except BaseException:
                 self._placements.end(one)
                 raise
@@ -115,7 +121,7 @@ class SeveralCores:
         while True:
             engine = self._placements.choose(one, engines)
             try:
-                self._cores[engine].submit(one.request, one.parked)
+                self._cores[engine].forward(one.request)
                 break
             except EngineFailed:
                 engines.remove(engine)
@@ -160,14 +166,14 @@ class SeveralCores:
     def park(self, request_id: str, reason: str) -> None:
         with self._lock:
             if (one := self._placements.open.get(request_id)) is not None:
-                one.parked = reason
+                one.request = structs.replace(one.request, parked=reason)
                 if request_id not in self._placements.held:
                     self._cores[one.engine].park(request_id, reason)
 
     def wake(self, request_id: str) -> None:
         with self._lock:
             if (one := self._placements.open.get(request_id)) is not None:
-                one.parked = ""
+                one.request = structs.replace(one.request, parked="")
                 if request_id not in self._placements.held:
                     self._cores[one.engine].wake(request_id)
 
@@ -221,7 +227,7 @@ class SeveralCores:
         """Submit a request to another engine, once, if the queue of its own is full. One whose
         client chose the engine stays there, and so does every one if there is no other."""
         alone = len(self._cores) == 1
-        is_bound = alone or one.aborted or one.request.data_parallel_rank is not None
+        is_bound = alone or one.aborted or one.request.rank is not None
         if is_bound or not one.route.turns(error):
             return False
         full = one.engine
@@ -303,7 +309,7 @@ class SeveralCores:
 
     def _end_of(self, one: Placement, reason: str) -> Ended:
         """The end of a request that no engine can continue."""
-        request = one.request
+        request = one.request.request()
         took = Timings(total_s=monotonic() - (request.arrival or 0.0))
         if one.aborted or one.all_ended:
             return Ended(request.id, Finish.ABORT, timings=took)

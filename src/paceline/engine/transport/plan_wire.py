@@ -18,7 +18,7 @@ from paceline.core.plan import (
     Rows,
     TokensBySlot,
 )
-from paceline.engine.transport.wire import EncodedRequest, decode_request, encode_request
+from paceline.engine.transport.wire import decode_request, encode_request
 
 
 class EncodedRows(msgspec.Struct, array_like=True, frozen=True):
@@ -85,6 +85,7 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     request: msgspec.Raw
+    handle: int
     tokens: bytes
     computed: int
     blocks: Blocks
@@ -93,12 +94,12 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
 
     @staticmethod
     def of(new: Admitted) -> "EncodedAdmitted":
-        request = encode_request(new.request.without_cells()).request
+        request, tokens = encode_request(new.request.without_cells()), new.tokens.tobytes()
         lengths = new.computed, new.blocks, new.resumed, new.more
-        return EncodedAdmitted(new.slot, request, new.tokens.tobytes(), *lengths)
+        return EncodedAdmitted(new.slot, request, new.request.handle, tokens, *lengths)
 
     def admitted(self) -> Admitted:
-        request, tokens = decode_request(EncodedRequest(self.request)), array(self.tokens, np.int32)
+        request, tokens = decode_request(self.request, self.handle), array(self.tokens, np.int32)
         lengths = self.computed, self.blocks, self.resumed, self.more
         return Admitted(self.slot, request, tokens, *lengths)
 

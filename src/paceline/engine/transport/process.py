@@ -66,13 +66,16 @@ class ProcessCore:
             self._report_death()
 
     def submit(self, request: Request, parked: str = "") -> None:
-        self._stalls.submitted(request, parked)  # before the core can report its end
+        self.forward(wire.EncodedRequest.of(request, parked))
+
+    def forward(self, message: wire.EncodedRequest) -> None:
+        self._stalls.submitted(message.id, message.handle, message.parked)  # before it can end
         try:
             if not (self._death or self._process.alive):
                 raise EngineFailed(self._exit_reason())  # the reader has not noticed yet
-            self._send(wire.encode_request(request, parked))
+            self._send(message)
         except BaseException:
-            self._stalls.ended(request.id)
+            self._stalls.ended(message.id)
             raise
 
     def abort(self, request_id: str, child: int | None = None) -> None:

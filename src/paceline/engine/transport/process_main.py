@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -16,8 +17,7 @@ from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.system.host import keep_heap
 from paceline.engine.components import factory_named
 from paceline.engine.loop.engine import Engine
-from paceline.engine.loop.messages import Inbox, Question, Submit
-from paceline.engine.loop.questions import when_done
+from paceline.engine.loop.messages import PendingQuestion, Submit
 from paceline.engine.transport import wire
 from paceline.engine.transport.child_process import Alarm
 
@@ -100,12 +100,11 @@ class CoreLoop:
     """Runs the engine on the main thread: reads the socket, takes a turn, sends the delivery.
 
     Every message leaves the socket before a turn, so that requests beyond `inbox_requests` are
-    refused. While requests run, those of a burst wait in `_inbox`, still encoded.
+    refused. While requests run, those of a burst wait in the engine's inbox, still encoded.
     """
 
     def __init__(self, engine: Engine, commands: zmq.Socket[bytes], outbox: Outbox) -> None:
         self._engine, self._commands, self._send = engine, commands, outbox.send
-        self._inbox = Inbox[wire.ToCore](engine.settings.inbox_requests, wire.EncodedRequest)
         self._closing = False
         self._alarm = Alarm()  # rung when another thread has a message for the engine
         engine.call_for_messages(self._alarm.ring)
@@ -121,51 +120,39 @@ class CoreLoop:
 
     def turn(self) -> None:
         self._receive()
-        for message in self._inbox.drain(self._engine.arrivals):
-            self._apply(message)
         delivery = self._engine.turn()
         if delivery is not None:
             self._send(wire.encode_delivery(delivery))
 
     def _receive(self) -> None:
         """Take every message out of the socket; wait for one if nothing else is due."""
-        patience_s = 0.0 if self._inbox else self._engine.patience_s
+        patience_s = self._engine.patience_s
         found = self._poller.poll(None if patience_s is None else ceil(patience_s * 1000))
         if any(one == self._alarm.fileno() for one, _ in found):
             self._alarm.clear()
         while (frame := received(self._commands)) is not None:
-            message: wire.ToCore = wire.to_core.decode(frame)
-            try:
-                self._inbox.put(message)
-            except QueueFull as error:
-                assert isinstance(message, wire.EncodedRequest)
-                self._engine.refuse(wire.decode_request(message).id, error)
-            self._closing = self._closing or isinstance(message, wire.Close)
+            self._put(wire.to_core.decode(frame))
 
-    def _apply(self, message: wire.ToCore) -> None:
+    def _put(self, message: wire.ToCore) -> None:
         match message:
-            case wire.EncodedRequest(_, parked):
-                self._engine.apply(Submit(wire.decode_request(message), parked))
+            case wire.EncodedRequest():
+                try:
+                    self._engine.put(Submit(message.request, message.parked))
+                except QueueFull as error:
+                    self._engine.refuse(message.id, error)
             case wire.AbortMessage(command) | wire.ParkMessage(command) | wire.WakeMessage(command):
-                self._engine.apply(command)
+                self._engine.put(command)
             case wire.NumberedQuestion(number, question):
-                self._answer(number, question)
+                answer: Future[Any] = Future()
+                answer.add_done_callback(partial(self._send_answer, number))
+                self._engine.put(PendingQuestion(question, answer))
             case wire.Close():
-                pass
+                self._closing = True
             case _:
                 raise AssertionError(f"{type(message).__name__} is no command to a running core")
 
-    def _answer(self, number: int, question: Question) -> None:
-        try:
-            found = self._engine.answer(question)
-        except PacelineError as error:
-            self._send_answer(number, None, error)
-        else:
-            when_done(found, partial(self._send_answer, number))
-
-    def _send_answer(self, number: int, value: Any, error: BaseException | None) -> None:
-        fault = None if error is None else wire.EncodedError.of(error)
-        self._send(wire.NumberedAnswer(number, value, fault))
+    def _send_answer(self, number: int, answer: Future[Any]) -> None:
+        self._send(wire.NumberedAnswer.of(number, answer))
 
 
 def received(socket: zmq.Socket[bytes]) -> bytes | None:

@@ -84,7 +84,7 @@ class RemoteCore:
         self._send(FrontEndReady(wire.EncodedError.of(error) if error else None))
 
     def submit(self, request: Request, parked: str = "") -> None:
-        self._send(wire.encode_request(request, parked))
+        self._send(wire.EncodedRequest.of(request, parked))
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._send(wire.AbortMessage(Abort(request_id, child)))

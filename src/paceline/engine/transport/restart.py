@@ -22,6 +22,7 @@ from paceline.engine.loop.messages import (
 from paceline.engine.loop.ports import Receiver
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.process import ProcessCore
+from paceline.engine.transport.wire import EncodedRequest
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class RestartingCore:
 
     def submit(self, request: Request, parked: str = "") -> None:
         self._present().submit(request, parked)
+
+    def forward(self, message: EncodedRequest) -> None:
+        self._present().forward(message)
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         self._core.abort(request_id, child)

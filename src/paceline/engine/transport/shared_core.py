@@ -30,6 +30,12 @@ from paceline.engine.transport.front_end_link import (
 )
 
 
+class ForwardingCore(Core, Protocol):
+    """A core that also accepts requests of other processes as they arrive."""
+
+    def forward(self, message: wire.EncodedRequest) -> None: ...
+
+
 class RequestRecord(Protocol):
     """A record of one request."""
 
@@ -87,7 +93,7 @@ class SharedCore:
     `gone` is called with the reason when the core has stopped for good.
     """
 
-    def __init__(self, core: Core, figures: F64, gone: Callable[[str], None]) -> None:
+    def __init__(self, core: ForwardingCore, figures: F64, gone: Callable[[str], None]) -> None:
         self._core, self._figures, self._gone = core, figures, gone
         self._links: dict[int, FrontEndLink] = {}
         self._owners: dict[str, int] = {}  # the front end of each request
@@ -153,18 +159,17 @@ class SharedCore:
                 self._peers.left(one)
 
     def _submit(self, link: FrontEndLink, message: wire.EncodedRequest) -> None:
-        request = wire.decode_request(message)
         with self._lock:
-            owner = self._owners.setdefault(request.id, link.number)
+            owner = self._owners.setdefault(message.id, link.number)
             self._count()
         try:
             if owner != link.number:
-                raise RequestError(f"request {request.id!r} is already open; use another id")
-            self._core.submit(request, message.parked)
+                raise RequestError(f"request {message.id!r} is already open; use another id")
+            self._core.forward(message)
         except PacelineError as error:
             if owner == link.number:
-                self._release(request.id)
-            refused = (Refused(request.id, error),)
+                self._release(message.id)
+            refused = (Refused(message.id, error),)
             link.send(wire.encode_delivery(Delivery(monotonic(), *NO_ROWS, refused=refused)))
 
     def _apply(self, command: Abort | Park | Wake) -> None:
@@ -245,9 +250,4 @@ def health_of(core: Core) -> CoreHealth:
 
 
 def send_answer(link: FrontEndLink, number: int, answer: Future[Any]) -> None:
-    error = answer.exception()
-    if error is None:
-        link.send(wire.NumberedAnswer(number, answer.result()))
-    else:
-        assert isinstance(error, Exception)
-        link.send(wire.NumberedAnswer(number, fault=wire.EncodedError.of(error)))
+    link.send(wire.NumberedAnswer.of(number, answer))

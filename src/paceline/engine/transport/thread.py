@@ -11,6 +11,7 @@ from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import Capacity, EngineFailed, PendingQuestion, Question
 from paceline.engine.loop.ports import Receiver
 from paceline.engine.loop.turn_times import StallDetector
+from paceline.engine.transport.wire import EncodedRequest
 
 CLOSE_S = 10.0  # for the step in flight to finish
 SHUT_DOWN = "the engine is shut down"
@@ -39,12 +40,15 @@ class ThreadCore:
 
     def submit(self, request: Request, parked: str = "") -> None:
         engine = self._running()
-        self._stalls.submitted(request, parked)
+        self._stalls.submitted(request.id, request.handle, parked)
         try:
             engine.submit(request, parked)
         except BaseException:
             self._stalls.ended(request.id)
             raise
+
+    def forward(self, message: EncodedRequest) -> None:
+        self.submit(message.request(), message.parked)
 
     def abort(self, request_id: str, child: int | None = None) -> None:
         if engine := self._engine:

@@ -1,6 +1,7 @@
 """Messages as bytes, between two processes: ids and arrays, nothing executable."""
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -77,10 +78,24 @@ class Build(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class EncodedRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A request as the values of its fields, and the reason if it is parked."""
+    """A request as the values of its fields, and what a process on its way needs of it."""
 
-    request: msgspec.Raw
-    parked: str = ""
+    id: str
+    handle: int  # instead of that among the values
+    width: int
+    tokens: int  # of the prompt
+    rank: int | None
+    values: msgspec.Raw
+    parked: str = ""  # the reason
+
+    @staticmethod
+    def of(request: Request, parked: str = "") -> "EncodedRequest":
+        header = request.id, request.handle, request.width, len(request.prompt)
+        rank = request.data_parallel_rank
+        return EncodedRequest(*header, rank, encode_request(request), parked)
+
+    def request(self) -> Request:
+        return decode_request(self.values, self.handle)
 
 
 class AbortMessage(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -115,6 +130,13 @@ class NumberedAnswer(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     value: Any = None
     fault: EncodedError | None = None
+
+    @staticmethod
+    def of(number: int, answer: Future[Any]) -> "NumberedAnswer":
+        """The value or the error of an answer that is there."""
+        if (error := answer.exception()) is not None:
+            return NumberedAnswer(number, fault=EncodedError.of(error))
+        return NumberedAnswer(number, answer.result())
 
 
 class Died(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -300,9 +322,9 @@ requests = msgspec.msgpack.Decoder(
 )
 
 
-def encode_request(request: Request, parked: str = "") -> EncodedRequest:
+def encode_request(request: Request) -> msgspec.Raw:
     values = request_values(request), sampling_values(request.sampling)
-    return EncodedRequest(msgspec.Raw(encoder.encode(values)), parked)
+    return msgspec.Raw(encoder.encode(values))
 
 
 def setters_of(kind: Any, names: tuple[str, ...]) -> list[Callable[[Any, Any], None]]:
@@ -310,15 +332,16 @@ def setters_of(kind: Any, names: tuple[str, ...]) -> list[Callable[[Any, Any], N
     return [getattr(kind, name).__set__ for name in names]
 
 
-PROMPT, LOGIT_BIAS = REQUEST_NAMES.index("prompt"), SAMPLING_NAMES.index("logit_bias")
+PROMPT, HANDLE = map(REQUEST_NAMES.index, ("prompt", "handle"))
+LOGIT_BIAS = SAMPLING_NAMES.index("logit_bias")
 SAMPLING_SETTERS = setters_of(Sampling, SAMPLING_NAMES)
 REQUEST_SETTERS = setters_of(Request, (*REQUEST_NAMES, "sampling"))
 
 
-def decode_request(message: EncodedRequest) -> Request:
-    of_request, of_sampling = requests.decode(message.request)
+def decode_request(encoded: msgspec.Raw, handle: int) -> Request:
+    of_request, of_sampling = requests.decode(encoded)
     values, sampling = [*of_request], [*of_sampling]
-    values[PROMPT] = np.frombuffer(values[PROMPT], np.int32)
+    values[PROMPT], values[HANDLE] = np.frombuffer(values[PROMPT], np.int32), handle
     sampling[LOGIT_BIAS] = MappingProxyType(sampling[LOGIT_BIAS]) or NO_BIAS
     values.append(restored(Sampling, SAMPLING_SETTERS, sampling))
     return restored(Request, REQUEST_SETTERS, values)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -14,6 +14,7 @@ from paceline.engine.api import (
     EngineFailed,
     GenerationRequest,
     RequestOutput,
+    SamplingParams,
     Stream,
     TokenizedPrompt,
 )
@@ -80,9 +81,7 @@ class GenerationResponse(Response):
         try:
             self._context.check_open()
             with self._context.open_requests.opened(job.name, len(job.generations)):
-                generations = await self._ready(self._bound())
-                if job.reply.may_hold(generations[0].params):
-                    generations = await self._context.long_work.run(held, job.reply, generations)
+                generations = await self._ready(self._chosen_rank())
                 entry.prompt_tokens = sum(
                     len(generation.prompt_token_ids or ()) for generation in generations
                 )
@@ -107,34 +106,51 @@ class GenerationResponse(Response):
 
     # -- to the engine ------------------------------------------------------
 
-    def _bound(self) -> Sequence[GenerationRequest]:
-        """The requests for the engine that a client chose. 503 if it is not there."""
-        generations, rank = self._job.generations, self._job.client.chosen_rank
-        if rank is None:
-            return generations
-        troubles = self._context.engine.troubles()
-        if rank < len(troubles) and troubles[rank]:
-            raise ApiError(UNAVAILABLE, f"engine {rank}: {troubles[rank]}", code="unhealthy")
-        return [replace(one, data_parallel_rank=rank) for one in generations]
+    def _chosen_rank(self) -> int | None:
+        """The engine that a client chose, if any. 503 if it is not there."""
+        if (rank := self._job.client.chosen_rank) is not None:
+            troubles = self._context.engine.troubles()
+            if rank < len(troubles) and troubles[rank]:
+                raise ApiError(UNAVAILABLE, f"engine {rank}: {troubles[rank]}", code="unhealthy")
+        return rank
 
-    async def _ready(self, generations: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-        """Tokenize the prompts, and give each its id, its adapter and its timeout.
-
-        Raises QueueFull if there is no room for them.
-        """
-        context, name = self._context, self._job.name
-        context.engine.check_room(len(generations))
-        timeout, parts = context.settings.timeout_s or None, context.open_requests[name]
-        prompts: list[TokenizedPrompt] = []
-        for start in range(0, len(parts), READ_AT_ONCE):
-            some = generations[start : start + READ_AT_ONCE]
-            prompts += await asyncio.gather(*map(context.tokenized, some))
-        given = zip(generations, prompts, parts, strict=True)
-        origin = name if len(parts) > 1 else ""  # its prompts leave slots for others
+    async def _ready(self, rank: int | None) -> list[GenerationRequest]:
+        """The requests as the engine gets them. Raises QueueFull if there is no room for them."""
+        context, job = self._context, self._job
+        context.engine.check_room(len(job.generations))
+        prompts = await self._prompts()
+        params = await self._params(prompts)
+        timeout, parts = context.settings.timeout_s or None, context.open_requests[job.name]
+        origin = job.name if len(parts) > 1 else ""  # its prompts leave slots for others
         return [
-            context.adapted(generation).ready(prompt, part, timeout, origin)
-            for generation, prompt, part in given
+            generation.ready(
+                prompt,
+                params=own,
+                request_id=part,
+                adapter=context.adapter(generation.adapter),
+                timeout=generation.timeout or timeout,
+                origin=origin,
+                data_parallel_rank=rank,
+            )
+            for generation, prompt, own, part in zip(
+                job.generations, prompts, params, parts, strict=True
+            )
         ]
+
+    async def _prompts(self) -> list[TokenizedPrompt]:
+        found: list[TokenizedPrompt] = []
+        generations = self._job.generations
+        for start in range(0, len(generations), READ_AT_ONCE):
+            some = generations[start : start + READ_AT_ONCE]
+            found += await asyncio.gather(*map(self._context.tokenized, some))
+        return found
+
+    async def _params(self, prompts: Sequence[TokenizedPrompt]) -> list[SamplingParams]:
+        """The parameters of each part, with what holds the model to its answer."""
+        reply, params = self._job.reply, [one.params for one in self._job.generations]
+        if not reply.may_hold(params[0]):
+            return params
+        return await self._context.long_work.run(held, reply, params, prompts)
 
     async def _started(self, generations: Sequence[GenerationRequest]) -> list[Stream]:
         """Start the parts, one after another.
@@ -232,9 +248,11 @@ class GenerationResponse(Response):
         return [output for output in found if output is not None]
 
 
-def held(reply: ReplyParsing, parts: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-    """The parts of a request, each with what holds the model to its answer."""
-    return [reply.held(part) for part in parts]
+def held(
+    reply: ReplyParsing, params: Sequence[SamplingParams], prompts: Sequence[TokenizedPrompt]
+) -> list[SamplingParams]:
+    pairs = zip(params, prompts, strict=True)
+    return [reply.held(one, prompt.token_ids) for one, prompt in pairs]
 
 
 async def until(end: Coroutine[Any, Any, None], job: Coroutine[Any, Any, None]) -> None:

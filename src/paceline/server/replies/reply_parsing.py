@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
+from paceline.engine.api import RequestOutput, SamplingParams, TextDelta
 from paceline.server.errors import BAD_REQUEST, ApiError
 from paceline.server.settings import ServerSettings
 from paceline.structured.request_fields import from_response_format
@@ -66,21 +66,21 @@ class ReplyParsing:
         return replace(self, budget=budget)
 
     def may_hold(self, params: SamplingParams) -> bool:
-        """Whether `held` may change a request."""
+        """Whether `held` may change the parameters."""
         reasons = self.reasoning is not None and params.constraint is not None
         return self.has_tools or reasons or self.budget is not None
 
-    def held(self, generation: GenerationRequest) -> GenerationRequest:
-        """A tokenized request, with the grammar that holds the model to calls of its tools. It
-        holds the answer alone, if the model may reason first."""
-        found = self._constraint(generation.params)
+    def held(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
+        """The parameters with the grammar that holds the model to calls of its tools. It holds
+        the answer alone, if the model may reason first."""
+        found = self._constraint(params)
         if found is None and self.budget is None:
-            return generation
-        reasoning = self._reasoning(generation.prompt_token_ids or ())
+            return params
+        reasoning = self._reasoning(prompt)
         if reasoning is not None and (markers := reasoning.markers) is not None:
             found = (found or Constraint.any_text()).after_reasoning(*markers)
             found = found if self.budget is None else found.within(self.budget)
-        return replace(generation, params=replace(generation.params, structured_outputs=found))
+        return replace(params, structured_outputs=found)
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         """Of the tools, of the request, or of both where the model may call or answer."""

@@ -59,7 +59,7 @@ async def truncated(
 ) -> list[GenerationRequest]:
     """The same requests with token ids, so that what is left of their prompts can be echoed."""
     read = context.engine.tokenized
-    return [one.ready(await read(one), one.request_id, one.timeout) for one in generations]
+    return [one.ready(await read(one)) for one in generations]
 
 
 def prompt_texts(context: ServerContext, generations: Sequence[GenerationRequest]) -> list[str]:

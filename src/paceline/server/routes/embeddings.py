@@ -2,7 +2,6 @@
 classes, and how well they match."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import time
 
 import numpy as np
@@ -215,8 +214,9 @@ class PoolingJob:
             raise unsupported("input", f"it has {len(prompts)} texts; at most {most} (max_prompts)")
         try:
             generations = [
-                replace(
-                    pooled(prompt, defaults),
+                pooled(
+                    prompt,
+                    defaults,
                     priority=body.priority or 0,
                     tenant=body.user or "",
                     cache_salt=body.cache_salt or "",

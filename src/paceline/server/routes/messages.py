@@ -1,6 +1,5 @@
 """POST /v1/messages: conversations in Anthropic's form."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -24,7 +23,7 @@ from paceline.server.errors import (
     ErrorBody,
     fault_of,
 )
-from paceline.server.parse import chat_ask, constraint, effort_of, unsupported
+from paceline.server.parse import chat_ask, effort_of, unsupported
 from paceline.server.replies.generation_response import GenerationJob, GenerationResponse
 from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,
@@ -196,10 +195,8 @@ def message_ask(
         "cache_salt": body.cache_salt,
         "kv_transfer_params": body.kv_transfer_params,
     }
-    asked = chat_ask(chat_of(body).model_copy(update=given), rules, reply)
     formats = {"output_config": body.output_config, "output_format": body.output_format}
-    params = dataclasses.replace(asked.params, structured_outputs=constraint(formats))
-    return dataclasses.replace(asked, params=params)
+    return chat_ask(chat_of(body).model_copy(update=given), rules, reply, formats)
 
 
 def chat_of(body: MessagesPrompt) -> ChatRequest:

@@ -32,6 +32,7 @@ from paceline.engine.trace.trace_file import TraceTarget
 from paceline.engine.transport.child_process import ANYWHERE, ProcessPlace
 from paceline.engine.transport.process import ProcessCore
 from paceline.engine.transport.restart import RestartingCore
+from paceline.engine.transport.shared_core import ForwardingCore
 from paceline.engine.transport.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.repository_files import Progress, silent
@@ -259,7 +260,9 @@ def loaded(model: str, progress: Progress, settings: dict[str, Any]) -> ServedMo
     return ServedModel(core, tokenizer, images, rules, labels, given)
 
 
-def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tuple[Core, str]:
+def loaded_core(
+    model: str, progress: Progress, settings: dict[str, Any]
+) -> tuple[ForwardingCore, str]:
     """A core that is ready, and the path of the model."""
     is_dummy = settings.get("load_format", "auto") == "dummy"
     path = model if is_dummy else str(download(model, progress))
@@ -274,7 +277,7 @@ def loaded_core(model: str, progress: Progress, settings: dict[str, Any]) -> tup
     return core, path
 
 
-def core_of(path: str, settings: dict[str, Any]) -> Core:
+def core_of(path: str, settings: dict[str, Any]) -> ForwardingCore:
     """The step loop of a model, on a thread, in a process, or in several that load it at once."""
     chosen: CoreSettings = pop_settings(CoreSettings, settings)
     engine: EngineSettings = pop_settings(EngineSettings, settings)

@@ -17,12 +17,11 @@ import msgspec
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.choice_rows import MOST_FRONT_ENDS
 from paceline.engine.loop.messages import EngineFailed
-from paceline.engine.loop.ports import Core
 from paceline.engine.settings import CoreSettings
 from paceline.engine.transport.child_process import ChildProcess
 from paceline.engine.transport.front_end_link import DrainFrontEnd, FrontEndBuild, FrontEndLink
 from paceline.engine.transport.restart import RestartBudget
-from paceline.engine.transport.shared_core import SharedCore
+from paceline.engine.transport.shared_core import ForwardingCore, SharedCore
 from paceline.engine.transport.wire import plain
 from paceline.server.scoreboard import shared_board
 from paceline.server.settings import ServerSettings
@@ -95,7 +94,7 @@ class Supervisor:
 
     def __init__(
         self,
-        core: Core,
+        core: ForwardingCore,
         settings: FrontEndSettings,
         limits: CoreSettings,
         idle: IdleProcesses,
