@@ -39,7 +39,7 @@ def test_a_mapping_is_as_good_as_json() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ("{on", "kv_events_config is '{on', which is no JSON: "),
+        ("{on", "kv_events_config is '{on', which is not JSON: "),
         ("[1]", r"kv_events_config is '\[1\]'; it must be a mapping, such as {\"enable_kv"),
         ('{"endpont": "tcp://*:1"}', "unknown name 'endpont'; did you mean 'endpoint'?"),
         ('{"zzz": 1}', "unknown name 'zzz'; it may have enable_kv_cache_events, publisher, "),
@@ -178,7 +178,7 @@ def test_the_same_value_may_be_given_twice() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("{method", r"speculative_config is '{method', which is no JSON: "),
+        ("{method", r"speculative_config is '{method', which is not JSON: "),
         ([4], r"speculative_config is \[4\]; it must be a mapping, such as"),
         ({"num_speculative_tokens": 4}, "neither a method nor a model"),
         ({"method": "ngram"}, "has no num_speculative_tokens; set it to 1 or more"),
