@@ -5,11 +5,7 @@ import io
 import pytest
 
 from paceline.cli.progress import RequestProgress, duration
-
-
-class FakeTerminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.terminal import Terminal
 
 
 def test_a_line_for_each_tenth_has_the_rate_and_the_time_left() -> None:
@@ -47,7 +43,7 @@ def test_requests_that_are_skipped_print_no_line() -> None:
 def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
-    out = FakeTerminal()
+    out = Terminal()
     with RequestProgress(3, "runs", stream=out) as progress:
         progress.show(1)
         progress.show(3, failed=1)

@@ -29,8 +29,8 @@ def test_every_setting_is_on_the_page() -> None:
 def test_type_checkers_know_every_setting() -> None:
     wanted = "python -m paceline.cli.settings_page types > src/paceline/wiring/setting_fields.py"
     assert Path(setting_fields.__file__).read_text(encoding="utf-8") == types(), f"run {wanted}"
-    own = setting_fields.OwnSettings.__annotations__
-    assert own.keys() == {*ENGINE_SETTINGS}
-    assert own["max_model_len"] == int | None
+    ours = setting_fields.PacelineSettings.__annotations__
+    assert ours.keys() == {*ENGINE_SETTINGS}
+    assert ours["max_model_len"] == int | None
     known = setting_fields.VllmSettings.__annotations__.keys()
-    assert known | own.keys() == {*LLM_ARGUMENTS, *VLLM, "revision"} - {"progress"}
+    assert known | ours.keys() == {*LLM_ARGUMENTS, *VLLM, "revision"} - {"progress"}

@@ -28,7 +28,7 @@ from tests.conformance.architectures import Case, cases, few_cases, tokens_of
 from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
 from tests.conformance.native_backend import BACKENDS as NATIVE_BACKENDS
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
-from tests.runner.models.test_backend_support import with_sink
+from tests.runner.models.test_layer_groups import with_sink
 from tests.runner.sequences import LoadedModel, Sequences
 from tests.runner.support import Piece, batch_of
 from tests.test_guides import GUIDES, blocks

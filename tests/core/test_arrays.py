@@ -1,4 +1,4 @@
-"""Tables that cost memory only where they are written, and arrays that cannot be."""
+"""Tables that cost memory only where they are written, and token ids in any form."""
 
 import resource
 from pathlib import Path
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.core import arrays
-from paceline.core.arrays import NO_I32, NO_INDEX, frozen, sparse_zeros
+from paceline.core.arrays import NO_I32, NO_INDEX, frozen, sparse_zeros, token_array
+from paceline.core.errors import RequestError
 
 STATM = Path("/proc/self/statm")
 
@@ -62,3 +63,21 @@ def test_the_shared_empty_arrays_are_frozen() -> None:
     assert len(NO_INDEX) == len(NO_I32) == 0
     assert not NO_INDEX.flags.writeable
     assert not NO_I32.flags.writeable
+
+
+def test_token_arrays_may_be_empty() -> None:
+    assert token_array([], "nothing").tolist() == []
+
+
+def test_an_array_that_was_made_here_is_not_copied() -> None:
+    made = token_array([5, 6], "a prompt")
+    assert token_array(made, "a prompt") is made
+    assert made.dtype == np.int32
+    assert not made.flags.writeable
+
+
+def test_an_error_says_what_the_ids_belong_to() -> None:
+    with pytest.raises(RequestError, match=r"^a prompt has a negative token id: -3$"):
+        token_array([1, -3], "a prompt")
+    with pytest.raises(RequestError, match=r"^a prompt must be a list of token ids: "):
+        token_array(["a"], "a prompt")

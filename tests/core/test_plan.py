@@ -188,11 +188,6 @@ def test_a_plan_that_moves_blocks_is_not_empty(name: str) -> None:
     assert plan(NO_ROWS, released=(1,), finished=("a",), preempted=("b",)).empty
 
 
-def test_a_step_is_mixed_unless_it_says_otherwise() -> None:
-    assert plan(NO_ROWS).kind == "mixed"
-    assert plan(NO_ROWS, kind="decode").kind == "decode"
-
-
 def test_the_total_is_a_plain_sum() -> None:
     total = plan(rows("a", "b", count=[2, 40])).total
     assert (total, type(total)) == (42, int)
@@ -381,19 +376,9 @@ def test_choices_are_told_with_the_end_best_first() -> None:
     assert told == {"b": {"tokens": [], "finish": "stop", "choices": [[5, 6], [5, 7, 8]]}}
 
 
-def test_outputs_of_nothing_tell_nothing() -> None:
-    assert NO_OUTPUTS.to_dict() == {}
-    assert NO_OUTPUTS.finished == ()
-
-
 def test_what_outputs_tell_is_plain_data() -> None:
     told = outputs("a", tokens=[[10]], count=[1]).to_dict()
     assert json.loads(json.dumps(told)) == told
-
-
-def test_an_end_is_a_value() -> None:
-    assert Ended("a", Finish.STOP, 5) == Ended("a", Finish.STOP, stop_token=5, message="")
-    assert Ended("a", Finish.STOP, 5) != Ended("a", Finish.STOP, 6)
 
 
 def test_what_is_not_a_list_of_token_ids_is_refused() -> None:

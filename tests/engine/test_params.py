@@ -14,13 +14,6 @@ from paceline.core.sampling import Sampling
 from paceline.engine.params import SamplingParams
 
 
-def test_defaults_are_those_of_the_field() -> None:
-    params = SamplingParams()
-    assert (params.temperature, params.max_tokens, params.n) == (1.0, 16, 1)
-    assert params.sampling == Sampling(temperature=1.0)
-    assert (params.beams, params.silent) == (0, False)
-
-
 def test_everything_the_runner_needs_is_passed_on() -> None:
     given: dict[str, Any] = {
         "temperature": 0.5,

@@ -1,18 +1,15 @@
 import io
+import logging
 from threading import Thread
 
 import pytest
 
-from paceline.hub.progress_bar import ProgressBar
+from paceline.hub.progress_bar import LoadingStatus, ProgressBar
 from paceline.hub.repository_files import silent
+from tests.terminal import Terminal
 
 MB = 1_000_000
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +101,43 @@ def test_nothing_reported_leaves_no_line() -> None:
         pass
     assert stream.getvalue() == ""
     silent(1, None)
+
+
+log = logging.getLogger("paceline.anything")
+
+
+def test_a_terminal_shows_the_latest_message() -> None:
+    stream, logger = Terminal(), logging.getLogger("paceline")
+    level = logger.level
+    with LoadingStatus("smollm2", stream):
+        assert "smollm2: starting" in stream.getvalue()
+        log.info("loading [weights]")
+    assert "smollm2: loading [weights]" in stream.getvalue()
+    assert (logger.level, logger.handlers) == (level, [])
+
+
+def test_warnings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    stream = Terminal()
+    with LoadingStatus("smollm2", stream):
+        log.warning("slower kernels are used")
+    assert "smollm2: slower kernels are used\n" in stream.getvalue().replace("\r", "")
+
+
+def test_a_download_takes_its_place() -> None:
+    stream = Terminal()
+    with LoadingStatus("smollm2", stream) as status:
+        status(0, 10 * MB)
+        status(10 * MB, 10 * MB)
+        log.info("loading weights")
+    drawn = stream.getvalue()
+    assert drawn.index("starting") < drawn.index("10.0/10.0 MB") < drawn.index("loading weights")
+
+
+def test_elsewhere_nothing_but_downloads_is_written() -> None:
+    stream = io.StringIO()
+    with LoadingStatus("smollm2", stream) as status:
+        log.info("loading weights")
+        assert stream.getvalue() == ""
+        status(10 * MB, 10 * MB)
+    assert stream.getvalue() == "smollm2: 10.0 of 10.0 MB\n"

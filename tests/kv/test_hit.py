@@ -1,7 +1,9 @@
 """Hits with a host part: what a lookup finds there, what it costs, and how it is loaded."""
 
+from collections.abc import Sequence
+
 from paceline.kv.cache import KVCache
-from paceline.kv.hit import MISS, Hit
+from paceline.kv.hit import MISS, MOST_QUESTIONS, Hit, Offers
 from paceline.kv.tier import HostTier
 from tests.kv.support import (
     TEXT,
@@ -152,3 +154,18 @@ def test_a_load_that_failed_leaves_nothing_on_the_device_and_all_on_the_host() -
     check(kv, host)
     assert kv.lookup(sequence(kv, TEXT[:20])) == hit
     assert (kv.host.free, kv.pool.free) == (8, 16)
+
+
+def test_a_connector_is_asked_a_few_times_and_then_only_the_device() -> None:
+    asked: list[list[bytes]] = []
+
+    def offer(keys: Sequence[bytes], have: int) -> int:
+        asked.append(list(keys))
+        return 0
+
+    offers = Offers(offer, {b"here"}.__contains__)
+    for _ in range(3 * MOST_QUESTIONS):
+        assert offers.first_absent([b"here", b"there"]) == 1
+    assert asked == [[b"there"]] * MOST_QUESTIONS
+    assert offers.first_absent([b"here"]) is None
+    assert not offers.must_ask_later

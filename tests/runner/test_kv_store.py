@@ -1,13 +1,18 @@
-from dataclasses import replace
+"""KV memory: blocks as bytes, copies of blocks, and memory that is touched late."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.runner.kv_store import BlockBytes, KVStore
+from paceline.core.plan import NO_ROWS, Plan
+from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore, lazy_zeros
 from paceline.runner.models.config import CellShape, Kept, StateShape
 from paceline.runner.models.layer_groups import STATE, layer_groups
-from tests.runner.support import tiny
+from tests.runner.support import filled_store, tiny
 
 LAYERS, BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 3, 6, 4, 2, 8
 
@@ -136,3 +141,74 @@ def test_a_layer_may_keep_a_state_of_each_sequence() -> None:
     assert torch.equal(kv.states(2)[5], -kv.states(0)[5])
     with pytest.raises(ConfigError, match="no room for a state of 1000 numbers; set block_size to"):
         KVStore(config, BLOCKS, SIZE, kept=replace(kept, state=StateShape(1000)))
+
+
+CONFIG = tiny()
+
+
+def test_blocks_are_read_and_written_as_bytes() -> None:
+    kv = KVStore(CONFIG, 6, 4)
+    kv.content.copy_(torch.rand_like(kv.content))
+    blocks = BlockBytes(kv)
+    rows = blocks.read((4, 1))
+    assert rows.shape == (2, kv.block_bytes)
+    assert rows[0].tobytes() == kv.content[4].numpy().tobytes()
+    memory = blocks.host_memory(3)
+    blocks.read_into((1,), [memory[2]])
+    assert np.array_equal(memory[2], rows[1])
+    blocks.write((0, 5), rows)
+    assert torch.equal(kv.content[0], kv.content[4])
+    assert torch.equal(kv.content[5], kv.content[1])
+
+
+def plan(**moves: tuple[tuple[int, int], ...]) -> Plan:
+    return Plan(0, NO_ROWS, NO_ROWS.count, **moves)
+
+
+def test_blocks_are_copied_then_swapped_out_then_in() -> None:
+    kv = filled_store(tiny(), 6, 4)
+    before = kv.content.clone()
+    moves = BlockMoves(kv)
+    moves.reserve(3)
+    moves.carry_out(plan(copies=((0, 1),), swap_out=((1, 2), (3, 0))))
+    assert torch.equal(kv.content[1], before[0])
+    kv.content.zero_()
+    moves.carry_out(plan(swap_in=((2, 5), (0, 4))))
+    assert torch.equal(kv.content[5], before[0])  # the copy of the same plan was made before
+    assert torch.equal(kv.content[4], before[3])
+    assert not kv.content[:4].any()
+
+
+MIB = 1 << 20
+
+
+def resident_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_zeros_that_can_be_written(dtype: torch.dtype) -> None:
+    memory = lazy_zeros((3, 5, 2), dtype)
+    assert torch.equal(memory, torch.zeros(3, 5, 2, dtype=dtype))
+    memory[1] = 7
+    assert memory.sum() == 70
+    assert lazy_zeros((0, 5), dtype).shape == (0, 5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_pages_are_taken_when_they_are_written() -> None:
+    before = resident_bytes()
+    memory = lazy_zeros((512, MIB), torch.uint8)
+    assert resident_bytes() - before < 64 * MIB
+    memory[:128] = 1
+    assert resident_bytes() - before > 100 * MIB
+    del memory
+    assert resident_bytes() - before < 64 * MIB
+
+
+def test_memory_that_cannot_be_had_is_an_error() -> None:
+    with pytest.raises((OSError, OverflowError)):
+        lazy_zeros((1 << 50,), torch.float32)

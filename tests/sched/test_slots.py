@@ -34,12 +34,6 @@ def table(*prompts: int, slots: int = 4) -> SlotTable:
     return made
 
 
-def test_a_new_table_is_empty() -> None:
-    made = SlotTable(4, 32)
-    assert (made.capacity, made.vacant, made.order.tolist()) == (4, 4, [])
-    made.check()
-
-
 def test_admission_fills_every_column() -> None:
     made, one = SlotTable(4, 32), sequence("a", prompt=5, max_tokens=4, serial=7)
     slot = made.admit(one, computed=4, drafts=2)

@@ -6,10 +6,6 @@ from paceline.sched.stats import Stats
 from tests.sched.support import ask, finish_all, small, step
 
 
-def test_a_new_scheduler_has_counted_nothing() -> None:
-    assert set(small().stats.to_dict().values()) == {0}
-
-
 def test_plain_data_names_every_total() -> None:
     told = Stats(steps=3, sampled=2).to_dict()
     assert (told["steps"], told["sampled"], told["planned"]) == (3, 2, 0)

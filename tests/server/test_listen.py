@@ -1,14 +1,25 @@
-"""Addresses that a server can listen at, and sockets that processes share."""
+"""Addresses and shared sockets of servers, and the list of servers that run."""
 
 import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.server.listen import bound_sockets, check_port, check_socket, url_of
+from paceline.server.listen import (
+    RunningServer,
+    announced,
+    bound_sockets,
+    check_port,
+    check_socket,
+    running_servers,
+    url_of,
+)
 
 
 def test_a_socket_of_a_server_that_died_is_used_again(tmp_path: Path) -> None:
@@ -71,3 +82,55 @@ def test_a_bound_unix_socket_replaces_one_that_is_left(tmp_path: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == mode
             assert url_of(bound) == f"unix:{path}"
         path.unlink()
+
+
+HOLDS = """
+import sys
+from paceline.server.listen import RunningServer, announced
+
+with announced(RunningServer.here("other", "models/other", "http://127.0.0.1:9")):
+    print("listed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    return tmp_path / "servers"
+
+
+def test_a_server_is_listed_while_it_runs(cache: Path) -> None:
+    assert running_servers() == []
+    server = RunningServer.here("small", "models/small", "http://127.0.0.1:8000")
+    assert server.pid == os.getpid()
+    with announced(server):
+        assert running_servers() == [server]
+    assert running_servers() == []
+    assert list(cache.iterdir()) == []
+
+
+def test_a_killed_server_is_removed_from_the_list(cache: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listed\n"
+        (found,) = running_servers()
+        assert (found.name, found.model, found.pid) == ("other", "models/other", process.pid)
+        process.send_signal(signal.SIGKILL)
+    assert running_servers() == []
+    assert list(cache.iterdir()) == []
+
+
+def test_servers_of_other_machines_and_damaged_files_are_left_out(cache: Path) -> None:
+    cache.mkdir()
+    (cache / "elsewhere-1.json").write_text("{}")
+    (cache / f"{socket.gethostname()}-1.json").write_text("damaged")
+    assert running_servers() == []
+    assert [file.name for file in cache.iterdir()] == ["elsewhere-1.json"]

@@ -15,7 +15,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, QueueFull, RequestError
 from paceline.structured import compiler as module
 from paceline.structured.backend import BACKENDS, Grammar, backend_names
-from paceline.structured.compiler import CompilerLimits, GrammarCompiler
+from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCompiler
 from paceline.structured.worker_process import OutOfTime
 from tests.structured.support import accepts, table, torch_hidden
 
@@ -254,3 +254,41 @@ def test_a_library_that_is_missing_fails_the_request(monkeypatch: pytest.MonkeyP
 
 def missing(name: str, *_: object) -> None:
     raise ConfigError(f"the grammar backend {name} is not installed")
+
+
+WORD = Constraint.regex("[a-z]+")
+
+
+def test_it_is_built_once_and_only_if_needed() -> None:
+    built: list[GrammarCompiler] = []
+    may_build = Event()
+
+    def build() -> GrammarCompiler:
+        assert may_build.wait(WAIT_S)
+        built.append(GrammarCompiler(table(), backend_names("auto")))
+        return built[-1]
+
+    lazy = LazyCompiler(build)
+    first, dropped = lazy.submit(WORD), lazy.submit(Constraint.regex("a"))
+    assert dropped.cancel()
+    assert not built
+    may_build.set()
+    assert accepts(first.result(WAIT_S), "word")
+    assert lazy.submit(WORD).result(0) is first.result()
+    assert len(built) == 1
+    lazy.close()
+
+
+def test_what_is_wrong_with_building_it_is_the_answer() -> None:
+    def build() -> GrammarCompiler:
+        raise ConfigError("no end token")
+
+    lazy = LazyCompiler(build)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no end token"):
+            lazy.submit(WORD).result(WAIT_S)
+    lazy.close()
+
+
+def test_one_that_was_never_used_has_nothing_to_close() -> None:
+    LazyCompiler(lambda: GrammarCompiler(table(), backend_names("auto"))).close()

@@ -1,6 +1,8 @@
-"""Which schemas xgrammar gets, and that both backends hold the main keywords exactly."""
+"""Schemas, regular expressions and choices that both backends hold exactly."""
 
 import json
+import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,8 +10,8 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.structured.backend import BACKENDS
-from paceline.structured.exact_schema import check_exact
-from tests.structured.support import accepts, backend
+from paceline.structured.exact_schema import check_exact, exact_regex
+from tests.structured.support import accepts, backend, every_backend, text_of, walk
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -203,3 +205,83 @@ def test_what_xgrammar_does_not_hold_is_refused_with_its_place(schema: Any, mess
 
 def test_definitions_that_nothing_refers_to_do_not_matter() -> None:
     check_exact({"type": "null", "$defs": {"x": {"not": {}}}})
+
+
+PATTERNS = [
+    "a|b|c",
+    "(ab?|cd)*e",
+    r"\d{3}-\d{4}",
+    r"[A-Z][a-z]{0,5}( [A-Z][a-z]{0,5})?",
+    r"[^\n]*",
+    "h.llo",
+    r"^\s*x\.y$",
+    "^a$|^b+$",
+    r"[\w-]+@[\w-]+\.(com|org)",
+    "é+[à-ü]?",
+    r"\(\[\{\}\]\)\\/\"'",
+    "(a|a|aa)*b",
+    "(?:x|yz){2,3}",
+    "a*?b+?",
+    r"\u00e9|\x41",
+]
+PROBES = [
+    "",
+    "a",
+    "b",
+    "bb",
+    "abe",
+    "e",
+    "hello",
+    "h\nllo",
+    "555-1234",
+    "x.y",
+    " \tx.y",
+    "xy",
+    "é",
+    "éü",
+    "A",
+]
+
+
+@every_backend
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_random_texts_match(name: str, pattern: str) -> None:
+    grammar = backend(name).compile(Constraint.regex(pattern))
+    for seed in range(3):
+        tokens = walk(grammar.matcher(), Random(seed), free=8 * seed, limit=60)
+        if tokens is not None:
+            assert re.fullmatch(pattern, text_of(tokens)), text_of(tokens)
+    for text in PROBES:
+        assert accepts(grammar, text) == bool(re.fullmatch(pattern, text)), text
+
+
+@every_backend
+def test_choices(name: str) -> None:
+    choices = ["yes", "no", "no, thanks", 'a "quoted"\n\\ text', "naïve 你好 😀", "\x01\x7f"]
+    grammar = backend(name).compile(Constraint.choice(choices))
+    found = {text_of(walk(grammar.matcher(), Random(seed)) or []) for seed in range(40)}
+    assert found == set(choices)
+    for text in ["", "ye", "yes ", "no,", "NO"]:
+        assert not accepts(grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [("a^", 1), ("a$b", 1), ("(a$)b", 2), ("(^a)", 1), (r"\Aa", 0), (r"a\b", 1), (r"x\1", 1)],
+)
+def test_what_xgrammar_reads_differently_is_refused_with_its_place(
+    pattern: str, position: int
+) -> None:
+    with pytest.raises(RequestError, match=f"at position {position} of the regex"):
+        exact_regex(pattern)
+
+
+def test_a_dot_is_no_line_break() -> None:
+    assert exact_regex(r"a.[.]\.") == r"a[^\n][.]\."
+
+
+@every_backend
+@pytest.mark.parametrize("pattern", ["a(b", "[z-a]", "(?=x)a", r"(a)\1"])
+def test_a_regex_that_does_not_compile_says_where(name: str, pattern: str) -> None:
+    with pytest.raises(RequestError, match=r"position|column|\d\(\d+\)"):
+        backend(name).compile(Constraint.regex(pattern))

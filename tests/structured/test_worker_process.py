@@ -12,8 +12,8 @@ import pytest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, GrammarTooCostly, RequestError
 from paceline.structured import worker_process
-from paceline.structured.worker_process import OutOfTime, WorkerNursery
-from tests.structured.support import table
+from paceline.structured.worker_process import OutOfTime, WorkerNursery, mean_fill_s, try_out
+from tests.structured.support import backend, every_backend, table
 
 BOTH = ("xgrammar", "llguidance")
 WORD = Constraint.regex("[a-z]+")
@@ -53,8 +53,8 @@ def test_a_worker_has_the_backends_that_were_loaded_before(nursery: WorkerNurser
     nursery.start("xgrammar").close()
     worker = nursery.start("llguidance")
     assert worker.backends == set(BOTH)
-    for backend in worker.backends:
-        worker.check(backend, WORD, 60.0)
+    for name in worker.backends:
+        worker.check(name, WORD, 60.0)
     worker.close()
 
 
@@ -112,3 +112,25 @@ def test_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_ends_with_its_parent() -> None:
     """The worker has the parent's stdout, so that `run` returns when both have ended."""
     subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, check=True, timeout=60)
+
+
+@every_backend
+def test_the_time_of_masks_is_measured(name: str) -> None:
+    for constraint in (Constraint.json_object(), Constraint.choice(["the", "one"])):
+        matcher = backend(name).compile(constraint).matcher()
+        assert 0 < mean_fill_s(matcher, table()) < 1
+
+
+@every_backend
+def test_a_limit_on_masks(name: str) -> None:
+    try_out(backend(name), table(), Constraint.json_object(), fill_s=1.0)
+    with pytest.raises(GrammarTooCostly, match=r"json takes .* ms for each token, more than 0 ms"):
+        try_out(backend(name), table(), Constraint.json_object(), fill_s=0.0)
+    with pytest.raises(RequestError, match="does not compile"):
+        try_out(backend(name), table(), Constraint.regex("a(b"), fill_s=1.0)
+
+
+def test_work_per_token_is_limited_by_llguidance_itself() -> None:
+    endless = Constraint.regex("((a{0,99}){0,99}){0,99}")
+    with pytest.raises(GrammarTooCostly, match="the grammar failed: lexer error"):
+        try_out(backend("llguidance"), table(), endless, fill_s=60.0)

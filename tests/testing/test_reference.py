@@ -1,14 +1,17 @@
-"""The model without weights, and what it makes of a request, worked out by hand."""
+"""The model without weights, what it makes of a request, and what a device knows of a slot."""
 
 from itertools import product
 from math import exp, isclose
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.multimodal import ImageInput
+from paceline.core.plan import NO_BLOCK, Admitted
 from paceline.core.request import Finish, Request
 from paceline.testing.reference import (
+    Track,
     beam_search,
     best_of,
     digest_of,
@@ -199,3 +202,24 @@ def test_the_sooner_a_search_may_stop_the_less_it_finds(early_stopping: Any) -> 
         found = beam_search(ask("a", prompt, early_stopping=early_stopping, **fields), 5, 40)
         best = beam_search(ask("a", prompt, early_stopping="never", **fields), 5, 40)
         assert found[0].score <= best[0].score
+
+
+def track() -> Track:
+    request = Request("a", [5, 6, 7])  # pyright: ignore[reportArgumentType]
+    tokens = np.array([5, 6, 7], np.int32)
+    return Track.of(Admitted(0, request, tokens, 3, (4, 5), resumed=False, more=((NO_BLOCK, 8),)))
+
+
+def test_a_track_has_a_table_for_each_group() -> None:
+    made = track()
+    assert (made.table, made.tables) == ([4, 5], [[4, 5], [NO_BLOCK, 8]])
+    assert [made.block(1, index) for index in range(3)] == [NO_BLOCK, 8, NO_BLOCK]
+    assert made.digests[-1] == digest_of(made.request, [])
+
+
+def test_an_entry_is_written_once() -> None:
+    made = track()
+    made.map(1, 3, 9)
+    assert made.tables == [[4, 5], [NO_BLOCK, 8, NO_BLOCK, 9]]
+    with pytest.raises(AssertionError, match="'a' maps block 3 twice"):
+        made.map(1, 3, 10)

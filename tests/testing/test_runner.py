@@ -1,4 +1,4 @@
-"""The simulated runner: steps run one after another, and waiting moves the clock."""
+"""The simulated runner and its virtual clock: steps run one after another."""
 
 import pytest
 
@@ -66,3 +66,16 @@ def test_an_error_of_the_device_is_kept_and_raised() -> None:
     with pytest.raises(AssertionError, match="stale KV"):
         runner.launch(plans(1)[0])
     assert isinstance(runner.failure, AssertionError)
+
+
+def test_a_clock_stands_still_until_it_is_moved() -> None:
+    clock = VirtualClock()
+    assert [clock(), clock()] == [0.0, 0.0]
+    clock.advance_to(2.5)
+    assert clock() == 2.5
+
+
+def test_a_clock_never_runs_backwards() -> None:
+    clock = VirtualClock(3.0)
+    clock.advance_to(1.0)
+    assert clock() == 3.0

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from paceline.core.errors import RequestError
-from paceline.text.chat_messages import MessageForm, plain, plain_messages
+from paceline.text.chat_messages import MessageForm, images_of, plain, plain_messages
 from paceline.text.chat_template import ChatTemplate
 from tests.text import tool_templates
 from tests.text.support import byte_level
@@ -204,3 +204,63 @@ def test_ids_of_calls_are_strings() -> None:
     ):
         with pytest.raises(RequestError, match="of a tool call must be a string"):
             plain(message, MessageForm())
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
+TEXT = {"type": "text", "text": "what?"}
+LOOP = (
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+)
+# A template that reads parts alone, one that reads strings too, and one that reads strings alone.
+PARTS = "{% for message in messages %}" + LOOP + "{% endfor %}"
+BOTH = (
+    "{% for message in messages %}{% if message.content is string %}string {{ message.content }}"
+    "{% else %}" + LOOP + "{% endif %}{% endfor %}"
+)
+STRINGS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def with_images(template: str, content: Any, **options: Any) -> str:
+    messages = [{"role": "user", "content": content}]
+    return ChatTemplate(template).render(messages, **options)
+
+
+def test_templates_show_images_where_they_stand() -> None:
+    for template in (PARTS, BOTH):
+        assert with_images(template, [TEXT, IMAGE, TEXT]) == "what?<image>what?"
+    with pytest.raises(RequestError, match="does not show images"):
+        with_images(STRINGS, [IMAGE])
+
+
+def test_text_is_a_string_where_a_template_reads_strings() -> None:
+    assert with_images(BOTH, [TEXT, TEXT]) == "string what?\nwhat?"
+    assert with_images(PARTS, "hello") == with_images(STRINGS, "hello") == "hello"
+    assert with_images(PARTS, [TEXT]) == "what?"
+
+
+def test_a_message_with_an_image_is_continued() -> None:
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert with_images(PARTS, [IMAGE, TEXT], **options) == "<image>what?"
+
+
+def test_what_images_are_read_from() -> None:
+    picture = object()
+    parts: list[Any] = [
+        IMAGE,
+        {"type": "image_url", "image_url": "data:,y"},
+        TEXT,
+        {"type": "image", "image": picture},
+        {"type": "image_pil", "image_pil": picture},
+        {"type": "image", "url": "data:,z"},
+    ]
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]
+    assert images_of(messages) == ["data:,x", "data:,y", picture, picture, "data:,z"]
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url"}, {"type": "image_url", "image_url": {"url": 3}}]
+)
+def test_an_image_without_content_is_refused(part: Any) -> None:
+    with pytest.raises(RequestError, match="has no"):
+        images_of([{"role": "user", "content": [part]}])

@@ -1,8 +1,6 @@
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.errors import RequestError
 from paceline.text.stop_strings import stop_strings
 
 SHORT = st.text("ab🙂", min_size=1, max_size=5)
@@ -30,8 +28,3 @@ def test_a_shorter_ending_is_known_before_the_longer_one_that_falls_back_to_it()
 def test_nothing_is_withheld_without_stop_strings() -> None:
     assert stop_strings(()).after("a") is not None
     assert stop_strings(()).after("a").depth == 0
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(RequestError, match="empty"):
-        stop_strings(("a", ""))

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.tools.calls import NamedTool
+from paceline.tools.calls import NamedTool, Reply
 from paceline.tools.formats.hermes import HermesParser
 from paceline.tools.formats.json_calls import JsonCallParser
 from paceline.tools.formats.llama3_json import Llama3JsonParser
@@ -11,13 +11,13 @@ from paceline.tools.formats.mistral import MistralParser
 from paceline.tools.formats.qwen3_coder import Qwen3CoderParser
 from paceline.tools.parser import ToolParser
 from paceline.tools.tool_use import NamedCallParser, ToolUse
-from tests.tools.support import parsed
+from tests.tools.support import ARGUMENTS, assert_splits_agree, call, parsed
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "integer"}}, "required": ["q"]}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 NOW = {"type": "function", "function": {"name": "now"}}
 NAMED = {"type": "function", "function": {"name": "look"}}
-ARGUMENTS = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 8}
+ARGUMENTS_FORMAT = {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 8}
 
 
 def use(
@@ -97,7 +97,7 @@ def test_calls_of_hermes_are_held_between_its_markers() -> None:
                 {
                     "type": "tag",
                     "begin": '<tool_call>\n{"name": "look", "arguments": ',
-                    "content": ARGUMENTS,
+                    "content": ARGUMENTS_FORMAT,
                     "end": "}\n</tool_call>",
                 }
             ],
@@ -134,7 +134,11 @@ def test_calls_of_newer_mistral_have_a_marker_each() -> None:
     held = use(MistralParser, NAMED, template="[TOOL_CALLS] [ARGS]").constraint()
     assert held is not None
     (tag,) = held["format"]["tags"]
-    assert (tag["begin"], tag["content"], tag["end"]) == ("[TOOL_CALLS]look[ARGS]", ARGUMENTS, "")
+    assert (tag["begin"], tag["content"], tag["end"]) == (
+        "[TOOL_CALLS]look[ARGS]",
+        ARGUMENTS_FORMAT,
+        "",
+    )
 
 
 def test_json_is_held_by_a_schema() -> None:
@@ -162,7 +166,7 @@ def test_the_parser_reads_what_the_constraint_allows(
     named = use(format, NAMED, template=template)
     held = named.constraint()
     assert held is not None
-    text = written(held.get("format") or ARGUMENTS)
+    text = written(held.get("format") or ARGUMENTS_FORMAT)
 
     def make() -> Any:
         return named.parser()
@@ -181,3 +185,13 @@ def written(format: dict[str, Any]) -> str:
             return format["begin"] + written(format["content"]) + format["end"]
         case _:
             return written(format["tags"][0])
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_all_text_is_the_arguments_of_the_call(arguments: str) -> None:
+    reply = assert_splits_agree(lambda: NamedCallParser("look"), f"\n {arguments}\n\n")
+    assert reply == Reply(calls=(call("look", arguments),))
+
+
+def test_without_text_there_is_no_call() -> None:
+    assert assert_splits_agree(lambda: NamedCallParser("look"), " \n") == Reply()

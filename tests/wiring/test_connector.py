@@ -88,7 +88,7 @@ def test_settings_of_connectors_are_read_as_vllm_names_them() -> None:
     ("settings", "message"),
     [
         ({"kv_transfer_config": {"kv_conector": "host"}}, "did you mean 'kv_connector'?"),
-        ({"kv_transfer_config": "host"}, "kv_transfer_config is 'host', which is no JSON"),
+        ({"kv_transfer_config": "host"}, "kv_transfer_config is 'host', which is not JSON"),
         (
             {"kv_connector": "disk", "kv_transfer_config": {"kv_connector": "host"}},
             "kv_connector is 'disk', and 'host' in kv_transfer_config",

@@ -13,6 +13,7 @@ import pytest
 from paceline import LLM, AsyncLLM, EngineFailed
 from paceline.engine.embeddings import PoolingOutput
 from tests.runner.support import TINY
+from tests.terminal import Terminal
 
 REFUSING = """
 import sys
@@ -32,11 +33,6 @@ def test_a_script_imports_a_model_without_what_a_server_needs() -> None:
         [sys.executable, "-c", REFUSING], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("stream", [Terminal, StringIO])

@@ -1,1 +1,1 @@
-"""The commands that people type: the one place above everything else."""
+"""The commands that people type. No other package imports this one."""

@@ -76,7 +76,7 @@ def app() -> Any:
 
 
 def print_completions(command: Any, variable: str, instruction: str) -> int:
-    """Answer a shell that asks how a line goes on."""
+    """Print completions for a shell."""
     from typer.completion import shell_complete
 
     return shell_complete(command, {}, "paceline", variable, instruction)

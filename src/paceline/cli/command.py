@@ -44,13 +44,6 @@ def command(
 ) -> Any:
     """Make a command; --help begins with the docstring of `run` and ends with `closing`."""
 
-    class OwnCommand(Command):
-        """The command, with the end of its help."""
-
-        @staticmethod
-        def closing() -> str:
-            return closing()
-
     def called(context: typer.Context, **given: Any) -> int:
         try:
             return run(filled(options, given))
@@ -74,12 +67,14 @@ def command(
             print(f"{context.command_path}: {os_problem(error)}", file=sys.stderr)
             return FAILED
 
-    own = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    made: Any = called
-    made.__signature__ = Signature([own, *parameters(options)])
+    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    function: Any = called
+    function.__signature__ = Signature([context, *parameters(options)])
     alone = bare()
-    alone.command(name, cls=OwnCommand, help=run.__doc__, context_settings=LOOKS)(called)
-    return typer.main.get_command(alone)
+    alone.command(name, cls=Command, help=run.__doc__, context_settings=LOOKS)(called)
+    made: Any = typer.main.get_command(alone)
+    made.closing = closing
+    return made
 
 
 def os_problem(error: OSError) -> str:
@@ -176,9 +171,7 @@ def filled(options: type[T], given: dict[str, Any]) -> T:
 class Command(TyperCommand):
     """Lists options below the title of their group, and leaves the closing as it is written."""
 
-    @staticmethod
-    def closing() -> str:
-        return ""
+    closing: Callable[[], str] = str  # the end of the help
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         write_usage(self, ctx, formatter)

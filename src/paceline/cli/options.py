@@ -106,8 +106,8 @@ def parsed_yaml(text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         if mark is None:
             raise ValueError(str(error)) from None
-        place = f"line {mark.line + 1}, column {mark.column + 1}"
-        raise ValueError(f"{place}: {error.problem}") from None
+        position = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{position}: {error.problem}") from None
 
 
 def unknown(path: Path, key: str, known: Mapping[str, Any]) -> str:
@@ -115,7 +115,7 @@ def unknown(path: Path, key: str, known: Mapping[str, Any]) -> str:
 
 
 def checked(context: typer.Context, option: Any, where: str, value: Any) -> Any:
-    """The value in the words of the command line, if the option takes it."""
+    """The value as the command line would have it, if the option takes it."""
     given = words(where, value, option.multiple)
     try:
         option.process_value(context, given)

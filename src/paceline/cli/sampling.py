@@ -66,7 +66,7 @@ class SamplingOptions(FlagGroup):
         return cls({name: given[name] for name in KINDS if given.get(name) not in (None, [])})
 
     def params(self, **more: Any) -> dict[str, Any]:
-        """What was given, and more, by name; WrongOption if a value is wrong."""
+        """Given parameters and `more`, by name; WrongOption if a value is wrong."""
         try:
             return checked(more | self)
         except RequestError as error:
@@ -74,7 +74,7 @@ class SamplingOptions(FlagGroup):
 
 
 def checked(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The same parameters; RequestError if one has no sense."""
+    """The same parameters; RequestError if one is invalid."""
     SamplingParams(**params)
     return dict(params)
 

@@ -262,7 +262,7 @@ class VllmFlag:
 
 
 class VllmFlags(FlagGroup):
-    """The flags of `vllm serve` that were given and are no flags of ours."""
+    """The flags of `vllm serve` that were given and do not exist here."""
 
     @classmethod
     def all(cls) -> Iterator[VllmFlag]:

@@ -47,8 +47,8 @@ from typing import Any, Literal, TypedDict
 from paceline.hub.repository_files import Progress
 
 # None stands for the default.
-OwnSettings = TypedDict(  # noqa: UP013
-    "OwnSettings",
+PacelineSettings = TypedDict(  # noqa: UP013
+    "PacelineSettings",
     {'''
 TYPES_MIDDLE = """\
     },
@@ -63,7 +63,7 @@ TYPES_TAIL = '''\
 # fmt: on
 
 
-class LLMSettings(OwnSettings, VllmSettings, total=False):
+class LLMSettings(PacelineSettings, VllmSettings, total=False):
     """Everything that `LLM` takes by name beside the model."""
 
     progress: Progress  # shows what the start waits for
@@ -128,8 +128,9 @@ def types() -> str:
         f'        "{name}": {written(name, hints[name])} | None,'
         for name in sorted({*ENGINE_SETTINGS})
     ]
-    theirs = " ".join(f'"{name}":Any,' for name in sorted({"revision", *VLLM} - {*ENGINE_SETTINGS}))
-    lines = [f"    {line.replace(':Any', ': Any')}" for line in wrap(theirs, 76)]
+    names = sorted({"revision", *VLLM} - {*ENGINE_SETTINGS})
+    theirs = " ".join(f'"{name}":\N{NO-BREAK SPACE}Any,' for name in names)
+    lines = ["    " + line.replace("\N{NO-BREAK SPACE}", " ") for line in wrap(theirs, 96)]
     return "\n".join([TYPES_HEAD, *ours, TYPES_MIDDLE, *lines, TYPES_TAIL])
 
 

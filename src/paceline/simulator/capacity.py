@@ -127,7 +127,7 @@ class RateSearch:
         self._trials: dict[float, Trial] = {}
 
     def best_of(self, load: Workload, precision: float) -> CapacityAnswer:
-        """The search ends at a rate that holds but does not last: higher ones say nothing."""
+        """The search ends at a rate that holds but does not last: no higher one is tried."""
         low, high = self._bracket(load)
         while low and high and self._trials[high].broken and high / low > 1 + precision:
             third = (high / low) ** (1 / 3)

@@ -1,4 +1,4 @@
-"""One load under several settings, in several processes, and what a comparison says of them."""
+"""Simulates one load under several settings, in several processes, and compares them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

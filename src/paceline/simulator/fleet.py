@@ -36,7 +36,7 @@ class FleetModel:
             raise ConfigError(f"no router {self.router!r}: there are {', '.join(DEALERS)}")
 
     def doubt(self, load: Workload) -> str:
-        """Why the router does not do to this load what its name says; empty: it does."""
+        """Why the router cannot work as named on this load; empty: it can."""
         if self.router != "sessions" or any(one.follows >= 0 for one in load.requests):
             return ""
         return "No request follows another one: the router sessions does the same as turns."

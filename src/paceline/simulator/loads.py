@@ -183,9 +183,9 @@ class SyntheticLoad:
         return Workload(self.clients.of(found))
 
     def _conversation(
-        self, number: int, at_s: float, place: int, random: np.random.Generator
+        self, number: int, at_s: float, first: int, random: np.random.Generator
     ) -> list[SimulatedRequest]:
-        """Its turns; the first has the number `place` in the load."""
+        """Its turns; the first has the number `first` in the load."""
         content: tuple[Segment, ...] = ()
         if self.prefix_len:
             content = (Segment(f"prefix {random.integers(self.prefixes)}", self.prefix_len),)
@@ -197,7 +197,7 @@ class SyntheticLoad:
             content += (own,)
             output = self.output_len.draw(random)
             when = at_s if not turn else float(random.exponential(self.think_s))
-            follows = place + turn - 1 if turn else -1
+            follows = first + turn - 1 if turn else -1
             found.append(
                 SimulatedRequest(f"{number}.{turn}", when, content, output, follows=follows)
             )

@@ -1,4 +1,4 @@
-"""The requests of a recorded server, as a load: what would other settings have done to them?"""
+"""Loads that are recordings of a server: how would other settings have served its requests?"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -58,7 +58,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadOfRun:
-    """What a recording is read for; `RecordedLoad` says what it is."""
+    """The content of a recording; see `RecordedLoad`."""
 
     workload: Workload
     settings: Mapping[str, Any]

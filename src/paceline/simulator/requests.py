@@ -88,7 +88,7 @@ class Coming:
     """
 
     def __init__(self, requests: Sequence[SimulatedRequest], terms: FrontEndTerms) -> None:
-        """Requests are known by their place in `requests`."""
+        """Requests are known by their index in `requests`."""
         self.terms = terms
         self.next_at = inf
         self._requests = requests

@@ -68,7 +68,7 @@ class Senders:
 
 
 class Dealer(Protocol):
-    """Knows requests by their numbers and replicas by theirs."""
+    """Deals requests to replicas; both are known by number."""
 
     def deal(self, number: int, request: Request) -> int:
         """The replica that gets a request; another one than before if it is dealt again."""
@@ -119,15 +119,15 @@ class TurnDealer:
     ) -> None:
         self._replicas, self._requests, self._is_sticky = replicas, requests, is_sticky
         self._dealt = 0
-        self._places: dict[int, int] = {}  # of requests, where that matters
+        self._replica_of: dict[int, int] = {}  # of requests, where that matters
 
     def deal(self, number: int, request: Request) -> int:
-        before = self._places.get(self._requests[number].follows)
-        place = self._dealt % self._replicas if before is None else before
+        before = self._replica_of.get(self._requests[number].follows)
+        chosen = self._dealt % self._replicas if before is None else before
         self._dealt += before is None
         if self._is_sticky:
-            self._places[number] = place
-        return place
+            self._replica_of[number] = chosen
+        return chosen
 
     def takes_back(self, number: int, error: PacelineError) -> bool:
         return False

@@ -100,7 +100,7 @@ class Outside(Protocol):
 
 
 class Replica:
-    """One server. It has a clock of its own, and goes on at `next_at`.
+    """One server. It has its own clock, and its next event is at `next_at`.
 
     Requests pass the front end, which takes one after the other. The engine refuses, queues and
     ends them as it does in a server. A client that leaves aborts its request.
@@ -141,7 +141,7 @@ class Replica:
 
     @property
     def next_at(self) -> float:
-        """When it goes on; inf: when it is sent a request."""
+        """Time of the next event; inf: none until a request arrives."""
         now = self._clock()
         if self._coming.next_at <= now:
             return now
@@ -262,7 +262,7 @@ class SimulatedServer:
         explained: Sequence[str] = (),
     ) -> None:
         """`outputs` has the tokens of requests, where they are known; `explained` names those
-        whose life is to be told at their end."""
+        that are explained when they end."""
         self._senders = Senders(requests, explained)
         self._replica = Replica(model, self._senders, self, outputs)
         for at, number in self._senders.first():

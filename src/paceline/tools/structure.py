@@ -1,6 +1,6 @@
 """Constraints as plain data, for a grammar backend: JSON schemas and xgrammar's structural tags."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from paceline.tools.calls import Tool
@@ -20,6 +20,7 @@ UNHELD = {
 RENAMED = {"oneOf": "anyOf"}  # a grammar cannot forbid that two of them match
 
 Format = dict[str, Any]
+Keyword = tuple[str, Any]  # and its value
 
 
 def tag(begin: str, tool: Tool, end: str, *, style: str = "json") -> Format:
@@ -83,65 +84,58 @@ def schema_format(name: str, schema: Format) -> Format:
 
 def calls_schema(tools: Sequence[Tool], *, parallel: bool) -> Format:
     """An array of calls: `[{"name": …, "parameters": …}, …]`."""
-    places = {tool.name: f"#/$defs/{tool.name}" for tool in tools}
+    paths = {tool.name: f"#/$defs/{tool.name}" for tool in tools}
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": {"$ref": place}},
+            "properties": {"name": {"const": name}, "parameters": {"$ref": path}},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for name, place in places.items()
+        for name, path in paths.items()
     ]
     schema: Format = {
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": calls},
-        "$defs": {tool.name: relocated(tool.schema, places[tool.name]) for tool in tools},
+        "$defs": {tool.name: relocated(tool.schema, paths[tool.name]) for tool in tools},
     }
     return schema if parallel else {**schema, "maxItems": 1}
 
 
 def holdable(schema: Any) -> Any:
     """A schema without the keywords that no grammar holds, so that it allows more."""
-    match schema:
-        case dict():
-            fields = cast(Format, schema)
-            kept = {key: value for key, value in fields.items() if not is_unheld(key, value)}
-            return {RENAMED.get(key, key): holdable_field(key, one) for key, one in kept.items()}
-        case list():
-            return [holdable(each) for each in cast(list[Any], schema)]
-        case _:
-            return schema
 
+    def held(key: str, value: Any) -> Keyword | None:
+        is_elsewhere = key == "$ref" and isinstance(value, str) and not value.startswith("#")
+        return None if key in UNHELD or is_elsewhere else (RENAMED.get(key, key), value)
 
-def is_unheld(key: str, value: Any) -> bool:
-    is_elsewhere = key == "$ref" and isinstance(value, str) and not value.startswith("#")
-    return key in UNHELD or is_elsewhere
-
-
-def holdable_field(key: str, value: Any) -> Any:
-    if key in NAMED_PARTS and isinstance(value, dict):
-        return {name: holdable(part) for name, part in cast(Format, value).items()}
-    return value if key in VALUES else holdable(value)
+    return rewritten(schema, held)
 
 
 def relocated(schema: Any, at: str) -> Any:
-    """A schema for another place in a document: references to itself point to that place."""
+    """A schema at another path of a document: references to itself point there."""
+
+    def moved(key: str, value: Any) -> Keyword:
+        is_inside = key == "$ref" and isinstance(value, str) and value.startswith("#")
+        return key, at + value.removeprefix("#") if is_inside else value
+
+    return rewritten(schema, moved)
+
+
+def rewritten(schema: Any, change: Callable[[str, Any], Keyword | None]) -> Any:
+    """A schema with every keyword and its value as `change` returns them; None leaves one out."""
     match schema:
         case dict():
-            fields = cast(Format, schema)
-            return {key: relocated_field(key, value, at) for key, value in fields.items()}
+            found = [change(key, value) for key, value in cast(Format, schema).items()]
+            return {key: rewritten_value(key, value, change) for key, value in filter(None, found)}
         case list():
-            return [relocated(each, at) for each in cast(list[Any], schema)]
+            return [rewritten(each, change) for each in cast(list[Any], schema)]
         case _:
             return schema
 
 
-def relocated_field(key: str, value: Any, at: str) -> Any:
-    """The value of one keyword of a schema."""
-    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-        return at + value.removeprefix("#")
+def rewritten_value(key: str, value: Any, change: Callable[[str, Any], Keyword | None]) -> Any:
     if key in NAMED_PARTS and isinstance(value, dict):
-        return {name: relocated(part, at) for name, part in cast(Format, value).items()}
-    return value if key in VALUES else relocated(value, at)
+        return {name: rewritten(part, change) for name, part in cast(Format, value).items()}
+    return value if key in VALUES else rewritten(value, change)

@@ -107,13 +107,10 @@ class ReplayedRun:
     def _make(self) -> None:
         self._frames.append(self._maker.frame(engine=0))
         if len(self._frames) > self._most_frames:
-            self._frames = [joined(self._frames[at : at + 2]) for at in range(0, self._made, 2)]
+            firsts = range(0, len(self._frames), 2)
+            self._frames = [joined(self._frames[first : first + 2]) for first in firsts]
             self.frame_s *= 2
             self._recorder.gap_s *= 2
-
-    @property
-    def _made(self) -> int:
-        return len(self._frames)
 
 
 def joined(frames: Sequence[Frame]) -> Frame:

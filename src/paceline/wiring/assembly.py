@@ -109,14 +109,14 @@ def with_encoder_room(
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file, evenly spaced
 
 
-def fingerprint(checkpoint: Checkpoint, device: str, own: LoadConfig) -> str:
+def fingerprint(checkpoint: Checkpoint, device: str, load_config: LoadConfig) -> str:
     """Equal for equal weights that are computed with in the same way, wherever their files are.
 
     It covers the shape of the model, the sizes of its files and samples of their content, which any
     training changes. All of the content would take as long to read as the weights.
     """
     name = blake2b(digest_size=16)
-    numbers = device, own.dtype, own.kv_cache_dtype, own.weights
+    numbers = device, load_config.dtype, load_config.kv_cache_dtype, load_config.weights
     for part in (repr(checkpoint.config), *numbers):
         add(name, part.encode())
     for file in checkpoint.files:
@@ -135,8 +135,8 @@ def samples(file: Path) -> Iterable[bytes]:
     size = file.stat().st_size
     stride = max(size // SAMPLES, SAMPLE_BYTES)
     with file.open("rb") as content:
-        for place in range(0, size, stride):
-            content.seek(place)
+        for offset in range(0, size, stride):
+            content.seek(offset)
             yield content.read(SAMPLE_BYTES)
 
 
@@ -181,9 +181,9 @@ class DeviceBlocks:
         self._blocks.write(blocks, rows)
 
 
-def named_connector(own: LoadConfig) -> Connector | None:
+def named_connector(load_config: LoadConfig) -> Connector | None:
     """The connector of the settings. ConfigError if they are wrong: call it early."""
-    config = connector_config(own.kv_connector, own.kv_transfer_config)
+    config = connector_config(load_config.kv_connector, load_config.kv_transfer_config)
     return port.load(config) if config.kv_connector else None
 
 
@@ -203,17 +203,18 @@ def build(
     """Download a model if necessary, load it, and build a scheduler and a runner for it."""
     record: RecordConfig = pop_settings(RecordConfig, settings)
     lora = pop_adapters(settings)
-    rest, own = sort_settings(settings)
-    device, events = device_of(own.device), kv_events_in(own.kv_events_config)
-    connector = named_connector(own)
-    if (folder := encoder_folder(model, own, progress)) is not None:
+    rest, load_config = sort_settings(settings)
+    device, events = device_of(load_config.device), kv_events_in(load_config.kv_events_config)
+    connector = named_connector(load_config)
+    if (folder := encoder_folder(model, load_config, progress)) is not None:
         require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
-        require(not own.kv_connector, "an encoder caches no KV; remove kv_connector")
+        require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
         require(events is None, "an encoder caches no KV; remove kv_events_config")
         require(
-            own.tensor_parallel_size == 1, "an encoder has one rank; remove tensor_parallel_size"
+            load_config.tensor_parallel_size == 1,
+            "an encoder has one rank; remove tensor_parallel_size",
         )
-        return build_encoder(model, folder, rest, own, record)
+        return build_encoder(model, folder, rest, load_config, record)
     if events is not None:
         require(
             part_of(CacheConfig, rest).enable_prefix_caching,
@@ -221,21 +222,23 @@ def build(
         )
         rest["enable_kv_cache_events"] = True
     with collection_paused():
-        source: ModelSource = find_model(model, own, device, progress)
-        draft = find_draft_weights(rest, own, device, progress, source)
+        source: ModelSource = find_model(model, load_config, device, progress)
+        draft = find_draft_weights(rest, load_config, device, progress, source)
         on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)
-    constrained = constrained_requests(source.tokenizer, source.checkpoint.config.vocab, own)
-    images = load_images(source.path, source.tokenizer, own)
+    constrained = constrained_requests(
+        source.tokenizer, source.checkpoint.config.vocab, load_config
+    )
+    images = load_images(source.path, source.tokenizer, load_config)
     log_images(images)
     usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
     rest = with_encoder_room(rest, images, usual, longest)
-    rest["model_fingerprint"] = fingerprint(source.checkpoint, device, own)
-    given = replace(own, device=device)
+    rest["model_fingerprint"] = fingerprint(source.checkpoint, device, load_config)
+    given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
     scheduler, runner = assembled(on, model, load, partial(scheduler_of, record=record))
-    depth = own.steps_in_flight(on.DEPTH)
-    rules = sampling_rules(source.tokenizer, own)
+    depth = load_config.steps_in_flight(on.DEPTH)
+    rules = sampling_rules(source.tokenizer, load_config)
     return EngineComponents(
         model,
         scheduler,
@@ -266,21 +269,21 @@ def build_encoder(
     model: str,
     folder: Path,
     settings: dict[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     record: RecordConfig,
 ) -> EngineComponents:
     """The same for a model that only embeds or scores texts."""
-    tokenizer = load_tokenizer(str(folder), own.load_format, own.chat_template)
+    tokenizer = load_tokenizer(str(folder), load_config.load_format, load_config.chat_template)
     with collection_paused():
         scheduler, runner = assemble_encoder(
             folder,
             settings,
-            own,
-            device_of(own.device),
+            load_config,
+            device_of(load_config.device),
             tokenizer,
             partial(scheduler_of, record=record),
         )
-    template, rules = ChatTemplate.of(tokenizer), sampling_rules(tokenizer, own)
+    template, rules = ChatTemplate.of(tokenizer), sampling_rules(tokenizer, load_config)
     trace = trace_of(record, runner)
     return EngineComponents(model, scheduler, runner, tokenizer, template, rules=rules, trace=trace)
 

@@ -67,7 +67,7 @@ def sizes_of(runner: Any) -> GraphSizes:
 
 
 def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
-    """What is known before any step is timed."""
+    """The profile before any step is timed."""
     config = components.scheduler.config
     runner: Any = components.runner
     require(hasattr(runner, "block_bytes"), "an encoder has no decode steps to calibrate")
@@ -99,8 +99,8 @@ def profile_of(components: EngineComponents, name: str, device: str) -> Profile:
 
 def with_server(components: EngineComponents, about: Profile) -> Profile:
     """With what host and front end take, measured without the device."""
-    own = components.tokenizer, components.template, monotonic, components.rules
-    host, frontend = served_terms(components.scheduler.config, components.depth, Frontend(*own))
+    made = Frontend(components.tokenizer, components.template, monotonic, components.rules)
+    host, frontend = served_terms(components.scheduler.config, components.depth, made)
     return replace(about, host=host, frontend=frontend)
 
 

@@ -66,34 +66,34 @@ log = logging.getLogger(__name__)
 def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
     ranks have the same settings."""
-    settings, own, checkpoint = load.settings, load.config, load.checkpoint
+    settings, load_config, checkpoint = load.settings, load.config, load.checkpoint
     masks, draft, adapters = load.masks, load.draft, load.adapters
-    if own.kv_cache_dtype != "auto":
+    if load_config.kv_cache_dtype != "auto":
         raise ConfigError("kv_cache_dtype is for a GPU; on a CPU, KV is float32")
-    if own.dtype not in ("auto", "float32"):
+    if load_config.dtype not in ("auto", "float32"):
         log.warning(
             "dtype is %s; a CPU computes in float32, and weights says how products read the model",
-            own.dtype,
+            load_config.dtype,
         )
-    name = ATTENTION if own.attention == "auto" else own.attention
+    name = ATTENTION if load_config.attention == "auto" else load_config.attention
     attention = attention_backend.load_for(name, "cpu", ATTENTION)
     sizes, ranks = part_of_model(checkpoint.config, group), 1 if group is None else group.shard.size
     attention_backend.check(name, attention, sizes, torch.float32)
-    suited = check(settings, own, sizes, CPU_DEFAULTS)
+    suited = check(settings, load_config, sizes, CPU_DEFAULTS)
     drafter, drafter_bytes = drafter_of(part_of(SpeculationConfig, suited), draft, group)
-    check_memory(suited, own, sizes, free_bytes() // ranks, drafter_bytes)
+    check_memory(suited, load_config, sizes, free_bytes() // ranks, drafter_bytes)
     limit_early()
-    if own.threads or ranks > 1:
-        torch.set_num_threads(own.threads or max(torch.get_num_threads() // ranks, 1))
+    if load_config.threads or ranks > 1:
+        torch.set_num_threads(load_config.threads or max(torch.get_num_threads() // ranks, 1))
     length = part_of(StepConfig, suited).max_model_len
-    model = load_model(checkpoint, own, length, group)
+    model = load_model(checkpoint, load_config, length, group)
     if draft is not None:
         embedding = embedding_for(draft, checkpoint, group)
-        give_weights(drafter, draft, own, length, attention, embedding)
+        give_weights(drafter, draft, load_config, length, attention, embedding)
     # After the weights, which take memory too.
     room = least_room(Hardware.found(), group, ranks)
-    config = resolve(settings, own, sizes, room, drafter_bytes)
-    groups = kv_groups(sizes, own, length, drafter_bytes)
+    config = resolve(settings, load_config, sizes, room, drafter_bytes)
+    groups = kv_groups(sizes, load_config, length, drafter_bytes)
     kv = KVStore(sizes, config.cache.num_blocks, config.cache.block_size, groups=groups)
     step = config.step
     runner = TorchRunner(
@@ -118,9 +118,9 @@ def adapters_of(model: Model, adapters: AdapterConfig, step: StepConfig) -> Resi
 
 
 def started(
-    loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+    loaded: LoadedRunner, load_config: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
 ) -> Scheduler:
-    """A scheduler for a runner, and what it has to know of the runner's speed."""
+    """Build a scheduler that knows the runner's speed."""
     scheduler, config = scheduler_of(loaded.config), loaded.config
     if loaded.rates is not None:
         scheduler.measure(loaded.rates)
@@ -153,13 +153,15 @@ def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
 
 
 def load_model(
-    checkpoint: Checkpoint, own: LoadConfig, length: int, group: RankGroup | None = None
+    checkpoint: Checkpoint, load_config: LoadConfig, length: int, group: RankGroup | None = None
 ) -> Model:
-    chosen = choose(own.weights, checkpoint)
+    chosen = choose(load_config.weights, checkpoint)
     log.info("loading weights: %s", chosen)
     # A file of packed weights has whole products, and ranks have parts.
     is_packed = chosen.is_native and len(checkpoint.files) > 0 and group is None
-    packed = PackedCache(checkpoint.files, quantization=own.quantization) if is_packed else None
+    packed = (
+        PackedCache(checkpoint.files, quantization=load_config.quantization) if is_packed else None
+    )
     return Model.load(
         checkpoint,
         weights=chosen.name,
@@ -185,7 +187,7 @@ def drafter_of(
 def give_weights(
     drafter: Drafter,
     draft: DraftWeights,
-    own: LoadConfig,
+    load_config: LoadConfig,
     length: int,
     attention: Attention,
     embedding: Tensor | None,
@@ -193,7 +195,7 @@ def give_weights(
     """Load the weights of a drafter, if it is one that has some. A head without an embedding uses
     that of the model."""
     if isinstance(drafter, DraftModel) and not isinstance(draft, Eagle3Folder):
-        drafter.use(load_model(draft, own, length), attention)
+        drafter.use(load_model(draft, load_config, length), attention)
     elif isinstance(drafter, Eagle3) and isinstance(draft, Eagle3Folder):
         embedding = None if embedding is None else embedding.float()
         head = Eagle3Head.load(draft, draft.head, max_model_len=length)

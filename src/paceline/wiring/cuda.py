@@ -80,17 +80,17 @@ log = logging.getLogger(__name__)
 def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """Load the model, run the largest step once, give the remaining memory to KV, and capture the
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
-    settings, own, checkpoint = load.settings, load.config, load.checkpoint
+    settings, load_config, checkpoint = load.settings, load.config, load.checkpoint
     masks, draft, adapters = load.masks, load.draft, load.adapters
-    name = ATTENTION if own.attention == "auto" else own.attention
+    name = ATTENTION if load_config.attention == "auto" else load_config.attention
     attention = attention_backend.load_for(name, "cuda", ATTENTION)
-    own = checked(own, adapters, attention, group)
-    dtype = DTYPES["bfloat16" if own.dtype == "auto" else own.dtype]
-    kv_dtype = CACHE_DTYPES.get(own.kv_cache_dtype, dtype)
+    load_config = checked(load_config, adapters, attention, group)
+    dtype = DTYPES["bfloat16" if load_config.dtype == "auto" else load_config.dtype]
+    kv_dtype = CACHE_DTYPES.get(load_config.kv_cache_dtype, dtype)
     model_config = part_of_model(checkpoint.config, group)
     attention_backend.check(name, attention, model_config, kv_dtype)
     defaults = gpu_defaults(model_config, dtype.itemsize)
-    chosen = check(settings, own, model_config, defaults)
+    chosen = check(settings, load_config, model_config, defaults)
     step = part_of(StepConfig, chosen)
     if step.max_step_s:
         raise ConfigError("max_step_s is for a CPU; on a GPU, set max_num_batched_tokens")
@@ -98,42 +98,46 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
     model = load_model(checkpoint, chosen, dtype, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
-    sizes = sizes_of(step, own)
-    groups = kv_groups(model_config, own, step.max_model_len, drafter.cell_bytes)
+    sizes = sizes_of(step, load_config)
+    groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
     needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
-    needed += (1 + drafter.store_count) * RING_BYTES if own.swap_space else 0
-    free = free_bytes(own.gpu_memory_utilization) - needed
+    needed += (1 + drafter.store_count) * RING_BYTES if load_config.swap_space else 0
+    free = free_bytes(load_config.gpu_memory_utilization) - needed
     gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
     gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))
     log.info("%.1f GiB are left for KV", gpu.free_bytes / GIB)
-    if gpu.free_bytes <= 0 and not own.kv_cache_gib and not own.num_gpu_blocks_override:
+    if (
+        gpu.free_bytes <= 0
+        and not load_config.kv_cache_gib
+        and not load_config.num_gpu_blocks_override
+    ):
         raise ConfigError(
             f"the weights and the largest step leave no memory for KV: raise "
-            f"gpu_memory_utilization ({own.gpu_memory_utilization}) or lower "
+            f"gpu_memory_utilization ({load_config.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    config = resolve(settings, own, model_config, gpu, drafter.cell_bytes)
+    config = resolve(settings, load_config, model_config, gpu, drafter.cell_bytes)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
     kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
-    sizes = sizes_of(config.step, own)
+    sizes = sizes_of(config.step, load_config)
     runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
-    if not own.enforce_eager:
+    if not load_config.enforce_eager:
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
     if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, is_eager=own.enforce_eager)
+        return LoadedRunner(config, runner, is_eager=load_config.enforce_eager)
     runner.reserve_host(config.preemption.swap_space)
     rates = Rates(rate, runner.blocks_per_s())
-    return LoadedRunner(config, runner, rates, is_eager=own.enforce_eager)
+    return LoadedRunner(config, runner, rates, is_eager=load_config.enforce_eager)
 
 
 def started(
-    loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+    loaded: LoadedRunner, load_config: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
 ) -> Scheduler:
     """Run steps of every kind without graphs once, which compiles their kernels, and build a
     scheduler that knows the runner's speed."""
-    config, runner, depth = loaded.config, loaded.runner, own.steps_in_flight(DEPTH)
+    config, runner, depth = loaded.config, loaded.runner, load_config.steps_in_flight(DEPTH)
     if not loaded.is_eager:
         WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
@@ -163,20 +167,21 @@ def ranks_on_gpu(size: int) -> int:
 
 
 def checked(
-    own: LoadConfig, adapters: AdapterConfig, attention: Attention, group: RankGroup | None
+    load_config: LoadConfig, adapters: AdapterConfig, attention: Attention, group: RankGroup | None
 ) -> LoadConfig:
-    """The settings. Refuse what a GPU does not have. Gloo exchanges nothing inside of graphs."""
-    check_room(swap_bytes(own), memory.free_bytes())
-    most = attention.support.most_in_flight or own.depth
-    if own.depth > most:
-        raise ConfigError(f"depth is {own.depth}; this attention allows at most {most}")
+    """Refuse settings that a GPU does not have. With gloo there are no graphs: it cannot exchange
+    tensors inside of one."""
+    check_room(swap_bytes(load_config), memory.free_bytes())
+    most = attention.support.most_in_flight or load_config.depth
+    if load_config.depth > most:
+        raise ConfigError(f"depth is {load_config.depth}; this attention allows at most {most}")
     if adapters.enable_lora and not attention.support.mixed_graphs:
         # Capturing graphs for steps of any rows compiles all that steps with adapters need.
         raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
-    if own.weights != "auto" or own.threads:
+    if load_config.weights != "auto" or load_config.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
     is_captured = group is None or group.backend == "nccl"
-    return own if is_captured else replace(own, enforce_eager=True)
+    return load_config if is_captured else replace(load_config, enforce_eager=True)
 
 
 def load_model(
@@ -236,9 +241,9 @@ def drafter_of(
     return kind(config, head, draft.target_ids(), embedding, kv_dtype)
 
 
-def sizes_of(step: StepConfig, own: LoadConfig) -> RunnerSizes:
+def sizes_of(step: StepConfig, load_config: LoadConfig) -> RunnerSizes:
     sizes = step.max_num_seqs, step.max_model_len, step.max_num_batched_tokens
-    return RunnerSizes(*sizes, own.enforce_eager)
+    return RunnerSizes(*sizes, load_config.enforce_eager)
 
 
 def logged(stage: str) -> Callable[[int, int], None]:

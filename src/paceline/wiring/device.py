@@ -1,4 +1,4 @@
-"""What a device does for a model: load, size, start; one module for each kind of device."""
+"""Devices load a model, size its memory and start it; one module for each kind of device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedRunner:
-    """What a device has built before there is a scheduler."""
+    """A runner that has no scheduler yet, and its settings."""
 
     config: Config
     runner: Any  # `TorchRunner`, `CudaRunner`, or `RankedRunner` around one
@@ -58,7 +58,10 @@ class Device(Protocol):
         ...
 
     def started(
-        self, loaded: LoadedRunner, own: LoadConfig, scheduler_of: Callable[[Config], Scheduler]
+        self,
+        loaded: LoadedRunner,
+        load_config: LoadConfig,
+        scheduler_of: Callable[[Config], Scheduler],
     ) -> Scheduler:
         """Warm up, and build a scheduler that knows the runner's speed."""
         ...
@@ -89,8 +92,8 @@ def part_of_model(model: ModelConfig, group: RankGroup | None) -> ModelConfig:
     return model if group is None else group.shard.config(model)
 
 
-def least_room(own: Hardware, group: RankGroup | None, sharing: int) -> Hardware:
+def least_room(hardware: Hardware, group: RankGroup | None, sharing: int) -> Hardware:
     """The memory of the rank that has least, if so many ranks share the memory of a device."""
     if group is None:
-        return own
-    return replace(own, free_bytes=group.least(own.free_bytes // sharing))
+        return hardware
+    return replace(hardware, free_bytes=group.least(hardware.free_bytes // sharing))

@@ -29,9 +29,9 @@ SEPARATOR = "[SEP]"  # between two texts, for BERT
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
-def encoder_folder(model: str, own: LoadConfig, progress: Progress) -> Path | None:
+def encoder_folder(model: str, load_config: LoadConfig, progress: Progress) -> Path | None:
     """The folder of an encoder; None if the model is another one."""
-    if own.load_format == "dummy":
+    if load_config.load_format == "dummy":
         return None
     path = Path(download(model, progress))
     return path if path.is_dir() and encoder_config(path) is not None else None
@@ -40,18 +40,18 @@ def encoder_folder(model: str, own: LoadConfig, progress: Progress) -> Path | No
 def assemble(
     folder: Path,
     settings: dict[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     device: str,
     tokenizer: Tokenizer,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
 ) -> tuple[Scheduler, EncoderRunner]:
     config = encoder_config(folder)
     assert config is not None
-    dtype = DTYPES[device] if own.dtype == "auto" else getattr(torch, own.dtype)
+    dtype = DTYPES[device] if load_config.dtype == "auto" else getattr(torch, load_config.dtype)
     tensors = {name: one for file in files_in(folder) for name, one in load_file(file).items()}
     model = TextEncoder(config, tensors, dtype, device)
-    if own.threads:
-        torch.set_num_threads(own.threads)
+    if load_config.threads:
+        torch.set_num_threads(load_config.threads)
     separator = next((id for id in tokenizer.special if tokenizer.token(id) == SEPARATOR), None)
     scheduler = scheduler_of(Config.of(**completed(settings, config)))
     return scheduler, EncoderRunner(
@@ -62,7 +62,7 @@ def assemble(
 def completed(given: dict[str, Any], config: TextEncoderConfig) -> dict[str, Any]:
     """Settings of the scheduler: a text is never divided, and nothing of it is cached.
 
-    A sequence has one more place than its text, for the token that ends it.
+    A sequence has one more position than its text, for the token that ends it.
     """
     chosen = {name: one for name, one in given.items() if one is not None}
     settings = {**DEFAULTS, **chosen}

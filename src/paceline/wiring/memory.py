@@ -59,14 +59,14 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def kv_groups(
-    model: ModelConfig, own: LoadConfig, max_model_len: int, drafter_bytes: int = 0
+    model: ModelConfig, load_config: LoadConfig, max_model_len: int, drafter_bytes: int = 0
 ) -> LayerGroups:
     """The groups of a model's layers. A window that no sequence outgrows is full attention.
 
     Some connectors, and drafters with KV of their own, need the blocks of all positions: then there
     is one group, whatever the windows.
     """
-    if drafter_bytes or (own.kv_connector and not takes_groups(own.kv_connector)):
+    if drafter_bytes or (load_config.kv_connector and not takes_groups(load_config.kv_connector)):
         return LayerGroups.one(model.layers)
     seen: list[Window] = [
         None if one is None or one >= max_model_len else one for one in model.windows
@@ -88,7 +88,7 @@ def _group(window: Window, count: int) -> AttentionGroup:
 
 
 def tables_of_one(cache: CacheConfig, step: StepConfig) -> BlockTables:
-    """Block tables of one sequence, which say how many blocks it takes at most."""
+    """Block tables of one sequence, to count the blocks that it takes at most."""
     return KVCache(cache, 1, step.max_model_len, 0, step.longest_row).tables
 
 

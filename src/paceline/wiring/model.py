@@ -40,20 +40,22 @@ class ModelSource:
     path: str
 
 
-def find_model(name: str, own: LoadConfig, device: str, progress: Progress) -> ModelSource:
+def find_model(name: str, load_config: LoadConfig, device: str, progress: Progress) -> ModelSource:
     """Find a model by a name that can be pulled, by path, or by the name of a shape.
 
     A shape has random weights.
     """
-    checkpoint, path = find_checkpoint(name, own, device, progress)
-    return ModelSource(checkpoint, load_tokenizer(path, own.load_format, own.chat_template), path)
+    checkpoint, path = find_checkpoint(name, load_config, device, progress)
+    return ModelSource(
+        checkpoint, load_tokenizer(path, load_config.load_format, load_config.chat_template), path
+    )
 
 
 def find_checkpoint(
-    name: str, own: LoadConfig, device: str, progress: Progress
+    name: str, load_config: LoadConfig, device: str, progress: Progress
 ) -> tuple[Checkpoint, str]:
     """The same without the tokenizer: the weights, and where they are."""
-    form, quantization = own.load_format, own.quantization
+    form, quantization = load_config.load_format, load_config.quantization
     if form == "dummy":
         config = config_in(name)
         if config.quantization != UNQUANTIZED:
@@ -82,7 +84,7 @@ COMPARED = 2048  # tokens of two vocabularies
 
 def find_draft_weights(
     settings: Mapping[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     device: str,
     on: Progress,
     source: ModelSource | None = None,
@@ -102,11 +104,11 @@ def find_draft_weights(
     if not name:
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
     if weights == "model":
-        drafts, path = find_checkpoint(name, replace(own, quantization="auto"), device, on)
+        drafts, path = find_checkpoint(name, replace(load_config, quantization="auto"), device, on)
         if source is not None:
             model = source.checkpoint.config
             check_vocab(drafts.config, model)
-            tokenizer = load_tokenizer(path, own.load_format)
+            tokenizer = load_tokenizer(path, load_config.load_format)
             compare_tokens(tokenizer, source.tokenizer, model.vocab)
         return drafts
     head = find_head(name, on)

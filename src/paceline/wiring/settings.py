@@ -148,20 +148,20 @@ def may_be_paced(chosen: Mapping[str, Any], settings: Mapping[str, Any]) -> bool
 
 def check(
     settings: Mapping[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     model: ModelConfig,
     defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
     step = part_of(StepConfig, chosen)
-    chosen["attention_groups"] = attention_groups(kv_groups(model, own, step.max_model_len))
+    chosen["attention_groups"] = attention_groups(kv_groups(model, load_config, step.max_model_len))
     cache = part_of(CacheConfig, chosen)
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model was trained for %d positions", *known)
     least = tables_of_one(cache, step).most_blocks(step.max_model_len)
-    blocks = {"num_blocks": least, "swap_space": int(own.swap_space > 0)}
+    blocks = {"num_blocks": least, "swap_space": int(load_config.swap_space > 0)}
     config = Config.of(**chosen, **blocks)
     try:
         Scheduler(config)
@@ -183,7 +183,7 @@ def part_of(kind: type[C], settings: Mapping[str, Any]) -> C:
 
 def resolve(
     settings: dict[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     model: ModelConfig,
     hardware: Hardware,
     drafter_bytes: int = 0,
@@ -192,7 +192,7 @@ def resolve(
     too, of `drafter_bytes` for each position."""
     chosen = suggested(settings, model, hardware.defaults)
     step = part_of(StepConfig, chosen)
-    groups = kv_groups(model, own, step.max_model_len, drafter_bytes)
+    groups = kv_groups(model, load_config, step.max_model_len, drafter_bytes)
     chosen["attention_groups"] = attention_groups(groups)
     cache = part_of(CacheConfig, chosen)
     size, tables = cache.block_size, tables_of_one(cache, step)
@@ -203,8 +203,8 @@ def resolve(
     if hardware.usual_bytes is not None:
         useful = min(useful, max(hardware.usual_bytes, 2 * least * each))
     found = min(hardware.free_bytes * hardware.share, useful)
-    given = own.kv_cache_gib * GIB or found
-    blocks = own.num_gpu_blocks_override or int(given) // each
+    given = load_config.kv_cache_gib * GIB or found
+    blocks = load_config.num_gpu_blocks_override or int(given) // each
     if not blocks:
         raise ConfigError(
             f"a block of block_size ({size}) tokens needs {each / GIB:.3g} GiB, but KV has "
@@ -215,7 +215,7 @@ def resolve(
             f"max_model_len is {step.max_model_len} and needs {least} blocks of {size}, but there "
             f"is memory for {blocks}: lower max_model_len, or raise kv_cache_gib"
         )
-    if own.swap_space:
+    if load_config.swap_space:
         chosen.setdefault("preemption_mode", "auto")
     log.info(
         "KV cache: %.2f GiB, %d blocks of %d tokens; kv_cache_gib changes it",
@@ -227,12 +227,14 @@ def resolve(
             "max_model_len is %d instead of %d: there is memory for %d blocks of %d",
             *(chosen["max_model_len"], step.max_model_len, blocks, size),
         )
-    return Config.of(**chosen, num_blocks=blocks, swap_space=int(own.swap_space * GIB) // each)
+    return Config.of(
+        **chosen, num_blocks=blocks, swap_space=int(load_config.swap_space * GIB) // each
+    )
 
 
 def check_memory(
     settings: Mapping[str, Any],
-    own: LoadConfig,
+    load_config: LoadConfig,
     model: ModelConfig,
     free: int,
     drafter_bytes: int = 0,
@@ -240,16 +242,16 @@ def check_memory(
     """ConfigError if KV and swap space on a CPU request more memory than this machine has free."""
     size = part_of(CacheConfig, settings).block_size
     length = part_of(StepConfig, settings).max_model_len
-    groups = kv_groups(model, own, length, drafter_bytes)
+    groups = kv_groups(model, load_config, length, drafter_bytes)
     each = block_bytes(model, size, groups=groups) + size * drafter_bytes
-    blocks = own.num_gpu_blocks_override * each
+    blocks = load_config.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
-    check_room({cache: blocks or own.kv_cache_gib * GIB, **swap_bytes(own)}, free)
+    check_room({cache: blocks or load_config.kv_cache_gib * GIB, **swap_bytes(load_config)}, free)
 
 
-def swap_bytes(own: LoadConfig) -> dict[str, float]:
+def swap_bytes(load_config: LoadConfig) -> dict[str, float]:
     """Bytes of host memory that blocks are swapped to, by the name of the setting."""
-    return {"swap_space": own.swap_space * GIB}
+    return {"swap_space": load_config.swap_space * GIB}
 
 
 def check_room(requested: Mapping[str, float], free: int) -> None:

@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 
 from paceline.engine.offline.progress import Progress, PromptCounts
+from tests.terminal import Terminal
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
@@ -33,11 +34,6 @@ for stream in (StringIO(), Terminal()):
         bar.finish(PromptCounts(2))
     assert stream.getvalue() == "2/2 prompts  0.0 tokens/s out  0.0 in\\n", stream.getvalue()
 """
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Dynamo's frontend and workers of ours as processes, without etcd and NATS."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.integrations.sse import events_of
 from tests.wiring.support import until
 
 PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
@@ -137,13 +137,6 @@ def body_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 def worker_of(answer: dict[str, Any]) -> int:
     return answer["nvext"]["worker_id"]["decode_worker_id"]
-
-
-def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The events of a stream."""
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 @contextmanager

@@ -3,11 +3,15 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.integrations.dynamo.worker import card_folder
+from paceline.text.tokenizer import Tokenizer
+from tests.engine.support import tokenizer
 from tests.integrations.dynamo.processes import DynamoFleet, dynamo_fleet, worker_of
 from tests.wiring.support import DESCRIBED, until
 
@@ -104,3 +108,28 @@ def test_a_stream_survives_its_worker(fleet: DynamoFleet) -> None:
     assert other.metric("vllm:generation_tokens_total") > 0
     # Until the frontend has noticed, answers name the worker that they were first sent to.
     until(lambda: worker_of(fleet.complete(prompt, max_tokens=1)) == other.instance)
+
+
+def content(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+@pytest.mark.parametrize("own", [{}, {"model_type": "qwen3", "architectures": ["Qwen3"]}])
+def test_a_card_has_tokenizer_template_and_end_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    if own:
+        (tmp_path / "config.json").write_text(json.dumps({**own, "eos_token_id": 7}))
+    card = card_folder(tmp_path, tokenizer(), 512)
+    config = content(card, "config.json")
+    assert {**config, **own} == config
+    assert {"model_type", "architectures"} <= config.keys()  # Dynamo needs them
+    assert (config["eos_token_id"], config["max_position_embeddings"]) == ([1], 512)
+    assert content(card, "generation_config.json")["eos_token_id"] == [1]
+    read = Tokenizer.load(card)
+    text = "the quick fox <|im_end|> didn't"
+    assert read.encode(text) == tokenizer().encode(text)
+    assert read.chat_template == tokenizer().chat_template
+    assert card_folder(tmp_path, tokenizer(), 512) == card  # for every worker
+    assert card_folder(tmp_path, tokenizer(), 256) != card

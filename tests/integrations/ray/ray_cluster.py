@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from tests.integrations.sse import events_of
 from tests.wiring.support import DESCRIBED
 
 LONGEST = 2048
@@ -78,12 +79,6 @@ class RayCluster:
 
 def body_of(prompt: Any, fields: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
-
-
-def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def free_port() -> int:

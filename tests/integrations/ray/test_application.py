@@ -1,16 +1,23 @@
-"""Replicas under Ray Serve, on a cluster of two nodes in one machine."""
+"""Replicas under Ray Serve: settings, the manifest for KubeRay, and a cluster of two nodes."""
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import ConfigError
 from paceline.integrations.ray import app
+from paceline.integrations.ray.application import API_KEYS, RaySettings, read
+from paceline.server.settings import ServerSettings
+from paceline.wiring.settings import pop_settings
 from tests.integrations.ray.ray_cluster import LONGEST, MODEL, REPLICA, RayCluster, ray_cluster
+from tests.test_ops import resource
 from tests.wiring.support import until
 
 GROUPS, TURNS = 8, 3
@@ -155,3 +162,58 @@ def test_a_replica_drains(cluster: RayCluster) -> None:
         last = [*events][-1]
     assert last["choices"][0]["finish_reason"] == "length"
     until(lambda: cluster.http.get("/health").status_code == 404)
+
+
+def test_ray_accepts_the_application_of_the_ray_service() -> None:
+    spec = resource("RayService")["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert application["import_path"] == "paceline.integrations.ray:app"
+    given = read(application["args"])
+    ray: RaySettings = pop_settings(RaySettings, given)
+    ServerSettings(drain_s=given["drain_s"], log_format=given["log_format"])
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert workers["maxReplicas"] == ray.max_replicas
+    groups = (spec["rayClusterConfig"]["headGroupSpec"], workers)
+    for number, group in enumerate(groups):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"group-{number}"},
+            "spec": group["template"]["spec"],
+        }
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    worker = workers["template"]["spec"]
+    assert worker["terminationGracePeriodSeconds"] > given["drain_s"]
+    (container,) = worker["containers"]
+    reserved = ray.num_cpus + ray.entries  # an entry reserves one
+    assert int(container["resources"]["requests"]["cpu"]) >= reserved
+
+
+def test_texts_of_a_command_line_get_their_types() -> None:
+    given = {"max_num_seqs": "64", "num_gpus": "0.5", "docs": "true", "model": "7", "aliases": "8"}
+    typed = {"max_num_seqs": 64, "num_gpus": 0.5, "docs": True, "model": "7", "aliases": ("8",)}
+    assert read(given) == typed
+    assert read({"aliases": ["a", "b"], "device": "cpu"}) == {
+        "aliases": ("a", "b"),
+        "device": "cpu",
+    }
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEYS, "one two")
+    assert read({})["api_keys"] == ("one", "two")
+    assert read({"api_keys": ["three"]})["api_keys"] == ("three",)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_replicas": 0},
+        {"min_replicas": 2, "max_replicas": 1},
+        {"num_gpus": -1.0},
+        {"entries": "two"},
+    ],
+)
+def test_wrong_numbers_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(reversed(wrong))):
+        RaySettings(**wrong)

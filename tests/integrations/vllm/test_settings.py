@@ -1,4 +1,4 @@
-"""Settings from vLLM's, and what is refused."""
+"""Settings and requests from vLLM's, and what is refused."""
 
 from dataclasses import replace
 from math import inf
@@ -6,7 +6,13 @@ from math import inf
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.integrations.vllm.settings import REFUSED, EngineLimits, refuse, scheduler_config
+from paceline.integrations.vllm.settings import (
+    REFUSED,
+    EngineLimits,
+    hints,
+    refuse,
+    scheduler_config,
+)
 
 LIMITS = EngineLimits(
     max_num_seqs=8,
@@ -72,3 +78,12 @@ def test_features_that_are_missing_are_named_with_the_reason() -> None:
     used = dict.fromkeys(REFUSED, False) | {"pooling": True, "kv_transfer_config": True}
     with pytest.raises(ConfigError, match=r"pooling \(.*\); kv_transfer_config \(.*block manager"):
         refuse(used)
+
+
+def test_hints_for_policies_are_taken_from_extra_args() -> None:
+    given = {"tenant": "team-7", "deadline": 2.0, "token_deadline": 0.5, "other": 1}
+    assert hints(given) == {"tenant": "team-7", "deadline": 2.0, "token_deadline": 0.5}
+
+
+def test_without_extra_args_there_are_no_hints() -> None:
+    assert hints(None) == hints({}) == {}

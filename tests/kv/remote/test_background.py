@@ -1,10 +1,11 @@
 """Work on threads that fails costs what it had in hand, and nothing else."""
 
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from paceline.kv.remote.background import BackgroundConnector
+from paceline.kv.remote.background import BackgroundConnector, Worker
 from tests.conformance.test_connectors import Engine
 from tests.kv.block_array import BlockArray, keys_of, stopped, transfer
 
@@ -55,3 +56,17 @@ def test_the_first_blocks_of_a_store_that_is_too_large_are_stored(
     engine.store_blocks(KEYS[1:], (2,))  # the room is there again
     assert engine.offered(KEYS) == 2
     engine.connector.close()
+
+
+def test_work_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    done: SimpleQueue[int] = SimpleQueue()
+
+    def fail() -> None:
+        raise RuntimeError("no such block")
+
+    worker = Worker("test")
+    worker.do(fail)
+    worker.do(lambda: done.put(1))
+    assert done.get(timeout=30) == 1
+    worker.close()
+    assert "no such block" in caplog.text

@@ -1,8 +1,17 @@
+"""Norms, rotations, and what some layers read."""
+
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.runner.layers.norm import Norm, UnscaledNorm
+from paceline.runner.attention_backend import load
+from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.norm import LayerInputs, Norm, Rotation, UnscaledNorm
+from paceline.runner.models.model import Model
+from paceline.runner.weights.dummy import Dummy
+from tests.runner.support import Piece, batch_of, tiny
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
@@ -28,3 +37,36 @@ def test_halves_are_normalised_in_full() -> None:
     torch.testing.assert_close(got(x).float(), expected, rtol=1e-2, atol=1e-2)
     got.apply_to(x)
     torch.testing.assert_close(x.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_the_input_of_a_layer_is_the_result_of_those_before_it() -> None:
+    """The last norm and the head leave the residual stream alone, so a shorter model has it."""
+    model = Model.load(Dummy(tiny(num_hidden_layers=4)))
+    batch = batch_of([Piece([3, 4, 5, 6, 7], 0, [1, 0])], 4)
+    kept = LayerInputs((0, 1, 3), torch.empty(9, 3 * 24))
+    model.forward(batch, KVStore(model.config, 2, 4), load("paged"), batch.sample_at, kept)
+    stack: Any = model._layers
+    layers = stack.layers
+    for place, before in enumerate((0, 1, 3)):
+        stack.layers = layers[:before]
+        hidden = model.forward(batch, KVStore(model.config, 2, 4), load("paged"))
+        assert torch.equal(kept.rows[:5, place * 24 : (place + 1) * 24], hidden)
+
+
+def test_pairs_turn_as_complex_numbers_do() -> None:
+    position, frequencies = torch.tensor([0, 1, 7, 500]), torch.tensor([1.0, 0.1, 0.013])
+    x = torch.randn(4, 2, 6)
+    pairs = torch.complex(x[..., :3], x[..., 3:])
+    amplitudes = torch.tensor([1.5, 1.0, 0.5])
+    rotated = pairs * torch.polar(amplitudes.expand(4, 3), position[:, None] * frequencies)[:, None]
+    Rotation.of(position, torch.stack((frequencies, amplitudes)), torch.float32).rotate(x)
+    torch.testing.assert_close(x, torch.cat((rotated.real, rotated.imag), dim=-1))
+
+
+def test_a_view_is_rotated_in_place_and_its_surroundings_are_not() -> None:
+    heads = torch.randn(2, 5, 4)
+    before = heads.clone()
+    rope = torch.tensor([[1.0, 0.5], [1.0, 1.0]])
+    Rotation.of(torch.tensor([3, 4]), rope, torch.float32).rotate(heads[:, :3])
+    assert not torch.equal(heads[:, :3], before[:, :3])
+    assert torch.equal(heads[:, 3:], before[:, 3:])

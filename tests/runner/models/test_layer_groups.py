@@ -1,6 +1,35 @@
+"""Groups of layers, and backends that refuse models which they cannot compute."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
 import pytest
 
-from paceline.runner.models.layer_groups import LayerGroups, Window, layer_groups
+from paceline.core.errors import ConfigError
+from paceline.runner.layers.decoder_layer import TORCH, TorchStack
+from paceline.runner.layers.linear_choice import choose
+from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.models import model as module
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    MoESpec,
+)
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
+from paceline.runner.models.layer_groups import (
+    BackendSupport,
+    LayerGroups,
+    Window,
+    features_of,
+    layer_groups,
+)
+from paceline.runner.models.model import Model
+from paceline.runner.models.rope import Rope
+from paceline.runner.weights.dummy import Dummy
+from tests.runner.support import tiny
 
 
 def layout(kinds: str, window: int = 8) -> tuple[Window, ...]:
@@ -41,3 +70,114 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
     assert len(indices) == len(kinds)
     assert max(found.index) < found.layers_per_block
     assert [found.windows[group] for group in found.group] == list(layout(kinds))
+
+
+PLAIN = BackendSupport("plain", frozenset())
+ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkAttentionSpec(AttentionSpec):
+    """Attention with a feature that no backend knows."""
+
+    sink: float | None = None
+
+
+def described(family: str = "Llama", **changes: Any) -> DecoderSpec:
+    return describe(tiny(architectures=[f"{family}ForCausalLM"], **changes))
+
+
+def with_layer(spec: DecoderSpec, layer: LayerSpec) -> DecoderSpec:
+    """The same with another last layer."""
+    return replace(spec, layers=(*spec.layers[:-1], layer))
+
+
+def with_sink(spec: DecoderSpec, sink: float | None) -> DecoderSpec:
+    last = spec.layers[-1]
+    own = {one.name: getattr(last.attention, one.name) for one in fields(AttentionSpec)}
+    return with_layer(spec, replace(last, attention=SinkAttentionSpec(**own, sink=sink)))
+
+
+def test_features_are_fields_with_other_values_than_their_defaults() -> None:
+    assert features_of(described()) == frozenset()
+    assert features_of(described("Qwen2")) == {"layers.attention.qkv.biases"}
+    assert features_of(described("Qwen3")) == {"layers.attention.head_norms"}
+    assert features_of(described("Mistral", sliding_window=4)) == {"layers.attention.window"}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    assert features_of(described("Mixtral", **experts)) == {"layers.mlp=moe"}
+    assert features_of(described("Gemma3", sliding_window=4)) == {
+        "embedding_scale",
+        "layers.attention.head_norms",
+        "layers.attention.window",
+        "layers.attention.output_norm",
+        "layers.mlp.activation=gelu_pytorch_tanh",
+        "layers.mlp.output_norm",
+    }
+
+
+def test_every_feature_that_a_backend_lists_is_one() -> None:
+    """A name that is misspelt would never be compared with anything."""
+    possible = {one.name for kind in SPECS for one in fields(kind)}
+    for backend in (TORCH, NATIVE):
+        for feature in backend.features:
+            path = feature.partition("=")[0].removesuffix(".biases").split(".")
+            assert path[-1] in possible, feature
+
+
+@pytest.mark.parametrize("backend", [TORCH, NATIVE, PLAIN], ids=lambda one: one.backend)
+def test_a_feature_that_is_not_listed_is_refused(backend: BackendSupport) -> None:
+    assert backend.supports(with_sink(described(), None)) is None
+    reason = backend.supports(with_sink(described(), 30.0))
+    assert reason == "it does not implement layers.attention.sink"
+    with pytest.raises(ConfigError, match=f"the {backend.backend} backend cannot compute 'llama'"):
+        backend.require(with_sink(described(), 30.0))
+
+
+def test_an_error_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r'sink; use device="cpu"$'):
+        ADVISED.require(with_sink(described(), 30.0))
+
+
+def test_one_value_for_all_layers() -> None:
+    spec = described()
+    last = spec.layers[-1]
+    scaled = with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
+    assert TORCH.supports(scaled) is None
+    assert str(NATIVE.supports(scaled)).startswith("it takes one query scale for all layers")
+    assert isinstance(last.mlp, MLPSpec)
+    norm = replace(last.mlp.norm, eps=0.25)
+    normed = with_layer(spec, replace(last, mlp=replace(last.mlp, norm=norm)))
+    assert "norm eps for all layers, and the model has [1e-05, 0.25]" in str(
+        NATIVE.supports(normed)
+    )
+    narrow = with_layer(spec, replace(last, attention=replace(last.attention, kv_heads=1)))
+    assert "heads of keys" in str(TORCH.supports(narrow))
+
+
+def test_a_model_is_refused_before_its_tensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unread(Dummy):
+        def read(self, name: str) -> Any:
+            raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(module, "describe", lambda config, _: with_sink(describe(config), 30.0))
+    with pytest.raises(ConfigError, match="the torch backend cannot compute"):
+        Model.load(Unread(tiny()))
+
+
+def test_linears_of_integers_need_no_decoder_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(config: ModelConfig, _: int | None = None) -> DecoderSpec:
+        spec = describe(config)
+        last = spec.layers[-1]
+        return with_layer(spec, replace(last, attention=replace(last.attention, scale=0.5)))
+
+    monkeypatch.setattr(module, "describe", scaled)
+    monkeypatch.setattr("paceline.runner.layers.linear_choice.describe", scaled)
+    dummy = Dummy(tiny())
+    dummy.is_quantized = True
+    choice = choose("auto", dummy)
+    assert choice.is_native
+    assert "torch computes the rest: it takes one query scale for all layers" in choice.reason
+    assert isinstance(Model.load(dummy, weights=choice.name)._layers, TorchStack)
+    monkeypatch.undo()
+    assert isinstance(Model.load(dummy, weights=choice.name)._layers, NativeStack)

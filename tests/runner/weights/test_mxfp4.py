@@ -1,6 +1,6 @@
 import torch
 
-from paceline.runner.weights.mxfp4 import GROUP, SIZES, TABLE, Mxfp4Matrix
+from paceline.runner.weights.mxfp4 import GROUP, SIZES, Mxfp4Matrix
 
 
 def test_halves_of_bytes_are_numbers_and_groups_have_exponents() -> None:
@@ -13,7 +13,3 @@ def test_halves_of_bytes_are_numbers_and_groups_have_exponents() -> None:
     assert found.shape == (1, 2 * GROUP)
     assert found[0, :16].tolist() == [*SIZES, *(-size for size in SIZES)]
     assert found[0, -2:].tolist() == [0.0, -24.0]
-
-
-def test_the_table_has_twice_the_numbers_above_the_least() -> None:
-    assert TABLE == (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)

@@ -8,7 +8,7 @@ import numpy as np
 from paceline import Plan, Request
 from paceline.core.multimodal import Embedded, Encoding
 from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows
-from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint
+from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint, listing
 
 DIGESTED = {
     Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
@@ -95,3 +95,7 @@ def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:
     later = replace(plan, step=8)
     assert reused.of(plan) == Fingerprint().of(plan)
     assert reused.of(later) == Fingerprint().of(later) != Fingerprint().of(plan)
+
+
+def test_a_description_names_only_some_of_many() -> None:
+    assert listing(list("abcdef")) == "a, b, c, d and 2 more"

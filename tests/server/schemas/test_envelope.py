@@ -1,4 +1,4 @@
-"""Which chunks of a stream have the usage."""
+"""Chunks with the usage, and frames that are cut out of whole events."""
 
 import json
 from typing import Any
@@ -8,7 +8,14 @@ import pytest
 from paceline.core.plan import NO_TIMINGS
 from paceline.engine.api import RequestOutput, Usage
 from paceline.server.schemas.completions import ChatChunk, Completion
-from paceline.server.schemas.envelope import NO_OPTIONS, Envelope
+from paceline.server.schemas.envelope import (
+    NO_OPTIONS,
+    Envelope,
+    NumberedFrame,
+    TextFrame,
+    cut,
+    quoted,
+)
 from paceline.server.schemas.requests import ChatRequest
 from paceline.server.settings import ServerSettings
 
@@ -45,3 +52,29 @@ def test_a_stream_ends_with_the_place_of_its_kv(kind: Any) -> None:
     assert json.loads(last.removeprefix(b"data: "))["kv_transfer_params"] == params
     assert done == b"data: [DONE]"
     assert envelope.closing(kind, outputs[1:]) == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("fields", [{}, {"a": "0"}, {"a": '"0"1', "z": ["1", 0]}])
+def test_a_frame_is_what_stands_around_a_text(fields: dict[str, object]) -> None:
+    def write(text: str) -> bytes:
+        return quoted({**fields, "text": text, "é": 1, **fields})
+
+    frame = TextFrame.of(write)
+    for text in ("", "a", "01", '"', "\x00\u2028é😀"):
+        event = frame.before + quoted(text) + frame.after
+        assert event == write(text)
+        assert json.loads(event)["text"] == text
+
+
+def test_a_number_may_grow_before_the_text() -> None:
+    def write(number: int, text: str) -> bytes:
+        return quoted({"item": "01", "number": number, "at": 0, "text": text, "end": [1]})
+
+    frame = NumberedFrame.of(write)
+    for number in (0, 9, 10, 123_456):
+        assert frame.event(number, "a\n") == write(number, "a\n")
+
+
+def test_events_that_differ_elsewhere_too_have_no_frame() -> None:
+    with pytest.raises(AssertionError, match="more than one byte"):
+        cut(b"a0b0", b"a1b1")

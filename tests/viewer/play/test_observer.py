@@ -19,7 +19,7 @@ from paceline.testing.loop import SimulatedTurn
 from paceline.viewer.play.history import Blocked, History, Kind, PlayedRequest, line_of
 from paceline.viewer.play.palette import MARKS, Palette
 from paceline.viewer.play.picture import frame, picture
-from paceline.viewer.play.plan_notes import CLOSED, ScriptError
+from paceline.viewer.play.plan_notes import ScriptError
 from paceline.viewer.play.simulation import Stage
 from paceline.viewer.play.summary import story, summary
 from paceline.viewer.play.synthetic_model import BLOCK_S, STEP_S
@@ -309,10 +309,6 @@ def test_prompts_that_have_begun_are_the_reason_where_they_are() -> None:
         "prefill",
         Blocked("b is next, but this step is for prompts that have begun", 8),
     )
-
-
-def test_every_gate_that_opens_by_itself_has_words_of_its_own() -> None:
-    assert {"preempted", "decodes", "prefill", "swapping", "room", "paused"} <= CLOSED.keys()
 
 
 class TwoAtATime(AdmissionGate):

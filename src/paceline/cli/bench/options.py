@@ -99,5 +99,9 @@ def writable(*files: Path | None) -> None:
 def deliver(lines: Sequence[str], record: Any, output: Path | None) -> None:
     """Print the report, and write the record where one is wanted."""
     print("\n".join(lines))
+    write_record(record, output)
+
+
+def write_record(record: Any, output: Path | None) -> None:
     if output is not None:
         output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

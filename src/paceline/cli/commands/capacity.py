@@ -1,10 +1,9 @@
 """`paceline capacity`: the rate that a server holds, and how many servers a load needs."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.bench.options import OutputOption, writable, write_record
 from paceline.cli.command import WrongOption
 from paceline.cli.options import JsonFlag
 from paceline.cli.simulation_options import (
@@ -108,8 +107,7 @@ def run(options: CapacityOptions) -> int:
     if options.replicas and not rate.fails_alone:
         replicas = replicas_needed(experiment, limits, jobs, fleet.router)
         record |= {"replicas": asdict(replicas), "router": fleet.router}
-    if options.output is not None:
-        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.output)
     if options.json:
         print_record(record)
     else:
@@ -139,7 +137,7 @@ def show(rate: CapacityAnswer, replicas: CapacityAnswer | None, load: Workload) 
 
 
 def sentences(rate: CapacityAnswer, load: Workload) -> list[str]:
-    """What the trials say of one replica, and no more than that."""
+    """What the trials show about one replica."""
     best = rate.best
     if best is None:
         alone = ", also if requests run alone: more replicas do not help"

@@ -1,6 +1,5 @@
 """`paceline compare`: one load under several policies and settings."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.bench.samples import targets_of
-from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.bench.options import OutputOption, writable, write_record
 from paceline.cli.command import WrongOption
 from paceline.cli.commands.play import setting
 from paceline.cli.options import JsonFlag
@@ -99,8 +98,7 @@ def run(options: CompareOptions) -> int:
         **to_dict(results),
         "explained": told,
     }
-    if options.output is not None:
-        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.output)
     if options.html is not None:
         page = comparison_page(f"paceline compare: {options.load.name}", results, lines)
         options.html.write_text(page, encoding="utf-8")
@@ -175,7 +173,7 @@ def recorded_times(first: VariantResult, source: RecordedLoad) -> list[str]:
 
 
 def numbered(rows: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Rows with a number in place of a name if names are too long for a table, and what each
+    """Rows with a number instead of a name if names are too long for a table, and what each
     number stands for."""
     if max(len(row[0]) for row in rows) <= LONGEST_NAME:
         return [], list(rows)

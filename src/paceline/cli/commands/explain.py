@@ -7,14 +7,13 @@ from urllib.parse import quote
 
 import typer
 
-from paceline.cli.command import WrongOption, os_problem
+from paceline.cli.command import WrongOption
 from paceline.cli.commands.replay import (
-    UNREADABLE,
     AloneFlag,
-    complain,
     complain_of_cuts,
     replay_of,
     status,
+    unreadable,
 )
 from paceline.cli.options import KeyOption, UrlOption
 from paceline.core.errors import RequestError
@@ -82,12 +81,8 @@ def from_recording(path: Path, request_id: str | None, alone: bool) -> int:
         lives = RequestLives(replay, request_id)
         for plan in replay.plans():
             lives.see(plan)
-    except RecordingError as error:
-        complain("explain", error)
-        return UNREADABLE
-    except OSError as error:
-        complain("explain", os_problem(error))
-        return UNREADABLE
+    except (RecordingError, OSError) as error:
+        return unreadable("explain", error)
     complain_of_cuts("explain", path, replay)
     if request_id is None:
         print(*lives.listing(), sep="\n")
@@ -95,6 +90,5 @@ def from_recording(path: Path, request_id: str | None, alone: bool) -> int:
         try:
             print(lives.explanation(request_id))
         except RequestError as error:
-            complain("explain", error)
-            return UNREADABLE
+            return unreadable("explain", error)
     return status(replay)

@@ -74,20 +74,15 @@ def run(options: ReplayOptions) -> int:
                     print(json.dumps(plan.to_dict()))
     except BrokenPipeError:  # the program that reads the plans has ended
         raise
-    except RecordingError as error:
-        complain("replay", error)
-        return UNREADABLE
-    except OSError as error:
-        complain("replay", os_problem(error))
-        return UNREADABLE
+    except (RecordingError, OSError) as error:
+        return unreadable("replay", error)
     out = sys.stderr if options.json else sys.stdout
     print(*report(replay, options.until), sep="\n", file=out)
     if options.explain is not None:
         try:
             print(lives.explanation(options.explain), file=out)
         except RequestError as error:
-            complain("replay", error)
-            return UNREADABLE
+            return unreadable("replay", error)
     return status(replay)
 
 
@@ -131,7 +126,7 @@ def replay_of(path: Path, alone: bool, command: str) -> Replay:
 
 
 def complain_of_cuts(command: str, path: Path, replay: Replay) -> None:
-    """Say where a replay diverged, or that its recording breaks off."""
+    """Print where a replay diverged, or that its recording breaks off."""
     if replay.divergence is not None:
         complain(command, f"{path}: the replay diverged, {replay.divergence}")
     if replay.reader.ending not in COMPLETE:
@@ -146,6 +141,12 @@ def status(replay: Replay) -> int:
 
 def complain(command: str, problem: object) -> None:
     print(f"paceline {command}: {problem}", file=sys.stderr)
+
+
+def unreadable(command: str, error: Exception) -> int:
+    """Print why a recording, or a request of it, cannot be read. The exit status."""
+    complain(command, os_problem(error) if isinstance(error, OSError) else error)
+    return UNREADABLE
 
 
 def report(replay: Replay, until: int | None) -> list[str]:

@@ -22,7 +22,7 @@ class WorkerSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ServeDynamoOptions:
-    """The model, its place in the fleet and all settings of its engine."""
+    """The model, the settings of its worker and all settings of its engine."""
 
     argument: ModelArgument = None
     model: ModelFlag = None
@@ -40,7 +40,7 @@ def run(options: ServeDynamoOptions) -> int:
     from paceline.integrations.dynamo.worker import serve_dynamo
 
     model, settings = model_of(options.argument, options.model), dict(options.settings)
-    place: DynamoSettings = pop_settings(DynamoSettings, settings)
+    worker: DynamoSettings = pop_settings(DynamoSettings, settings)
     with ProgressBar(model) as bar:
-        serve_dynamo(model, place, progress=bar, **settings)
+        serve_dynamo(model, worker, progress=bar, **settings)
     return 0

@@ -1,6 +1,5 @@
 """`paceline simulate`: a server under a load, on a virtual clock."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.bench.samples import targets_of
-from paceline.cli.bench.options import OutputOption, writable
+from paceline.cli.bench.options import OutputOption, writable, write_record
 from paceline.cli.command import WrongOption
 from paceline.cli.options import JsonFlag
 from paceline.cli.simulation_options import (
@@ -61,8 +60,8 @@ def run(options: SimulateOptions) -> int:
     targets = targets_of(options.goodput)
     writable(options.output, options.html)
     source = options.load.source
-    own = {"policy": options.policy} if options.policy else {}
-    model = options.server.model(source, options.load.clients.seed, own)
+    settings = {"policy": options.policy} if options.policy else {}
+    model = options.server.model(source, options.load.clients.seed, settings)
     check_drafts(model)
     fleet = fleet_of(options)
     load = source.workload()
@@ -87,8 +86,7 @@ def run(options: SimulateOptions) -> int:
     if fleet.replicas > 1:
         lines.append(f"{fleet.replicas:,} replicas; the router is {fleet.router}.")
         lines += filter(None, [fleet.doubt(load)])
-    if options.output is not None:
-        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(record, options.output)
     if options.html is not None:
         title = f"paceline simulate: {options.load.name}"
         page = simulation_page(title, report, targets, lines)

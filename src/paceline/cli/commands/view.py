@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.command import os_problem
-from paceline.cli.commands.replay import (
-    UNREADABLE,
-    AloneFlag,
-    complain,
-    complain_of_cuts,
-    replay_of,
-)
+from paceline.cli.commands.replay import AloneFlag, complain_of_cuts, replay_of, unreadable
 from paceline.sched.replay.records import RecordingError
 
 HOST = "127.0.0.1"
@@ -49,12 +42,8 @@ def run(options: ViewOptions) -> int:
     try:
         replay = replay_of(options.file, options.alone, "view")
         source = RecordedFrames(ReplayedRun(replay), options.file.name)
-    except RecordingError as error:
-        complain("view", error)
-        return UNREADABLE
-    except OSError as error:
-        complain("view", os_problem(error))
-        return UNREADABLE
+    except (RecordingError, OSError) as error:
+        return unreadable("view", error)
     complain_of_cuts("view", options.file, replay)
     serve(source, HOST, options.port)
     return 0

@@ -51,7 +51,7 @@ def generation_of(
 
 
 def handed_over(request: GenerateRequest) -> dict[str, Any] | None:
-    """What the prefill worker says of the KV of the prompt; None if there was none."""
+    """The KV transfer parameters of the prefill worker; None if there was none."""
     result = request.get("prefill_result") or {}
     handed: Fields = result.get("disaggregated_params") or {}
     return handed.get(TRANSFER)
@@ -90,7 +90,7 @@ def guided(decoding: Fields | None) -> dict[str, Any] | None:
 
 
 def chunk_of(delta: TextDelta) -> GenerateChunk:
-    """New tokens of a request that goes on."""
+    """New tokens of a request that is not finished."""
     chunk: GenerateChunk = {"token_ids": list(delta.token_ids), "index": 0}
     if delta.logprobs:
         chunk["log_probs"] = [one.chosen.logprob for one in delta.logprobs]

@@ -104,7 +104,7 @@ def serve_dynamo(
 
 
 def with_events(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same settings, with KV events for the router unless they say otherwise."""
+    """The same settings, with KV events for the router by default."""
     if settings.get(EVENTS) or not part_of(CacheConfig, settings).enable_prefix_caching:
         return settings
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events"}

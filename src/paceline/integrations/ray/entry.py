@@ -126,7 +126,7 @@ class ResponseSender:
         await self._send(message)
 
     async def _break_off(self) -> None:
-        """End a stream with an event that says so, and another response without its end."""
+        """End a stream with an error event; cut any other response off."""
         assert self._start is not None
         kind = Headers(raw=self._start["headers"]).get("content-type", "")
         if not kind.startswith("text/event-stream"):

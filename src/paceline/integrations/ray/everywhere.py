@@ -79,7 +79,7 @@ def merged(responses: Sequence[WholeResponse]) -> WholeResponse:
 
 
 class ReplicaMetrics(Collector):
-    """Families of the same name are one family."""
+    """Metrics of all replicas; families of the same name are merged."""
 
     def __init__(self, responses: Sequence[WholeResponse]) -> None:
         self._families: dict[str, Metric] = {}
@@ -153,7 +153,7 @@ class ForwardedRequest:
 
 @dataclass(slots=True, eq=False)
 class ReceivedRequest:
-    """What an application receives of it: the body, and later that the client has hung up."""
+    """The ASGI messages of a request: the body, and later the disconnect of the client."""
 
     body: bytes
     hung_up: Event = field(default_factory=Event)

@@ -240,8 +240,8 @@ class PacelineScheduler(SchedulerInterface):
     ) -> dict[int, EngineCoreOutputs]:
         step = self._oldest(scheduler_output)
         found = model_runner_output
-        place = found.req_id_to_index
-        yielded = self._steps.commit(step, found.sampled_token_ids, place, self._now())
+        indexes = found.req_id_to_index
+        yielded = self._steps.commit(step, found.sampled_token_ids, indexes, self._now())
         written = self._writer.write(yielded, found, self._requests)
         if self._grammatical:
             self._advance_grammars(yielded)

@@ -1,4 +1,4 @@
-"""Settings and requests of our scheduler from those of vLLM, and what it refuses."""
+"""Converts settings and requests of vLLM, and refuses what our scheduler lacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -112,7 +112,7 @@ def scheduler_config(limits: EngineLimits, chosen: Mapping[str, Any]) -> Config:
 
 
 def hints(extra_args: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What clients say about a request for our policies, besides its priority."""
+    """What a client passes to our policies, besides the priority."""
     return {name: extra_args[name] for name in HINTS if name in extra_args} if extra_args else {}
 
 

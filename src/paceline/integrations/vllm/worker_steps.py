@@ -1,4 +1,4 @@
-"""Plans as vLLM's workers read them, and what workers return as results of ours."""
+"""Converts plans to steps of vLLM's workers, and what they return to our results."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,14 +24,14 @@ class NamedRows:
     rows: Rows
     ids: list[str]
     tokens: dict[str, int]  # positions of each row, in the order of the rows
-    place: dict[int, int]  # rows by slot
+    row_of: dict[int, int]  # by slot
 
     @staticmethod
     def of(rows: Rows) -> "NamedRows":
         ids = rows.request_id.tolist()
         tokens = dict(zip(ids, rows.count.tolist(), strict=True))
-        place = {slot: row for row, slot in enumerate(rows.slot.tolist())}
-        return NamedRows(rows, ids, tokens, place)
+        row_of = {slot: row for row, slot in enumerate(rows.slot.tolist())}
+        return NamedRows(rows, ids, tokens, row_of)
 
 
 NO_NAMED_ROWS = NamedRows.of(NO_ROWS)
@@ -154,11 +154,11 @@ class WorkerSteps:
         """The rows of new requests, and those of requests that workers know."""
         blocks: list[BlockIds | None] = [None] * len(named.ids)
         for slot, added in _by_slot(plan.grown).items():
-            blocks[named.place[slot]] = (added,)
+            blocks[named.row_of[slot]] = (added,)
         new: list[NewRow] = []
         resumed: set[str] = set()
         for one in plan.admitted:
-            row, name = named.place[one.slot], one.request.id
+            row, name = named.row_of[one.slot], one.request.id
             grown = blocks[row]
             all_blocks = [block + NULL_BLOCKS for block in one.blocks] + (grown[0] if grown else [])
             blocks[row] = (all_blocks,)
@@ -182,11 +182,11 @@ class WorkerSteps:
     # -- results ------------------------------------------------------------
 
     def commit(
-        self, step: WorkerStep, sampled: Sequence[Tokens], place: Mapping[str, int], now: float
+        self, step: WorkerStep, sampled: Sequence[Tokens], indexes: Mapping[str, int], now: float
     ) -> Yielded:
-        """Record the tokens of each request: those at its place in `sampled`."""
+        """Record the tokens of each request: those at its index in `sampled`."""
         ids = step.named.ids
-        found = [sampled[place[name]] for name in ids]
+        found = [sampled[indexes[name]] for name in ids]
         result = _result(step, found)
         outputs = self.scheduler.commit(step.plan, result, now)
         self._finished.update(end.request_id for end in outputs.finished)

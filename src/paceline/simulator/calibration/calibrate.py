@@ -87,7 +87,7 @@ class Amounts:
         return np.array([float(self._frame.filled(int(one))) for one in found])
 
     def within(self, name: str, low: float, high: float) -> float:
-        """How much of an amount lies within a piece, for each step."""
+        """The part of an amount within a piece, for each step."""
         return float(np.mean(np.clip(self.all_of(name), low, high) - low))
 
 
@@ -159,8 +159,8 @@ def rate_rows(seen: Sequence[Amounts], wanted: Sequence[int]) -> list[int]:
     return sorted({least, most, *(rows for rows in wanted if least < rows < most)})
 
 
-def hats(rows: Sequence[int], at: Sequence[int]) -> F64:  # [observations, places]
-    """How each number of rows is shared out between the two places around it."""
+def hats(rows: Sequence[int], at: Sequence[int]) -> F64:  # [observations, numbers of rows]
+    """How each number of rows is shared out between the two of `at` around it."""
     return np.stack([np.interp(rows, at, peak) for peak in np.eye(len(at))], axis=1)
 
 

@@ -55,7 +55,7 @@ class Point(Protocol):
 
     @property
     def is_held_back(self) -> bool:
-        """A fit does not see it; it says how good the fit is."""
+        """Held back from the fit, to measure its error."""
         ...
 
     def parts(self, step: int) -> list[Part]: ...
@@ -176,7 +176,7 @@ def mixed_point(
 
 
 def moves(config: Config) -> Iterator[tuple[str, int, Moves]]:
-    """What is moved, how much of it, and as it is said to a meter."""
+    """What is moved, how much of it, and the moves of a meter."""
     kinds = ["copies"] + ["swap_out", "swap_in"] * (config.preemption.swap_space > 0)
     room = {"copies": config.cache.num_blocks // 2}
     for kind in kinds:

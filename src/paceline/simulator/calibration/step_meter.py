@@ -171,7 +171,7 @@ class StepMeter:
         cache = self.config.cache
         tokens: I32 = (np.arange(length, dtype=np.int32) + 7 * slot) % self._tokens
         needed = -(-length // cache.block_size)
-        blocks = tuple((used + place) % cache.num_blocks for place in range(needed))
+        blocks = tuple((used + index) % cache.num_blocks for index in range(needed))
         more = (blocks,) * (len(cache.groups) - 1)
         request = Request(id=f"measured {slot}", prompt=tokens, sampling=DRAWN, seed=slot)
         return Admitted(slot, request, tokens, computed, blocks, resumed=False, more=more)

@@ -1,4 +1,4 @@
-"""What a step is made of, as far as its time depends on it."""
+"""The quantities of a step that its time depends on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

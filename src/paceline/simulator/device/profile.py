@@ -207,7 +207,7 @@ class Profile:
 
     @property
     def label(self) -> dict[str, Any]:
-        """What a report says of it, for JSON."""
+        """Name and origin, for the JSON of a report."""
         return {
             "profile": self.name,
             "profile_source": self.source,

@@ -21,7 +21,7 @@ class Hinge:
 
 
 class TimeCurve:
-    """Straight lines between points. Beyond the last point, the last line goes on.
+    """Straight lines between points. The last line extends beyond the last point.
 
     Nothing costs nothing: the seconds of 0 are 0. Below the first point the curve is level, so
     `[[1, 0.5]]` is a fixed cost, and `[[0, 0], [1, 0.5]]` a cost per unit.

@@ -39,7 +39,7 @@ def done(total: Figures) -> str:
 
 
 def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str, str]:
-    """What a report says in a line each."""
+    """Facts of a report, one in each line."""
     total, stats = report.total, report.stats
     ends = ", ".join(f"{count:,} {name}" for name, count in sorted(total.outcomes.items()))
     most = max(report.timeline.get("used_blocks", [0]), default=0)
@@ -73,7 +73,7 @@ def replica_rows(report: SimulationReport) -> list[list[str]]:
     """A line for each of several replicas."""
     return [
         [
-            f"{place}",
+            f"{index}",
             f"{one.requests:,}",
             number(one.output_tokens_per_s),
             f"{100 * one.hit_rate:.1f}",
@@ -81,5 +81,5 @@ def replica_rows(report: SimulationReport) -> list[list[str]]:
             number(one.ttft_ms and one.ttft_ms.p99),
             f"{one.preemptions:,}",
         ]
-        for place, one in enumerate(report.replicas)
+        for index, one in enumerate(report.replicas)
     ]

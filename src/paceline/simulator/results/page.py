@@ -196,9 +196,9 @@ def line_chart(
     """Lines by name; `logarithmic` is of the horizontal axis."""
     across, up = axes(list(lines.values()), logarithmic)
     drawn: list[str] = []
-    for place, points in enumerate(lines.values()):
+    for index, points in enumerate(lines.values()):
         corners = " ".join(f"{across.px(a)},{up.px(b)}" for a, b in points)
-        drawn.append(f'<polyline class="line c{place % COLOURS}" points="{corners}"/>')
+        drawn.append(f'<polyline class="line c{index % COLOURS}" points="{corners}"/>')
     return framed(title, (x, y), (across, up), drawn, list(lines) if len(lines) > 1 else [])
 
 
@@ -207,20 +207,20 @@ def point_chart(title: str, x: str, y: str, points: Mapping[str, tuple[float, fl
     across, up = axes([list(points.values())], False)
     across = across.rounded
     drawn = [
-        f'<circle class="dot c{place % COLOURS}" cx="{across.px(a)}" cy="{up.px(b)}" r="5">'
+        f'<circle class="dot c{index % COLOURS}" cx="{across.px(a)}" cy="{up.px(b)}" r="5">'
         f"<title>{escape(name)}: {a:,.6g}, {b:,.6g}</title></circle>"
-        for place, (name, (a, b)) in enumerate(points.items())
+        for index, (name, (a, b)) in enumerate(points.items())
     ]
     drawn += point_labels({name: (across.px(a), up.px(b)) for name, (a, b) in points.items()})
     return framed(title, (x, y), (across, up), drawn, [])
 
 
-def point_labels(places: Mapping[str, tuple[float, float]]) -> list[str]:
+def point_labels(positions: Mapping[str, tuple[float, float]]) -> list[str]:
     """Names towards the middle of the chart, each below the one before it on its side."""
     drawn: list[str] = []
     free = {"end": 0.0, "start": 0.0}
-    colours = {name: place % COLOURS for place, name in enumerate(places)}
-    for name, (x, y) in sorted(places.items(), key=lambda item: item[1][1]):
+    colours = {name: index % COLOURS for index, name in enumerate(positions)}
+    for name, (x, y) in sorted(positions.items(), key=lambda item: item[1][1]):
         anchor = "end" if x > WIDTH / 2 else "start"
         baseline = max(y + 4, free[anchor])
         free[anchor] = baseline + LABEL_HEIGHT
@@ -264,8 +264,8 @@ def framed(
     x, y = map(escape, labels)
     parts.append(f'<text class="tick" text-anchor="end" x="{right}" y="{HEIGHT - 6}">{x}</text>')
     legend = "".join(
-        f'<span class="key"><i class="c{place % COLOURS}"></i>{escape(name)}</span>'
-        for place, name in enumerate(names)
+        f'<span class="key"><i class="c{index % COLOURS}"></i>{escape(name)}</span>'
+        for index, name in enumerate(names)
     )
     unit = f"<span>{y}</span>" if y.lower() != title.lower() else ""
     caption = f"<figcaption>{escape(title)}{unit}{legend}</figcaption>"

@@ -36,8 +36,8 @@ class GapHistogram:
         gaps = np.concatenate(self._pending)
         self._pending = []
         if len(gaps):
-            place = (np.log(np.clip(gaps, LEAST_S, MOST_S)) - log(LEAST_S)) * PER_E
-            self._counts += np.bincount(place.astype(np.int64), minlength=CLASSES)
+            index = (np.log(np.clip(gaps, LEAST_S, MOST_S)) - log(LEAST_S)) * PER_E
+            self._counts += np.bincount(index.astype(np.int64), minlength=CLASSES)
             self.most_s = max(self.most_s, float(gaps.max()))
 
     @property
@@ -51,8 +51,8 @@ class GapHistogram:
         total = float(reached[-1])
         if not total:
             return 0.0
-        place = int(np.searchsorted(reached, percent / 100 * total))
-        return min(LEAST_S * exp((place + 0.5) / PER_E), self.most_s)
+        index = int(np.searchsorted(reached, percent / 100 * total))
+        return min(LEAST_S * exp((index + 0.5) / PER_E), self.most_s)
 
 
 class RequestLog:

@@ -24,11 +24,13 @@ EMPTY = {"-", "0", "0.0"}
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The first column is text, the others are numbers. Columns that say nothing are left out."""
     made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    said = [place for place, cells in enumerate(zip(*rows, strict=True)) if not set(cells) <= EMPTY]
-    for place in said:
-        made.add_column(columns[place], justify="right" if place else "left", overflow="fold")
+    shown = [
+        index for index, cells in enumerate(zip(*rows, strict=True)) if not set(cells) <= EMPTY
+    ]
+    for index in shown:
+        made.add_column(columns[index], justify="right" if index else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(row[place]) for place in said))  # names may look like markup
+        made.add_row(*(Text(row[index]) for index in shown))  # names may look like markup
     return made
 
 

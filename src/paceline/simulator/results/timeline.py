@@ -57,19 +57,19 @@ class Timeline:
 
     def add(self, time: float, point: Occupancy) -> None:
         """Points are added in the order of time."""
-        at = self._place(time)
+        at = self._index(time)
         self._most[:, at] = np.maximum(self._most[:, at], point)
         self._latest[:, at] = point
 
     def add_tokens_at(self, time: float, count: int) -> None:
-        self._tokens[self._place(time)] += count
+        self._tokens[self._index(time)] += count
 
-    def _place(self, time: float) -> int:
+    def _index(self, time: float) -> int:
         while time >= POINTS * self.width_s:
             self._halve()
-        place = int(time / self.width_s)
-        self._end = max(self._end, place + 1)
-        return place
+        index = int(time / self.width_s)
+        self._end = max(self._end, index + 1)
+        return index
 
     def _halve(self) -> None:
         pairs = self._most.reshape(len(self.NAMES), POINTS // 2, 2).max(axis=2)

@@ -1,4 +1,4 @@
-"""What each of several engines with the same model has: CPU cores or GPUs, ports, and files."""
+"""Divides CPU cores, GPUs, ports and files among several engines with the same model."""
 
 import json
 import os

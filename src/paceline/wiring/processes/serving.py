@@ -186,7 +186,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def log_keys(settings: ServerSettings, host: str) -> None:
-    """Say whether clients need an API key."""
+    """Log whether clients need an API key."""
     if settings.api_keys:
         log.info("clients need an API key; keys set: %d", len(settings.api_keys))
     elif host in LOOPBACK:
@@ -286,8 +286,8 @@ def core_of(path: str, settings: dict[str, Any]) -> ForwardingCore:
         return ThreadCore(replace(components, settings=engine).engine())
     with ExitStack() as closing:
         cores: list[RestartingCore] = []
-        for own, place in engines_of(settings, chosen.data_parallel_size):
-            make = partial(ProcessCore, FACTORY, path, own, engine, place)
+        for replica_settings, place in engines_of(settings, chosen.data_parallel_size):
+            make = partial(ProcessCore, FACTORY, path, replica_settings, engine, place)
             cores.append(RestartingCore(make, chosen))
             closing.callback(cores[-1].close)
         exits = chosen.on_core_crash == "exit"
@@ -299,7 +299,7 @@ def core_of(path: str, settings: dict[str, Any]) -> ForwardingCore:
 def engines_of(
     settings: dict[str, Any], engines: int
 ) -> Sequence[tuple[dict[str, Any], ProcessPlace]]:
-    """The settings of each engine and its place; one engine alone has the whole machine."""
+    """The settings of each engine, and where its process runs: one alone has the whole machine."""
     if engines == 1:
         return [(settings, ANYWHERE)]
     gpus_each = settings.get("tensor_parallel_size", 1)

@@ -175,18 +175,20 @@ class RankLoop:
 def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     """Load the model's part of a rank, beside the other ranks."""
     model, shard = message.model, Shard(message.rank, message.size)
-    settings, own = as_declared(model.settings), model.load
-    on = device_named(own.device)
+    settings, load_config = as_declared(model.settings), model.load
+    on = device_named(load_config.device)
     on.choose_device(shard)
-    checkpoint, _ = find_checkpoint(model.name, own, own.device, silent)
-    draft = find_draft_weights(settings, own, own.device, silent)
+    checkpoint, _ = find_checkpoint(model.name, load_config, load_config.device, silent)
+    draft = find_draft_weights(settings, load_config, load_config.device, silent)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, model.backend)
-    load = ModelLoad(settings, own, checkpoint, draft=draft, adapters=model.adapters)
+    load = ModelLoad(settings, load_config, checkpoint, draft=draft, adapters=model.adapters)
     loaded = on.load(load, group)
     keep_heap()
     return RankLoop(
-        loaded.runner, RankTasks(loaded.runner, shard, outbox), own.steps_in_flight(on.DEPTH)
+        loaded.runner,
+        RankTasks(loaded.runner, shard, outbox),
+        load_config.steps_in_flight(on.DEPTH),
     )
 
 

@@ -296,7 +296,7 @@ class RankProcesses:
 
 
 def read(ranks: "ref[RankProcesses]", rank: int, child: ChildProcess) -> None:
-    """Pass on what a rank says, until its process ends. The thread does not keep `ranks` alive."""
+    """Pass on messages of a rank until its process ends. The thread does not keep `ranks` alive."""
     while (frame := child.receive()) is not None:
         if (found := ranks()) is not None:
             found.received(rank, frame)

@@ -206,13 +206,13 @@ def assemble_ranks(
         raise
 
 
-def check_ranks(own: LoadConfig, checkpoint: Checkpoint) -> None:
+def check_ranks(load_config: LoadConfig, checkpoint: Checkpoint) -> None:
     """ConfigError if the settings, or the model, do not go with several ranks."""
-    size = own.tensor_parallel_size
+    size, connector = load_config.tensor_parallel_size, load_config.kv_connector
     alone = f"tensor_parallel_size is {size}, and"
     require(
-        not (own.kv_connector and needs_memory(own.kv_connector)),
-        f"{alone} kv_connector {own.kv_connector!r} moves the blocks of one rank: use 'host', "
+        not (connector and needs_memory(connector)),
+        f"{alone} kv_connector {connector!r} moves the blocks of one rank: use 'host', "
         "'disk' or 'valkey'",
     )
     check_size(checkpoint.config, size)

@@ -37,7 +37,7 @@ INSTEAD = {
     "speculative_token_tree": "drafts of a sequence are a chain; remove it",
 }
 
-OWN = ("kv_role", "engine_id", "kv_connector_extra_config")  # they stay in it
+FIELDS = ("kv_role", "engine_id", "kv_connector_extra_config")  # they stay in it
 SETTINGS = ("kv_connector", "kv_load_failure_policy", "kv_load_timeout_s")  # they are ours too
 # Names of vLLM that have no setting here: each connector has options of its own.
 UNUSED = ("kv_rank", "kv_parallel_size", "kv_ip", "kv_port", "kv_buffer_device", "kv_buffer_size")
@@ -116,7 +116,7 @@ def complaint(name: str, value: Any) -> str:
 
 
 def transfer_settings(given: Any) -> dict[str, Any]:
-    """Those of `kv_transfer_config` that are settings of ours."""
+    """The fields of `kv_transfer_config` that are settings here."""
     content = content_of(given)
     return {name: content[name] for name in SETTINGS if content.get(name) is not None}
 
@@ -125,8 +125,8 @@ def content_of(given: Any) -> dict[str, Any]:
     """The mapping, from a mapping or from JSON. ConfigError if a name is unknown."""
     found = mapping_in(TRANSFER, given, '{"kv_connector": "host", "kv_role": "kv_both"}')
     for name in found:
-        if name not in (*OWN, *SETTINGS, *UNUSED):
-            hint = nearest(name, (*OWN, *SETTINGS))
+        if name not in (*FIELDS, *SETTINGS, *UNUSED):
+            hint = nearest(name, (*FIELDS, *SETTINGS))
             raise ConfigError(f"{TRANSFER} has an unknown name {name!r}{hint}")
     return found
 
@@ -134,7 +134,7 @@ def content_of(given: Any) -> dict[str, Any]:
 def connector_config(kv_connector: str, kv_transfer_config: str) -> ConnectorConfig:
     """The settings of a connector."""
     content = content_of(kv_transfer_config) if kv_transfer_config else {}
-    given = {name: content[name] for name in OWN if content.get(name) is not None}
+    given = {name: content[name] for name in FIELDS if content.get(name) is not None}
     if given and not kv_connector:
         raise ConfigError(f"{TRANSFER} names no kv_connector")
     return ConnectorConfig(kv_connector, **given)

@@ -1,4 +1,4 @@
-"""Settings in the words of vLLM, translated before anything reads them.
+"""Translates settings of vLLM before anything reads them.
 
 A value that asks for nothing passes. One that changes nothing here passes with a warning, one that
 has another name here is renamed, and one that needs what paceline lacks is refused with the reason.
@@ -24,9 +24,9 @@ VALUES: dict[str, dict[Any, Any]] = {
 
 
 def translated(
-    model: str, settings: Mapping[str, Any], own: Collection[str]
+    model: str, settings: Mapping[str, Any], accepted: Collection[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The model and the settings in words of paceline; `own` are the names that the caller takes.
+    """The model and settings under our names; the caller takes the names in `accepted`.
 
     ConfigError for a value that would need what paceline lacks. Unknown names are left as they are.
     """
@@ -39,15 +39,15 @@ def translated(
             given.pop(name, None)
     model = with_revision(model, revision, silent)
     for name, value in given.items():
-        if name in own or name not in VLLM:
-            if (plain := in_our_words(name, value)) is not None or name not in own:
+        if name in accepted or name not in VLLM:
+            if (plain := in_our_words(name, value)) is not None or name not in accepted:
                 found[name] = plain
             continue
         theirs = VLLM[name]
         if theirs.asks_for_nothing(value):
             continue
         ours = {} if theirs.read is None else theirs.read(value)
-        if ours.keys() <= {*own} and theirs.read is not None:
+        if ours.keys() <= {*accepted} and theirs.read is not None:
             found |= ours
         elif theirs.ignored:
             silent[name] = theirs.reason
@@ -61,7 +61,7 @@ def translated(
 
 
 def in_our_words(name: str, value: Any) -> Any:
-    """The value of a setting of ours; None for one that stands for the default."""
+    """The value as our setting has it; None for one that means the default."""
     if name in ("dtype", "kv_cache_dtype", "device") and not isinstance(value, str | None):
         value = str(value).removeprefix("torch.")  # of a dtype or a device of torch
     if isinstance(value, Path):

@@ -7,6 +7,10 @@ from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+Reader = Callable[[Any], dict[str, Any]]
 LIMIT, EVENTS = "limit_mm_per_prompt", "kv_events_config"
 
 
@@ -19,23 +23,19 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def from_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r:.200}, which is not JSON: {error}") from None
+
+
 def mapping_in(name: str, given: Any, example: str) -> dict[str, Any]:
     """The mapping of a setting, which is a mapping or JSON."""
-    content = given
-    if isinstance(given, str):
-        try:
-            content = json.loads(given)
-        except ValueError as error:
-            raise ConfigError(f"{name} is {given!r:.200}, which is no JSON: {error}") from None
+    content = from_json(name, given) if isinstance(given, str) else given
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name} is {given!r:.200}; it must be a mapping, such as {example}")
     return {str(key): value for key, value in cast("Mapping[Any, Any]", content).items()}
-
-
-log = logging.getLogger(__name__)
-
-GIB = 1 << 30
-Reader = Callable[[Any], dict[str, Any]]
 
 
 def several(name: str) -> Reader:
@@ -44,14 +44,9 @@ def several(name: str) -> Reader:
 
 
 def fields_of(name: str, value: Any) -> dict[str, Any]:
-    """The fields of one of vLLM's config objects, or of a dict or JSON in its place, that are not
+    """The fields of one of vLLM's config objects, or of a dict or JSON instead of it, that are not
     at their default."""
-    given = value
-    if isinstance(value, str):
-        try:
-            given = json.loads(value)
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r:.80}, which is not JSON: {error}") from None
+    given = from_json(name, value) if isinstance(value, str) else value
     is_plain = isinstance(given, Mapping)
     if not (is_plain or hasattr(given, "__dict__")):
         raise ConfigError(f"{name} is {value!r:.80}; it must be an object with fields")
