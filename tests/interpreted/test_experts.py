@@ -35,7 +35,7 @@ def experts_by_pair(choice: ExpertChoice, pairs: int) -> list[int]:
     return [found[pair] for pair in range(pairs)]
 
 
-@pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 700])
+@pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 200])
 @pytest.mark.parametrize("experts", [3, 12])
 @pytest.mark.parametrize("favourite", [None, 2], ids=["spread", "one expert has all"])
 def test_each_pair_is_in_one_tile_of_its_expert(

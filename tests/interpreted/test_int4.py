@@ -26,13 +26,13 @@ def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> Non
 )
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
-    weights = integer_weights(128, 512, group, "cpu", is_full, torch.float16)
+    weights = integer_weights(64, 256, group, "cpu", is_full, torch.float16)
     kernel = kind.of(weights, Use.ADDED)
     assert kernel is not None
-    x = torch.randn(5, 512).half()
+    x = torch.randn(5, 256).half()
     due = expected(weights, x)
     close(kernel.plain(x), due, 8e-3)
-    total = torch.randn(5, 128).half()
+    total = torch.randn(5, 64).half()
     before = total.float()
     kernel.add_to(total, x)
     close(total, before + due, 8e-3)
@@ -41,10 +41,10 @@ def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 def test_inputs_are_put_into_the_order_of_the_weights(is_full: bool) -> None:
     """Those of a group are anywhere, as GPTQ with act order has them."""
-    weights = integer_weights(128, 512, 32, "cpu", is_full, torch.float16)
-    weights.matrix = OrderedMatrix(weights.matrix, torch.randperm(512))
-    x = torch.randn(5, 512).half()
-    due, total = expected(weights, x), torch.randn(5, 128).half()
+    weights = integer_weights(64, 256, 32, "cpu", is_full, torch.float16)
+    weights.matrix = OrderedMatrix(weights.matrix, torch.randperm(256))
+    x = torch.randn(5, 256).half()
+    due, total = expected(weights, x), torch.randn(5, 64).half()
     before, kernel = total.float(), Ordered.of(weights, Use.ADDED)
     assert kernel is not None
     assert "int4" in weights.matrix.form
