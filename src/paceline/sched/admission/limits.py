@@ -103,10 +103,7 @@ class Limits:
     @property
     def counting(self) -> bool:
         """Does any limit count something in this step?"""
-        for limit in self._counting:  # noqa: SIM110 - `any` costs more than the answers
-            if limit.counts:
-                return True
-        return False
+        return any(limit.counts for limit in self._counting)
 
     def reason(self, rows: WantedRows) -> str:
         """Why an arrival that wants `rows.want` positions gets none."""
