@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.library import deferred
+from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
 from paceline.runner.weights.matrix import Matrix
@@ -173,13 +173,14 @@ class Int4Few(LinearKernel):
         )
 
 
-class Int4Decoded(LinearKernel):
+class Int4Decoded(LibraryLinear):
     """Many rows: weights are decoded for each step."""
 
     name = "int4_decoded"
 
     def __init__(self, weights: LinearWeights, matrix: HalvedMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
+        super().__init__(weights)
+        self._matrix = matrix
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Int4Decoded | None":
@@ -187,22 +188,7 @@ class Int4Decoded(LinearKernel):
         matrix = halved(weights)
         return None if matrix is None else cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        weight, bias = self._decoded(x.dtype), self._weights.bias
-        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
-
-    def _decoded(self, dtype: torch.dtype) -> Tensor:
+    def numbers(self, dtype: torch.dtype) -> Tensor:
         matrix, factor = self._matrix, self._weights.factor
         outputs, inputs = matrix.shape
         out = torch.empty((outputs, inputs), dtype=dtype, device=matrix.weight.device)

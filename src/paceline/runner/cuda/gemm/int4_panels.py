@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.library import deferred
+from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
 from paceline.runner.cuda.kernels.nvrtc import (
@@ -212,13 +212,14 @@ def source_for(shape: LaunchShape, is_added: bool) -> str:
     return source_of("int4_gemm", sizes, multiply("multiply", shape.rows, is_held=True))
 
 
-class PanelsDecoded(LinearKernel):
+class PanelsDecoded(LibraryLinear):
     """Many rows: weights are decoded for each step."""
 
     name = "int4_panels_decoded"
 
     def __init__(self, weights: LinearWeights, matrix: PanelMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
+        super().__init__(weights)
+        self._matrix = matrix
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "PanelsDecoded | None":
@@ -226,22 +227,7 @@ class PanelsDecoded(LinearKernel):
         matrix = panels_of(weights)
         return None if matrix is None else cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        weight, bias = self._decoded(x.dtype), self._weights.bias
-        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
-
-    def _decoded(self, dtype: torch.dtype) -> Tensor:
+    def numbers(self, dtype: torch.dtype) -> Tensor:
         matrix, factor = self._matrix, self._weights.factor
         panels, across, size = matrix.content.shape
         out = torch.empty(matrix.shape, dtype=dtype, device=matrix.content.device)

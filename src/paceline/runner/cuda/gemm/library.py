@@ -1,5 +1,7 @@
 """Linears of plain weights by torch's library, for any number of rows."""
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -21,22 +23,19 @@ def deferred(hidden: Tensor, floor: float, weights: LinearWeights) -> tuple[Tens
     return hidden, DeferredNorm(hidden, floor, hidden.shape[1])
 
 
-class Library(LinearKernel):
-    """The last one of the list: it accepts all plain weights."""
+class LibraryLinear(LinearKernel):
+    """Multiplies plain numbers by the library. A subclass says which."""
 
-    name = "library"
+    def __init__(self, weights: LinearWeights) -> None:
+        self._weights = weights
 
-    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
-        self._weights, self.weight = weights, weight.t()  # [inputs, outputs]
-
-    @classmethod
-    def of(cls, weights: LinearWeights, use: Use) -> "Library | None":
-        return None if weights.plain is None else cls(weights, weights.plain)
+    @abstractmethod
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """The weights, [outputs, inputs], times the factor of their inputs."""
 
     def plain(self, x: Tensor) -> Tensor:
-        if self._weights.bias is None:
-            return torch.mm(x, self.weight)
-        return torch.addmm(self._weights.bias, x, self.weight)
+        weight, bias = self.numbers(x.dtype).t(), self._weights.bias
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
     def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
         x, late = deferred(hidden, floor, self._weights)
@@ -47,6 +46,23 @@ class Library(LinearKernel):
         return gated(found, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.addmm_(x, self.weight)
+        total.addmm_(x, self.numbers(x.dtype).t())
         if self._weights.bias is not None:
             total.add_(self._weights.bias)
+
+
+class Library(LibraryLinear):
+    """The last one of the list: it accepts all plain weights."""
+
+    name = "library"
+
+    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
+        super().__init__(weights)
+        self._weight = weight
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Library | None":
+        return None if weights.plain is None else cls(weights, weights.plain)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        return self._weight

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.fp8 import Fp8Library
 from paceline.runner.cuda.gemm.fp8_codes import decoded
-from paceline.runner.cuda.gemm.library import deferred
+from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
@@ -114,13 +114,14 @@ class ScaledFew(LinearKernel):
         )
 
 
-class ScaledDecoded(LinearKernel):
+class ScaledDecoded(LibraryLinear):
     """Many rows of weights that no other kernel multiplies: decoded for each step."""
 
     name = "scaled_decoded"
 
     def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
+        super().__init__(weights)
+        self._matrix = matrix
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "ScaledDecoded | None":
@@ -128,21 +129,8 @@ class ScaledDecoded(LinearKernel):
         matrix = scaled_of(weights)
         return None if matrix is None else cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        weight = decoded(self._matrix, self._weights.factor, x.dtype)
-        bias = self._weights.bias
-        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        return decoded(self._matrix, self._weights.factor, dtype)
 
 
 @triton.jit(do_not_specialize=["rows"])
