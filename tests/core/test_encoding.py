@@ -14,7 +14,7 @@ def test_a_plan_tells_what_it_encodes_by_request() -> None:
     plan = scheduler.plan(now=0.0)
     assert plan.to_dict()["encoder"] == {"a": [0, 1]}
     assert [one.identity for one in plan.encode] == ["cat", "dog"]
-    assert plan.embedded.place.tolist() == [1, 2, 4]
+    assert plan.embedded.offset.tolist() == [1, 2, 4]
 
 
 def test_the_number_of_positions() -> None:

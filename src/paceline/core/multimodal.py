@@ -72,12 +72,12 @@ class Encoding:
 class Embedded:
     """Positions of a step that read an embedding of an image instead of that of their token.
 
-    Position `place[i]` of row `row[i]` of the plan, counted from the row's first, reads row
+    Position `offset[i]` of row `row[i]` of the plan, counted from the row's first, reads row
     `source[i]` of the encoder store. Sorted by row, then by position.
     """
 
     row: Index  # [embedded]
-    place: I32  # [embedded]
+    offset: I32  # [embedded]
     source: I32  # [embedded]
 
     def __len__(self) -> int:

@@ -65,7 +65,7 @@ class EncoderStore:
         `row_start`."""
         if not len(embedded):
             return None
-        at = row_start[self._index(embedded.row)] + self._index(embedded.place)
+        at = row_start[self._index(embedded.row)] + self._index(embedded.offset)
         return ImageEmbeddings(at, self.content[self._index(embedded.source)])
 
     def _index(self, numbers: object) -> Tensor:

@@ -168,8 +168,8 @@ class SlotTable:
     def stand_behind(self, slot: int, other: int) -> None:
         """Move a resident right behind another in `order`."""
         order = self.order[self.order != slot]
-        place = int(np.flatnonzero(order == other)[0]) + 1
-        self._list(np.insert(order, place, slot))
+        index = int(np.flatnonzero(order == other)[0]) + 1
+        self._list(np.insert(order, index, slot))
 
     def cap(self, slot: int, name: str, ceiling: int) -> None:
         """Plan no position of a slot from `ceiling` on until the cap of this name is lifted or

@@ -178,14 +178,14 @@ class OracleRunner:
         for one in plan.encode:
             image = self.tracks[one.slot].request.images[one.image]
             assert (image.identity, image.length) == (one.identity, len(one.rows)), "another image"
-            for place, row in enumerate(one.rows.tolist()):
-                self.embeddings[row] = image.identity, place
+            for offset, row in enumerate(one.rows.tolist()):
+                self.embeddings[row] = image.identity, offset
         slots, read = plan.rows.slot.tolist(), plan.embedded
-        for row, place, source in zip(
-            read.row.tolist(), read.place.tolist(), read.source.tolist(), strict=True
+        for row, offset, source in zip(
+            read.row.tolist(), read.offset.tolist(), read.source.tolist(), strict=True
         ):
             track = self.tracks[slots[row]]
-            track.reads[track.position + place] = source
+            track.reads[track.position + offset] = source
 
     def _result(self, plan: Plan) -> StepResult:
         rows, labels = plan.rows, plan.rows.labels

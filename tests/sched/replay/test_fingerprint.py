@@ -16,7 +16,7 @@ DIGESTED = {
     Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block more",
     Encoding: "slot image identity rows",
-    Embedded: "row place source",
+    Embedded: "row offset source",
     Admitted: "slot request tokens computed blocks resumed more",
 }
 

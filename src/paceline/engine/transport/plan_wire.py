@@ -131,7 +131,7 @@ class PlanWriter:
     def encoded(self, plan: Plan) -> EncodedPlan:
         rows = None if plan.rows is self._rows else EncodedRows.of(plan.rows)
         self._rows, placed = plan.rows, plan.embedded
-        columns = placed.row.tobytes(), placed.place.tobytes(), placed.source.tobytes()
+        columns = placed.row.tobytes(), placed.offset.tobytes(), placed.source.tobytes()
         return EncodedPlan(
             plan.step,
             rows,
@@ -160,8 +160,8 @@ class PlanReader:
         assert self._rows is not None, "the first plan has no rows"
         placed = NOTHING_EMBEDDED
         if message.embedded is not None:
-            row, place, source = message.embedded
-            placed = Embedded(array(row, np.intp), array(place, np.int32), array(source, np.int32))
+            row, offset, source = message.embedded
+            placed = Embedded(array(row, np.intp), array(offset, np.int32), array(source, np.int32))
         return Plan(
             message.step,
             self._rows,

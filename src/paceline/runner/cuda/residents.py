@@ -50,7 +50,8 @@ class CudaImages:
             yield
             return
         width = self._state.tokens.shape[1]
-        position = plan.start[read.row] + read.place  # no drafts are in flight before a prompt ends
+        # No drafts are in flight before a prompt ends.
+        position = plan.start[read.row] + read.offset
         at = plan.rows.slot[read.row] * width + position
         there, ids = self._state.send(at.astype(np.int32), read.source + np.int32(self._first))
         index = there.long()

@@ -51,7 +51,7 @@ def encoder_pieces(plan: Plan) -> list[bytes]:
         return []
     named = [(one.slot, one.image, one.identity, one.rows.tolist()) for one in plan.encode]
     read = plan.embedded
-    return [arguments(named), *map(column, (read.row, read.place, read.source))]
+    return [arguments(named), *map(column, (read.row, read.offset, read.source))]
 
 
 NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())
