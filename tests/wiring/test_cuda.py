@@ -100,7 +100,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def zeros(kernel: Library, x: Tensor) -> Tensor:
-    return x.new_zeros(len(x), kernel.weight.shape[1])
+    return x.new_zeros(len(x), len(kernel.numbers(x.dtype)))
 
 
 def on_host(config: ModelConfig, blocks: int, size: int, *rest: Any) -> KVStore:
