@@ -55,9 +55,9 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
     attention = _attention(config, layer, longest, tensors)
-    names = config.traits.experts
-    if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, names, tensors))
+    traits = config.traits.experts
+    if traits is not None and config.experts is not None and config.experts.layers[layer]:
+        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
     return LayerSpec(attention, _mlp(config, tensors))
 
 
@@ -94,7 +94,7 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=output_norm,
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
+        sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
     )
