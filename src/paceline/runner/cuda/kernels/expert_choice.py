@@ -193,6 +193,8 @@ def _of_best_groups(
 ):
     """Scores [EXPERTS], with -inf for experts whose group is not chosen."""
     GROUPS: tl.constexpr = ROUTING[4]
+    GROUPS_CHOSEN: tl.constexpr = ROUTING[5]
+    JUDGES: tl.constexpr = ROUTING[6]
     SIZE: tl.constexpr = COUNT // GROUPS
     expert = tl.arange(0, EXPERTS)
     points = tl.full([EXPERTS], float("-inf"), tl.float32)  # of the group of each expert
@@ -200,12 +202,12 @@ def _of_best_groups(
         is_own = expert // SIZE == group
         own = tl.where(is_own, ranked, float("-inf"))
         sum_of_best = 0.0
-        for _ in tl.static_range(ROUTING[6]):
+        for _ in tl.static_range(JUDGES):
             sum_of_best += tl.max(own, 0)
             own = tl.where(expert == tl.argmax(own, 0), float("-inf"), own)
         points = tl.where(is_own, sum_of_best, points)
     found = tl.full([EXPERTS], float("-inf"), tl.float32)
-    for _ in tl.static_range(ROUTING[5]):
+    for _ in tl.static_range(GROUPS_CHOSEN):
         is_best = expert // SIZE == tl.argmax(points, 0) // SIZE
         found = tl.where(is_best, ranked, found)
         points = tl.where(is_best, float("-inf"), points)
