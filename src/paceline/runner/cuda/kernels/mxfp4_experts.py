@@ -17,7 +17,7 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
 )
 from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, gate_of, pairs_of
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 
 MANY_PAIRS = 64  # of a tile
 
