@@ -13,9 +13,11 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    HeadNorms,
     LayerSpec,
     MLPSpec,
     MoESpec,
+    NormSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -74,7 +76,7 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, NormSpec, HeadNorms, Rope)
 
 
 @dataclass(frozen=True, slots=True)
