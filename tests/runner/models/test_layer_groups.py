@@ -18,6 +18,8 @@ from paceline.runner.models.architecture import (
     MLPSpec,
     MoESpec,
     NormSpec,
+    Routing,
+    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -76,7 +78,8 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, NormSpec, HeadNorms, Rope)
+EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, NormSpec, HeadNorms, Rope)
 
 
 @dataclass(frozen=True, slots=True)

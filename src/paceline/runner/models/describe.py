@@ -1,8 +1,7 @@
 """Describes a model: from its sizes and the traits of its architecture to every tensor."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,21 +11,23 @@ from paceline.runner.models.architecture import (
     XIELU,
     AttentionSpec,
     DecoderSpec,
-    ExpertSizes,
-    ExpertSpec,
     HeadNorms,
     KVScale,
     LayerSpec,
     LinearSpec,
     MLPSpec,
-    MoESpec,
-    NormSpec,
 )
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.tensors import (
+    LayerTensors,
+    joined,
+    residual_norm,
+    tensor_names,
+)
 from paceline.runner.models.gguf_config import HEAD
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
-from paceline.runner.models.traits import ExpertNames
+from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
 
 def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
@@ -38,14 +39,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     table = (config.vocab, config.width)
     head = "lm_head.weight"
     copies = (head,) if config.tied_embedding else ()
-    name, *aliases = _names(config, "embed_tokens.weight")
+    name, *aliases = tensor_names(config, "embed_tokens.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD))
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=_residual_norm(config, "norm", "output_norm"),
+        norm=residual_norm(config, "norm", "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
         rounds_scale=config.traits.scaled_embedding,
@@ -65,14 +66,14 @@ def _embedding_scale(config: ModelConfig) -> float:
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
     attention = _attention(config, layer, longest, tensors)
-    names = config.traits.experts
-    if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, _moe(config, config.experts, names, tensors))
+    traits = config.traits.experts
+    if traits is not None and config.experts is not None and config.experts.layers[layer]:
+        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
     return LayerSpec(attention, _mlp(config, tensors), config.traits.parallel)
 
 
 def _attention(
-    config: ModelConfig, layer: int, longest: int, tensors: "LayerTensors"
+    config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
     traits, window, names = config.traits, config.windows[layer], config.traits.norms
     attention = AttentionSpec(
@@ -94,7 +95,7 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
+        sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
         adjacent_pairs=traits.adjacent_pairs,
@@ -110,7 +111,7 @@ def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, tensors: "LayerTensors") -> HeadNorms:
+def _head_norms(config: ModelConfig, tensors: LayerTensors) -> HeadNorms:
     norms, dim = config.traits.qk_norms, config.head_dim
     heads, kv_heads = (config.heads, config.kv_heads) if norms.whole else (1, 1)
     return HeadNorms(
@@ -121,7 +122,7 @@ def _head_norms(config: ModelConfig, tensors: "LayerTensors") -> HeadNorms:
     )
 
 
-def _with_kv_scales(attention: AttentionSpec, tensors: "LayerTensors") -> AttentionSpec:
+def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> AttentionSpec:
     """Divide keys and values by their scales. Queries and outputs are multiplied by them, so that
     attention computes the same."""
     of_keys, of_values = tensors.kv_scale("k"), tensors.kv_scale("v")
@@ -142,7 +143,7 @@ def _with_kv_scales(attention: AttentionSpec, tensors: "LayerTensors") -> Attent
     )
 
 
-def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
+def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
     traits, width = config.traits, config.width
     has_bias = traits.qkv_bias or config.attention_bias
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -150,7 +151,7 @@ def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
     names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
-    return _joined(
+    return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
             f"attn_{name}",
@@ -162,7 +163,7 @@ def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
     )
 
 
-def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
+def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
     traits, shape = config.traits, (config.width, config.mlp_width)
     names = traits.norms
     return MLPSpec(
@@ -176,170 +177,21 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     )
 
 
-def _xielu(tensors: "LayerTensors") -> XIELU:
+def _xielu(tensors: LayerTensors) -> XIELU:
     """GGUF files have these numbers in their headers."""
     up, down = (tensors.vector(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
     beta, eps = (tensors.vector(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
     return XIELU(up, down, beta, eps)
 
 
-def _moe(
-    config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: "LayerTensors"
-) -> MoESpec:
-    """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
-    width, inner = config.width, sizes.width
-
-    def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
-        stem = f"{names.block}.experts.{expert}.{name}"
-        has_bias = names.has_biases
-        return tensors.linear(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
-
-    def one(expert: int) -> ExpertSpec:
-        gate = linear(expert, names.gate, "gate", (inner, width))
-        up = linear(expert, names.up, "up", (inner, width))
-        down = linear(expert, names.down, "down", (width, inner))
-        if names.is_stacked:
-            stem = tensors.stem(f"{names.block}.experts")
-            gate = _stacked(gate, StackedForm(f"{stem}.gate_up_proj", expert, 0, 2))
-            up = _stacked(up, StackedForm(f"{stem}.gate_up_proj", expert, 1, 2))
-            down = _stacked(down, StackedForm(f"{stem}.down_proj", expert))
-        return ExpertSpec(_joined([gate, up]), down)
-
-    router = f"{names.block}.{names.router}"
-    return MoESpec(
-        norm=tensors.residual_norm(config.traits.norms.mlp, "ffn_norm"),
-        router=replace(
-            tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
-            quantized=(),
-        ),
-        experts=tuple(one(expert) for expert in range(sizes.count)),
-        chosen=sizes.chosen,
-        shares_sum_to_one=sizes.shares_sum_to_one,
-        activation=config.traits.activation,
-        clamp=sizes.clamp,
-    )
-
-
-def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:
-    """A linear whose tensors are in one of all experts; that of the biases has a name like it."""
-    of_biases = replace(form, name=f"{form.name}_bias")
-    return replace(
-        linear,
-        weights=tuple(replace(one, stack=form) for one in linear.weights),
-        biases=tuple(replace(one, stack=of_biases) for one in linear.biases),
-    )
-
-
-def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
+def _gate_up(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
     width, inner, traits = config.width, config.mlp_width, config.traits
     if traits.fused_linears or traits.fused_gate_up:
         return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
-    return _joined(
+    return joined(
         tensors.linear(f"mlp.{name}", f"ffn_{gguf}", (inner, width), config.mlp_bias)
         for name, gguf in ((traits.mlp.gate, "gate"), (traits.mlp.up, "up"))
         if name
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTensors:
-    """Names the tensors of one layer, in HF's files and in GGUF files."""
-
-    config: ModelConfig
-    layer: int
-
-    def norm(self, name: str, gguf: str, width: int) -> NormSpec:
-        return _norm(self.config, *self._names(name, gguf), width)
-
-    def residual_norm(self, name: str, gguf: str) -> NormSpec:
-        """A norm of the residual stream."""
-        return _residual_norm(self.config, *self._names(name, gguf))
-
-    def input_norm(self, name: str, gguf: str) -> NormSpec | None:
-        return self.residual_norm(name, gguf) if name else None
-
-    def output_norm(self, name: str, gguf: str) -> NormSpec | None:
-        """A norm of what is added to the residual stream."""
-        return self.norm(name, gguf, self.config.width) if name else None
-
-    def linear(
-        self,
-        name: str,
-        gguf: str,
-        shape: tuple[int, int],
-        has_bias: bool = False,
-        paired_heads: int = 0,
-        part: int | None = None,
-    ) -> LinearSpec:
-        name, gguf = self._names(name, gguf)
-
-        def one(kind: str, its: Shape) -> TensorSpec:
-            whole, *aliases = _names(self.config, f"{name}.{kind}")
-            form = GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part)
-            return TensorSpec(whole, its, form, aliases=tuple(aliases))
-
-        bias = (one("bias", shape[:1]),) if has_bias else ()
-        weight = one("weight", shape)
-        format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
-        return LinearSpec((weight,), bias, () if format is None else (format,))
-
-    def vector(self, name: str, gguf: str, *size: int) -> TensorSpec:
-        """A tensor that HF's files name without an ending."""
-        name, gguf = self._names(name, gguf)
-        whole, *aliases = _names(self.config, name)
-        return TensorSpec(whole, size, GGUFForm(f"{gguf}.weight"), aliases=tuple(aliases))
-
-    def kv_scale(self, kind: str) -> TensorSpec:
-        """The scale of keys or values in an fp8 KV cache, under one of the names in use."""
-        stems = ("self_attn", f"self_attn.{kind}_proj", "self_attn.attn")
-        named = [f"{stem}.{kind}_scale" for stem in stems]
-        named.append(f"self_attn.{kind}_proj.output_scale")
-        found = [whole for name in named for whole in _names(self.config, self._names(name, "")[0])]
-        return TensorSpec(found[0], (), GGUFForm(found[0]), aliases=tuple(found[1:]))
-
-    def stem(self, name: str) -> str:
-        """The whole name of a part of the layer in HF's files."""
-        return _names(self.config, self._names(name, "")[0])[0]
-
-    def _names(self, name: str, gguf: str) -> tuple[str, str]:
-        return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
-
-
-def _names(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The name of a tensor of the decoder in HF's files, and an alias: that of older files, or of
-    those of sentence-transformers, which begin with nothing."""
-    decoder = config.traits.decoder
-    older = f"{decoder.older}.{name}" if decoder.older else name
-    return f"{decoder.prefix}.{name}", older
-
-
-def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
-    traits = config.traits
-
-    def one(kind: str, offset: float) -> TensorSpec:
-        whole, *aliases = _names(config, f"{name}.{kind}")
-        form = GGUFForm(f"{gguf}.{kind}", offset)
-        return TensorSpec(whole, (width,), form, aliases=tuple(aliases))
-
-    # A GGUF file holds what the norm multiplies by.
-    weight = one("weight", traits.norm_offset)
-    bias = one("bias", 0.0) if traits.norm_bias else None
-    return NormSpec(weight, config.norm_eps, traits.norm_offset, traits.layer_norm, bias)
-
-
-def _residual_norm(config: ModelConfig, name: str, gguf: str) -> NormSpec:
-    norm = _norm(config, name, gguf, config.width)
-    return replace(norm, eps=norm.eps / config.multipliers.residual**2)
-
-
-def _joined(given: Iterable[LinearSpec]) -> LinearSpec:
-    """Linears of the same input as one."""
-    linears = list(given)
-    formats = tuple(format for linear in linears for format in linear.formats)
-    return LinearSpec(
-        tuple(weight for linear in linears for weight in linear.weights),
-        tuple(bias for linear in linears for bias in linear.biases),
-        formats if any(linear.quantized for linear in linears) else (),
     )
 
 

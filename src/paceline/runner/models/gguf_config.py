@@ -6,7 +6,7 @@ from math import log
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import ExpertSizes, Multipliers
+from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
 from paceline.runner.models.traits import Traits, named_in_gguf
@@ -31,9 +31,6 @@ class GGUFTensors:
     @property
     def has_head(self) -> bool:
         return HEAD in self.names
-
-    def has_router(self, layer: int) -> bool:
-        return f"blk.{layer}.ffn_gate_inp.weight" in self.names
 
     def has_bias(self, linear: str) -> bool:
         """Whether a linear of all layers has one."""
@@ -75,21 +72,6 @@ def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice
     else:
         found = scaled(plain, _scaling(read), read.number("context_length"))
     return found.padded(head_dim // 2)
-
-
-def experts(
-    read: ConfigEntries, layers: int, traits: Traits, tensors: GGUFTensors
-) -> ExpertSizes | None:
-    """The sizes of MoE layers. llama.cpp lets shares sum to one, if the file is silent."""
-    if traits.experts is None or not read.get("expert_count"):
-        return None
-    return ExpertSizes(
-        count=read.number("expert_count"),
-        chosen=read.number("expert_used_count"),
-        width=read.get("expert_feed_forward_length") or read.number("feed_forward_length"),
-        shares_sum_to_one=read.get("expert_weights_norm", True),
-        layers=tuple(tensors.has_router(layer) for layer in range(layers)),
-    )
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
