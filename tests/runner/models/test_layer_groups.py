@@ -13,9 +13,11 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    HeadNorms,
     LayerSpec,
     MLPSpec,
     MoESpec,
+    NormSpec,
     Routing,
     SharedExpertSpec,
 )
@@ -77,7 +79,7 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, Rope)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, NormSpec, HeadNorms, Rope)
 
 
 @dataclass(frozen=True, slots=True)

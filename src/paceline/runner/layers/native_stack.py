@@ -31,6 +31,7 @@ NATIVE = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
@@ -70,17 +71,18 @@ class NativeStack:
         self._scratch = torch.empty(0, dtype=torch.uint8)  # grows to the largest step
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
-        attention, mlp = layers[0].attention, layers[0].mlp
+        attention, mlp, norm = layers[0].attention, layers[0].mlp, layers[0].attention.norm
+        assert norm is not None  # NATIVE has no such feature
         self._decoder = DecoderStruct(
             self._layers,
             0,
             len(layers),
-            attention.norm.width,
+            norm.width,
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
             mlp.activation == "gelu_pytorch_tanh",
-            attention.norm.eps,
+            norm.eps,
             attention.scale,
             attention.score_cap or 0.0,
         )

@@ -10,9 +10,11 @@ from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
 from paceline.runner.weights.weight_format import WeightFormat
 
-Activation = Literal["silu", "gelu_pytorch_tanh"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]
 Part = TypeVar("Part")
-EVERY_BACKEND = "every backend"  # in the metadata of a field that is no feature
+# In the metadata of fields: one that is no feature, and one without a default that may be None,
+# which is a feature.
+EVERY_BACKEND, OPTIONAL = "every backend", "optional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,16 @@ class KVScale:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset)."""
+    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset) + bias.
+
+    centred  x is taken minus its mean first, which makes this a layer norm
+    """
 
     weight: TensorSpec  # [width]
     eps: float
     offset: float
+    centred: bool = False
+    bias: TensorSpec | None = None  # [width]
     scale: KVScale | None = field(default=None, metadata={EVERY_BACKEND: True})
 
     @property
@@ -105,13 +112,19 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Norms of each head of queries and of keys, before the rotation."""
+    """Norms of queries and of keys, before the rotation.
+
+    whole   one norm over all heads of queries, and one over all heads of keys, not of each head
+    rotated queries and keys are rotated first
+    """
 
     query: NormSpec
     key: NormSpec
+    whole: bool = False
+    rotated: bool = False
 
     def __post_init__(self) -> None:
-        if self.query.floor != self.key.floor:
+        if not self.whole and self.query.floor != self.key.floor:
             raise ConfigError(
                 "norms of queries and keys must have the same eps and width: "
                 f"{self.query}, {self.key}"
@@ -124,14 +137,15 @@ class HeadNorms:
 
 # In the classes below, a field without a default is implemented by every backend. A field with a
 # default is a feature: the default is the plain decoder, and a backend lists the features that it
-# implements. `models.backend_support` compares the two when a model is loaded.
+# implements. So is None in an OPTIONAL field. `layer_groups` compares the two when a model
+# is loaded.
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
-    norm               of the residual stream
+    norm               of the residual stream; None: there is none
     qkv                queries, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
@@ -145,9 +159,10 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
-    norm: NormSpec
+    norm: NormSpec | None = field(metadata={OPTIONAL: True})
     qkv: LinearSpec
     heads: int
     kv_heads: int
@@ -162,6 +177,7 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +189,35 @@ class ClampedGate:
 
 
 @dataclass(frozen=True, slots=True)
-class MLPSpec:
-    """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x))."""
+class XIELU:
+    """An activation with learned numbers, one number each:
 
-    norm: NormSpec
+    x > 0   softplus(up) * x * x + beta * x
+    else    (beta + softplus(down)) * (exp(min(x, eps)) - 1 - x) + beta * x
+    """
+
+    up: TensorSpec
+    down: TensorSpec
+    beta: TensorSpec
+    eps: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x)).
+
+    norm    of the residual stream; None: there is none
+    gated   otherwise there is no gate, gate_up has up alone, and down reads activation(up)
+    xielu   the activation instead
+    """
+
+    norm: NormSpec | None = field(metadata={OPTIONAL: True})
     gate_up: LinearSpec
     down: LinearSpec
     activation: Activation = "silu"
     output_norm: NormSpec | None = None
+    gated: bool = True
+    xielu: XIELU | None = None
 
     @property
     def width(self) -> int:
@@ -273,8 +310,14 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
+    """Attention, then the MLP.
+
+    parallel   both read the residual stream before the layer; their norms are the same
+    """
+
     attention: AttentionSpec
     mlp: MLPSpec | MoESpec
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +327,11 @@ class DecoderSpec:
     architecture       its name, for messages
     embedding          [vocab, width]
     embedding_scale    factor of the embedding where the residual stream begins
+    rounds_scale       this factor is rounded to the type of the model
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
     vision             the tower that turns images into embeddings; None: the model has no images
     """
@@ -297,6 +342,8 @@ class DecoderSpec:
     norm: NormSpec
     head: LinearSpec
     embedding_scale: float = 1.0
+    rounds_scale: bool = field(default=False, metadata={EVERY_BACKEND: True})
+    logit_scale: float = 1.0
     logit_cap: float | None = None
     vision: VisionSpec | None = None
 
@@ -329,3 +376,15 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
     elif isinstance(spec, tuple):
         for part in cast("tuple[Any, ...]", spec):
             yield from parts_of(part, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Factors of the embedding, of what layers add to the residual stream, and of logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_MULTIPLIERS = Multipliers()
