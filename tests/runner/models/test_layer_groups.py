@@ -28,6 +28,7 @@ from paceline.runner.models.layer_groups import (
 )
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TowerSpec
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
@@ -74,7 +75,7 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope, TowerSpec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,12 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     """
     longest = max_model_len or config.max_position
     table = (config.vocab, config.width)
-    head = "lm_head.weight"
-    copies = (head,) if config.tied_embedding else ()
+    head, older = "lm_head.weight", config.traits.decoder.older_head
+    older_heads = (f"{older}.weight",) if older else ()
+    copies = (head, *older_heads) if config.tied_embedding else ()
     name, *aliases = _names(config, "embed_tokens.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
-    own_head = TensorSpec(head, table, GGUFForm(HEAD))
+    own_head = TensorSpec(head, table, GGUFForm(HEAD), aliases=older_heads)
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
@@ -47,7 +48,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
         logit_cap=config.logit_cap,
-        vision=None if config.vision is None else config.vision.describe(),
+        vision=config.vision,
     )
 
 
