@@ -118,6 +118,12 @@ TORCH = BackendSupport(
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",
             "layers.mlp.clamp",
+            "layers.mlp.routing.scores=sigmoid",
+            "layers.mlp.routing.groups",
+            "layers.mlp.routing.scale",
+            "layers.mlp.correction",
+            "layers.mlp.shared",
+            "layers.mlp.shared.gate",
             "layers.attention.rope.axes",
             "vision.deep",
         }

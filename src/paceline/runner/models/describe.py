@@ -1,8 +1,7 @@
 """Describes a model: from its sizes and the traits of its architecture to every tensor."""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,20 +10,22 @@ from paceline.core.system.files import json_object
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
-    ExpertSizes,
-    ExpertSpec,
     HeadNorms,
     KVScale,
     LayerSpec,
     LinearSpec,
     MLPSpec,
-    MoESpec,
-    NormSpec,
 )
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.tensors import (
+    LayerTensors,
+    decoder_norm,
+    joined,
+    tensor_names,
+)
 from paceline.runner.models.gguf_config import HEAD
-from paceline.runner.models.tensor_spec import GGUFForm, Shape, StackedForm, TensorSpec
-from paceline.runner.models.traits import ExpertNames
+from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
 
 def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSpec:
@@ -37,14 +38,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     head, older = "lm_head.weight", config.traits.decoder.older_head
     older_heads = (f"{older}.weight",) if older else ()
     copies = (head, *older_heads) if config.tied_embedding else ()
-    name, *aliases = _names(config, "embed_tokens.weight")
+    name, *aliases = tensor_names(config, "embed_tokens.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD), aliases=older_heads)
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=_norm(config, "norm", "output_norm", config.width),
+        norm=decoder_norm(config, "norm", "output_norm", config.width),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
         logit_cap=config.logit_cap,
@@ -55,14 +56,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
     attention = _attention(config, layer, longest, tensors)
-    names = config.traits.experts
-    if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, _moe(config, config.experts, names, tensors))
+    traits = config.traits.experts
+    if traits is not None and config.experts is not None and config.experts.layers[layer]:
+        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
     return LayerSpec(attention, _mlp(config, tensors))
 
 
 def _attention(
-    config: ModelConfig, layer: int, longest: int, tensors: "LayerTensors"
+    config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
     traits, window = config.traits, config.windows[layer]
     rope = config.rope if window is None else config.local_rope
@@ -94,14 +95,14 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=output_norm,
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
+        sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
 
 
-def _with_kv_scales(attention: AttentionSpec, tensors: "LayerTensors") -> AttentionSpec:
+def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> AttentionSpec:
     """Divide keys and values by their scales. Queries and outputs are multiplied by them, so that
     attention computes the same."""
     of_keys, of_values = tensors.kv_scale("k"), tensors.kv_scale("v")
@@ -122,7 +123,7 @@ def _with_kv_scales(attention: AttentionSpec, tensors: "LayerTensors") -> Attent
     )
 
 
-def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
+def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
     traits, width = config.traits, config.width
     has_bias = traits.qkv_bias or config.attention_bias
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -130,7 +131,7 @@ def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
     names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
-    return _joined(
+    return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
             f"attn_{name}",
@@ -142,7 +143,7 @@ def _qkv(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
     )
 
 
-def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
+def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
     traits, width, inner = config.traits, config.width, config.mlp_width
     # HF gives this name to the norm before the MLP; where attention has a norm behind it too, the
     # name is that norm's.
@@ -159,141 +160,13 @@ def _mlp(config: ModelConfig, tensors: "LayerTensors") -> MLPSpec:
     )
 
 
-def _moe(
-    config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: "LayerTensors"
-) -> MoESpec:
-    """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
-    width, inner = config.width, sizes.width
-
-    def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
-        stem = f"{names.block}.experts.{expert}.{name}"
-        has_bias = names.has_biases
-        return tensors.linear(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
-
-    def one(expert: int) -> ExpertSpec:
-        gate = linear(expert, names.gate, "gate", (inner, width))
-        up = linear(expert, names.up, "up", (inner, width))
-        down = linear(expert, names.down, "down", (width, inner))
-        if names.is_stacked:
-            stem = tensors.stem(f"{names.block}.experts")
-            gate = _stacked(gate, StackedForm(f"{stem}.gate_up_proj", expert, 0, 2))
-            up = _stacked(up, StackedForm(f"{stem}.gate_up_proj", expert, 1, 2))
-            down = _stacked(down, StackedForm(f"{stem}.down_proj", expert))
-        return ExpertSpec(_joined([gate, up]), down)
-
-    router = f"{names.block}.{names.router}"
-    return MoESpec(
-        norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
-        router=replace(
-            tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
-            quantized=(),
-        ),
-        experts=tuple(one(expert) for expert in range(sizes.count)),
-        chosen=sizes.chosen,
-        shares_sum_to_one=sizes.shares_sum_to_one,
-        activation=config.traits.activation,
-        clamp=sizes.clamp,
-    )
-
-
-def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:
-    """A linear whose tensors are in one of all experts; that of the biases has a name like it."""
-    of_biases = replace(form, name=f"{form.name}_bias")
-    return replace(
-        linear,
-        weights=tuple(replace(one, stack=form) for one in linear.weights),
-        biases=tuple(replace(one, stack=of_biases) for one in linear.biases),
-    )
-
-
-def _gate_up(config: ModelConfig, tensors: "LayerTensors") -> LinearSpec:
+def _gate_up(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
     width, inner = config.width, config.mlp_width
     if config.traits.fused_linears:
         return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
-    return _joined(
+    return joined(
         tensors.linear(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
         for name in ("gate", "up")
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTensors:
-    """Names the tensors of one layer, in HF's files and in GGUF files."""
-
-    config: ModelConfig
-    layer: int
-
-    def norm(self, name: str, gguf: str, width: int) -> NormSpec:
-        return _norm(self.config, *self._names(name, gguf), width)
-
-    def linear(
-        self,
-        name: str,
-        gguf: str,
-        shape: tuple[int, int],
-        has_bias: bool = False,
-        paired_heads: int = 0,
-        part: int | None = None,
-    ) -> LinearSpec:
-        name, gguf = self._names(name, gguf)
-
-        def one(kind: str, its: Shape) -> TensorSpec:
-            whole, *aliases = _names(self.config, f"{name}.{kind}")
-            form = GGUFForm(f"{gguf}.{kind}", 0.0, paired_heads, part)
-            return TensorSpec(whole, its, form, aliases=tuple(aliases))
-
-        bias = (one("bias", shape[:1]),) if has_bias else ()
-        weight = one("weight", shape)
-        format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
-        return LinearSpec((weight,), bias, () if format is None else (format,))
-
-    def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
-        """A tensor that HF's files name without an ending."""
-        name, gguf = self._names(name, gguf)
-        whole, *aliases = _names(self.config, name)
-        return TensorSpec(whole, (size,), GGUFForm(f"{gguf}.weight"), aliases=tuple(aliases))
-
-    def kv_scale(self, kind: str) -> TensorSpec:
-        """The scale of keys or values in an fp8 KV cache, under one of the names in use."""
-        stems = ("self_attn", f"self_attn.{kind}_proj", "self_attn.attn")
-        named = [f"{stem}.{kind}_scale" for stem in stems]
-        named.append(f"self_attn.{kind}_proj.output_scale")
-        found = [whole for name in named for whole in _names(self.config, self._names(name, "")[0])]
-        return TensorSpec(found[0], (), GGUFForm(found[0]), aliases=tuple(found[1:]))
-
-    def stem(self, name: str) -> str:
-        """The whole name of a part of the layer in HF's files."""
-        return _names(self.config, self._names(name, "")[0])[0]
-
-    def _names(self, name: str, gguf: str) -> tuple[str, str]:
-        return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
-
-
-def _names(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The name of a tensor of the decoder in HF's files, and an alias: that of older files, or of
-    those of sentence-transformers, which begin with nothing."""
-    decoder = config.traits.decoder
-    older = f"{decoder.older}.{name}" if decoder.older else name
-    return f"{decoder.prefix}.{name}", older
-
-
-def _norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
-    offset = config.traits.norm_offset
-    # A GGUF file holds what the norm multiplies by.
-    whole, *aliases = _names(config, f"{name}.weight")
-    form = GGUFForm(f"{gguf}.weight", offset)
-    weight = TensorSpec(whole, (width,), form, aliases=tuple(aliases))
-    return NormSpec(weight, config.norm_eps, offset)
-
-
-def _joined(given: Iterable[LinearSpec]) -> LinearSpec:
-    """Linears of the same input as one."""
-    linears = list(given)
-    formats = tuple(format for linear in linears for format in linear.formats)
-    return LinearSpec(
-        tuple(weight for linear in linears for weight in linear.weights),
-        tuple(bias for linear in linears for bias in linear.biases),
-        formats if any(linear.quantized for linear in linears) else (),
     )
 
 
