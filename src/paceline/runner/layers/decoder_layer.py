@@ -16,6 +16,7 @@ from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
 from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,11 +150,10 @@ TORCH = BackendSupport(
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
             "layers.attention.rope.axes",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
+            "vision.deep",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value=STORED,
 )
 
@@ -188,6 +188,8 @@ class TorchStack:
         context = self.context(batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
+from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights.weight_format import WeightFormat
 
 Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]

@@ -12,7 +12,8 @@ from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.traits import Traits, VisionConfig, find
+from paceline.runner.models.traits import Traits, find
+from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -103,7 +104,7 @@ class ModelConfig:
     experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
-    vision: VisionConfig | None = None
+    vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
     quantization: Quantization = UNQUANTIZED
@@ -177,9 +178,10 @@ class ModelConfig:
             read = hf_config.of_decoder(whole, named)
             weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)
-            if (vision := named.traits.vision) is None:
+            if named.traits.vision is None:
                 return found
-            return replace(found, vision=vision.of_hf(whole, found.width, images))
+            vision = named.traits.vision(whole, found.width, images)
+            return replace(found, vision=vision, ignored=(*found.ignored, *vision.unread))
 
     @classmethod
     def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":
