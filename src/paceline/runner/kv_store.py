@@ -30,7 +30,7 @@ class KVStore:
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
-                      └ k of every head, then v of every head
+                      └ k of every head, then v of every head; or one vector that is both
 
     A block has the positions of all layers of one group, each layer at an index: see
     `LayerGroups`. With one group, the index of a layer is its number. A layer that keeps a state
@@ -66,7 +66,7 @@ class KVStore:
                 f"{self.state_values} numbers; set block_size to {least} or more"
             )
         self.blocks, self.block_size = blocks, block_size
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
         self.groups = groups or LayerGroups.one(config.layers)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
