@@ -51,6 +51,7 @@ class AttentionSupport:
             "sliding windows": not self.windows and any(model.windows),
             f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
             "sinks": not self.sinks and model.has_sinks,
+            "latent attention": not self.latents and model.latent is not None,
         }
         return [name for name, is_lacking in found.items() if is_lacking]
 

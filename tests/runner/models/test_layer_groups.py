@@ -13,6 +13,8 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    LatentAttentionSpec,
+    LatentQuerySpec,
     LayerSpec,
     MLPSpec,
     MoESpec,
@@ -77,7 +79,8 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, Rope)
+LATENT_SPECS = (LatentAttentionSpec, LatentQuerySpec)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS, Rope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,13 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
+from paceline.runner.models.architecture import (
+    LayerSpec,
+    MoESpec,
+    NormSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.native.library import (
     DecoderStruct,
@@ -50,9 +56,9 @@ NATIVE = BackendSupport(
     ),
     one_value={
         **STORED,
-        "number of heads": lambda layer: [layer.attention.heads],
-        "query scale": lambda layer: [layer.attention.scale],
-        "score cap": lambda layer: [layer.attention.score_cap],
+        "number of heads": lambda layer: [one.heads for one in attentions(layer)],
+        "query scale": lambda layer: [one.scale for one in attentions(layer)],
+        "score cap": lambda layer: [one.score_cap for one in attentions(layer)],
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
@@ -71,6 +77,7 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
+        assert attention is not None  # NATIVE has no such feature
         self._decoder = DecoderStruct(
             self._layers,
             0,
@@ -130,6 +137,7 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
+        assert attention is not None and spec.attention is not None
         norms = attention.norm, layer.attention_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):

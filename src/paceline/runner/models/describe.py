@@ -15,9 +15,11 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     LinearSpec,
     MLPSpec,
+    MoESpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
     decoder_norm,
@@ -54,11 +56,17 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
-    attention = _attention(config, layer, longest, tensors)
+    mlp = _mlp_or_moe(config, layer, tensors)
+    if config.latent is not None:
+        return LayerSpec(None, mlp, describe_latent(config, config.latent, longest, tensors))
+    return LayerSpec(_attention(config, layer, longest, tensors), mlp)
+
+
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
     traits = config.traits.experts
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
-    return LayerSpec(attention, _mlp(config, tensors))
+        return describe_moe(config, config.experts, traits, tensors)
+    return _mlp(config, tensors)
 
 
 def _attention(

@@ -69,6 +69,7 @@ class Traits:
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
     experts            layers may be MoE
+    latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
@@ -91,6 +92,7 @@ class Traits:
     score_cap: float | None = None
     logit_cap: float | None = None
     experts: ExpertTraits | None = None
+    latent: bool = False
     sinks: bool = False
     fused_linears: bool = False
     paired_in_gguf: bool = False
