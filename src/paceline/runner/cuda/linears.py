@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
+from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.library import Library, deferred
@@ -32,6 +33,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     ScaledDecoded,
     Int4Few,
     Int4Decoded,
+    CodedFew,
+    CodedDecoded,
     Ordered,
 )
 
