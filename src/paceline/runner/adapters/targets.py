@@ -70,11 +70,12 @@ class AdapterTargets:
         self.modules: dict[str, ModuleTarget] = {}
         self.sites: dict[Site, SiteShape] = {}
         for layer, one in enumerate(spec.layers):
-            attention, mlp = one.attention, one.mlp
-            order = attention_order(attention)
-            before = factory.folded(attention.norm)
-            self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
-            self._add(factory, Site(layer, "output"), attention.output)
+            if (attention := one.attention) is not None:
+                order = attention_order(attention)
+                before = factory.folded(attention.norm)
+                self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
+                self._add(factory, Site(layer, "output"), attention.output)
+            mlp = one.mlp
             if isinstance(mlp, MLPSpec):
                 before = factory.folded(mlp.norm)
                 self._add(factory, Site(layer, "gate_up"), mlp.gate_up, before)

@@ -16,9 +16,11 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     LinearSpec,
     MLPSpec,
+    MoESpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
     joined,
@@ -66,11 +68,18 @@ def _embedding_scale(config: ModelConfig) -> float:
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
+    mlp = _mlp_or_moe(config, layer, tensors)
+    if config.latent is not None:
+        return LayerSpec(None, mlp, describe_latent(config, config.latent, longest, tensors))
     attention = _attention(config, layer, longest, tensors)
+    return LayerSpec(attention, mlp, parallel=config.traits.parallel)
+
+
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
     traits = config.traits.experts
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
-    return LayerSpec(attention, _mlp(config, tensors), config.traits.parallel)
+        return describe_moe(config, config.experts, traits, tensors)
+    return _mlp(config, tensors)
 
 
 def _attention(
