@@ -13,16 +13,14 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
-    LatentAttentionSpec,
-    LatentQuerySpec,
+    HeadNorms,
     LayerSpec,
     MLPSpec,
-    MoESpec,
-    Routing,
-    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.experts import MoESpec, Routing, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.layer_groups import (
     BackendSupport,
     LayerGroups,
@@ -30,6 +28,7 @@ from paceline.runner.models.layer_groups import (
     features_of,
     layer_groups,
 )
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
 from paceline.runner.weights.dummy import Dummy
@@ -79,8 +78,17 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
-LATENT_SPECS = (LatentAttentionSpec, LatentQuerySpec)
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS, Rope)
+NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
+SPECS = (
+    DecoderSpec,
+    LayerSpec,
+    AttentionSpec,
+    MLPSpec,
+    *EXPERT_SPECS,
+    *NORM_SPECS,
+    *LATENT_SPECS,
+    Rope,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class SelfAttention:
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
+        self._norms_rotated = spec.head_norms is not None and spec.head_norms.rotated
         self.output = factory.summed(spec.output)
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
@@ -57,9 +58,13 @@ class SelfAttention:
         spec, layer = self._spec, self._layer
         qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
         rotated = qkv[:, : self._rotated]
+        rotation = context.rotations[spec.rope]
+        if self._norms_rotated:
+            rotation.rotate(rotated)
         if self.norm is not None:
             self.norm.apply_to(rotated)
-        context.rotations[spec.rope].rotate(rotated)
+        if not self._norms_rotated:
+            rotation.rotate(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
@@ -79,9 +84,10 @@ class DecoderLayer:
             self.latent = LatentAttention(factory, spec.latent, layer)
         mixer = attention or spec.latent
         assert mixer is not None
-        self._input_norm = factory.unscaled_norm(mixer.norm.floor)
+        self._input_norm = factory.input_norm(mixer.norm)
         mlp = spec.mlp
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
+        self._is_parallel = spec.parallel
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
@@ -107,8 +113,11 @@ class DecoderLayer:
         """Add attention and MLP to the residual stream."""
         attention = self.attention or self.latent
         assert attention is not None
+        if self._is_parallel:  # the MLP reads what attention has read
+            self.mlp.add_to(hidden)
         add_linear(hidden, seen, attention.output, self.attention_norm)
-        self.mlp.add_to(hidden)
+        if not self._is_parallel:
+            self.mlp.add_to(hidden)
 
 
 # The store has one shape for all layers.
@@ -121,15 +130,31 @@ TORCH = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
+            "norm.centred",
+            "norm.bias",
+            "layers.parallel",
+            "layers.attention.norm=none",
+            "layers.attention.norm.centred",
+            "layers.attention.norm.bias",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
+            "layers.attention.head_norms.whole",
+            "layers.attention.head_norms.rotated",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
+            "layers.mlp.norm=none",
+            "layers.mlp.norm.centred",
+            "layers.mlp.norm.bias",
+            "layers.mlp.gated",
+            "layers.mlp.xielu",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.activation=relu2",
+            "layers.mlp.activation=xielu",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",

@@ -3,18 +3,11 @@
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -80,6 +73,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.has_whole_norms and size > 1:
+        found.append("the norms of the model span all heads, which no rank has")
     return found
 
 
@@ -105,8 +100,8 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     attention, latent, mlp = layer.attention, layer.latent, layer.mlp
     if isinstance(mlp, MLPSpec):
-        gate_up, down = _gate_up(mlp.gate_up, shard), _some_inputs(mlp.down, shard)
-        mlp = replace(mlp, gate_up=gate_up, down=down)
+        split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
+        mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
     else:
         mlp = _moe(mlp, shard)
     return replace(
@@ -164,6 +159,10 @@ def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
     width = linear.outputs // 2
     first, end = shard.of(width)
     return _some_outputs(linear, (first, end), (width + first, width + end))
+
+
+def _up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    return _some_outputs(linear, shard.of(linear.outputs))
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:
