@@ -12,7 +12,8 @@ from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
 from paceline.runner.layers.factory import LayerFactory, attention_order
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import DecoderSpec, LinearSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, MLPSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
 

@@ -13,14 +13,8 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import HeadNorm, Norm, UnscaledNorm, WholeHeadNorm
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    HeadNorms,
-    KVScale,
-    LinearSpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, HeadNorms
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part

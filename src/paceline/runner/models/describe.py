@@ -12,11 +12,8 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
-    KVScale,
     LayerSpec,
-    LinearSpec,
     MLPSpec,
-    MoESpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.experts import describe_moe
@@ -27,7 +24,9 @@ from paceline.runner.models.description.tensors import (
     residual_norm,
     tensor_names,
 )
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.linear_spec import KVScale, LinearSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -70,9 +69,10 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
     mlp = _mlp_or_moe(config, layer, tensors)
     if config.latent is not None:
-        return LayerSpec(None, mlp, describe_latent(config, config.latent, longest, tensors))
+        latent = describe_latent(config, config.latent, longest, tensors)
+        return LayerSpec(None, mlp, latent=latent)
     attention = _attention(config, layer, longest, tensors)
-    return LayerSpec(attention, mlp, parallel=config.traits.parallel)
+    return LayerSpec(attention, mlp, config.traits.parallel)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:

@@ -8,9 +8,9 @@ from pkgutil import iter_modules
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
+from paceline.runner.models.linear_spec import Activation
 from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
