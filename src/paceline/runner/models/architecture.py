@@ -160,6 +160,7 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -178,6 +179,7 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
 
@@ -314,11 +316,13 @@ class LayerSpec:
     """Attention, then the MLP.
 
     parallel   both read the residual stream before the layer; their norms are the same
+    scale      [1]; factor of the residual stream after the layer
     """
 
     attention: AttentionSpec
     mlp: MLPSpec | MoESpec
     parallel: bool = False
+    scale: TensorSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

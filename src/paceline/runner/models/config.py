@@ -1,7 +1,7 @@
 """The configuration of a model, read from a config.json or a GGUF header."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,19 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of keys and values of a layer, and their size."""
+
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def cell(self) -> CellShape:
+        """Keys and values of every head."""
+        return CellShape(2 * self.kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything about a model but its weights.
 
@@ -78,6 +91,8 @@ class ModelConfig:
     ignored           what the names of tensors begin with that are no part of the decoder
     quantization      the format of the weights of each linear
     multipliers       of the embedding, of what layers add, and of logits
+    global_heads      of layers without a window, if they have others
+    keys_as_values    values are keys before their norm in layers without a window
     """
 
     architecture: str
@@ -111,6 +126,8 @@ class ModelConfig:
     unrotated: tuple[bool, ...] = ()
     output_bias: bool = False
     multipliers: Multipliers = NO_MULTIPLIERS
+    global_heads: HeadShape | None = None
+    keys_as_values: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -149,8 +166,14 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head."""
-        return Kept(CellShape(2 * self.kv_heads, self.head_dim))
+        """A cell has room for any layer."""
+        cells = [self.heads_of(layer).cell for layer in range(self.layers)]
+        return Kept(max(cells, key=lambda cell: cell.values))
+
+    def heads_of(self, layer: int) -> HeadShape:
+        if self.global_heads is not None and self.windows[layer] is None:
+            return self.global_heads
+        return HeadShape(self.kv_heads, self.head_dim)
 
     @property
     def has_sinks(self) -> bool:
@@ -191,6 +214,8 @@ class ModelConfig:
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
         windows = hf_config.windows(read, layers, traits)
         attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
+        heads_of_all = HeadShape(read.get("num_key_value_heads") or heads, head_dim)
+        global_heads = HeadShape(*hf_config.global_heads(read, windows, *astuple(heads_of_all)))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -198,7 +223,7 @@ class ModelConfig:
             width=read.number("hidden_size"),
             mlp_width=read.number("intermediate_size"),
             heads=heads,
-            kv_heads=read.get("num_key_value_heads") or heads,
+            kv_heads=heads_of_all.kv_heads,
             head_dim=head_dim,
             vocab=read.number("vocab_size"),
             max_position=read.number("max_position_embeddings"),
@@ -208,7 +233,7 @@ class ModelConfig:
             tied_embedding=not named.generates
             or read.get("tie_word_embeddings", traits.tied_embedding),
             windows=windows,
-            rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
+            rope=hf_config.rope(read, hf_config.FULL, global_heads.head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
             unrotated=hf_config.unrotated(read, windows, traits),
@@ -228,6 +253,8 @@ class ModelConfig:
                 float(read.get("residual_multiplier", 1.0)),
                 float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
             ),
+            global_heads=None if global_heads == heads_of_all else global_heads,
+            keys_as_values=bool(read.get("attention_k_eq_v")),
         )
 
     @classmethod
