@@ -29,7 +29,7 @@ class KVStore:
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
-                      └ k of every head, then v of every head
+                      └ k of every head, then v of every head; or one vector that is both
 
     A block has the positions of all layers of one group, each layer at an index: see
     `LayerGroups`. With one group, the index of a layer is its number.
@@ -60,7 +60,7 @@ class KVStore:
         kept = kept or config.kept
         self.cell = kept.cell
         self.blocks, self.block_size = blocks, block_size
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
         self.heads = tuple(map(config.heads_of, range(config.layers)))  # by layer
         self.groups = groups or LayerGroups.one(config.layers)
         layers = self.groups.layers_per_block
@@ -99,11 +99,10 @@ class KVStore:
 
     def keys_and_values(self, layer: int, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Views of the cells of a layer [..., vectors, width], each [..., kv_heads, head_dim]."""
-        shape = self.heads[layer]
-        vectors = 2 * shape.kv_heads
-        own = cells.flatten(-2)[..., : vectors * shape.head_dim]
-        heads = torch.unflatten(own, -1, (vectors, shape.head_dim))
-        return heads[..., : shape.kv_heads, :], heads[..., shape.kv_heads :, :]
+        cell, kv_heads = self.heads[layer].cell, self.heads[layer].kv_heads
+        own = cells.flatten(-2)[..., : cell.values]
+        heads = torch.unflatten(own, -1, (cell.vectors, cell.width))
+        return heads[..., :kv_heads, :], heads[..., -kv_heads:, :]
 
     def runs(self, blocks: Tensor) -> Tensor:
         """Indices of the runs of blocks in each layer, for `gather`."""

@@ -16,13 +16,11 @@ from paceline.runner.models.architecture import (
     HeadNorms,
     LayerSpec,
     MLPSpec,
-    MoESpec,
-    NormSpec,
-    Routing,
-    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.experts import MoESpec, Routing, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.layer_groups import (
     BackendSupport,
     LayerGroups,
@@ -30,6 +28,7 @@ from paceline.runner.models.layer_groups import (
     features_of,
     layer_groups,
 )
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
 from paceline.runner.vision.spec import TowerSpec
@@ -80,14 +79,15 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
     DecoderSpec,
     LayerSpec,
     AttentionSpec,
     MLPSpec,
     *EXPERT_SPECS,
-    NormSpec,
-    HeadNorms,
+    *NORM_SPECS,
+    *LATENT_SPECS,
     Rope,
     TowerSpec,
 )

@@ -12,7 +12,8 @@ from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
 from paceline.runner.layers.factory import LayerFactory, attention_order
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import DecoderSpec, LinearSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, MLPSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
 
@@ -70,11 +71,12 @@ class AdapterTargets:
         self.modules: dict[str, ModuleTarget] = {}
         self.sites: dict[Site, SiteShape] = {}
         for layer, one in enumerate(spec.layers):
-            attention, mlp = one.attention, one.mlp
-            order = attention_order(attention)
-            before = factory.folded(attention.norm)
-            self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
-            self._add(factory, Site(layer, "output"), attention.output)
+            if (attention := one.attention) is not None:
+                order = attention_order(attention)
+                before = factory.folded(attention.norm)
+                self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
+                self._add(factory, Site(layer, "output"), attention.output)
+            mlp = one.mlp
             if isinstance(mlp, MLPSpec):
                 before = factory.folded(mlp.norm)
                 self._add(factory, Site(layer, "gate_up"), mlp.gate_up, before)

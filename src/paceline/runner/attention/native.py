@@ -21,7 +21,7 @@ class Native(Attention):
     have different heads.
     """
 
-    support = AttentionSupport()
+    support = AttentionSupport(latents=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.
@@ -58,6 +58,7 @@ class NativeStep(Prepared):
                 batch.block_table.shape[2],
                 kv.groups.layers_per_block,
                 kv.block_size,
+                kv.cell.vectors,
                 kv.kv_heads,
                 kv.head_dim,
             )

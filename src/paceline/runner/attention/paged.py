@@ -19,7 +19,7 @@ SCRATCH_BYTES = 2 << 20  # size of gathered pieces that stay in the processor's 
 class Paged(Attention):
     """Copies contexts into contiguous memory, as torch's GEMMs need."""
 
-    support = AttentionSupport()
+    support = AttentionSupport(latents=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)

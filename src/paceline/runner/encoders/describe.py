@@ -15,17 +15,10 @@ from paceline.runner.encoders.spec import (
     EncoderNorm,
     EncoderSpec,
 )
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.rope import Rope, frequencies
 
 # Features of decoders with bidirectional attention.
@@ -291,7 +284,7 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
 
 def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
-    assert not isinstance(mlp, MoESpec)  # not in OF_DECODERS
+    assert attention is not None and isinstance(mlp, MLPSpec)  # OF_DECODERS has no other features
     return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 

@@ -10,10 +10,17 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
-from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
 from paceline.runner.vision.spec import TOWER_FEATURES
@@ -73,11 +80,17 @@ class DecoderLayer:
     """A decoder layer. It adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
-        self.attention = SelfAttention(factory, spec.attention, layer)
+        self.attention, self.latent, self.attention_norm = None, None, None
+        if (attention := spec.attention) is not None:
+            self.attention = SelfAttention(factory, attention, layer)
+            self.attention_norm = factory.optional_norm(attention.output_norm)
+        if spec.latent is not None:
+            self.latent = LatentAttention(factory, spec.latent, layer)
+        mixer = attention or spec.latent
+        assert mixer is not None
+        self._input_norm = factory.input_norm(mixer.norm)
         mlp = spec.mlp
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
-        self._input_norm = factory.input_norm(spec.attention.norm)
-        self.attention_norm = factory.optional_norm(spec.attention.output_norm)
         self._is_parallel = spec.parallel
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
@@ -93,13 +106,21 @@ class DecoderLayer:
 
     def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
         """The output of attention, before its last linear."""
-        return self.attention(self._input_norm(hidden), context)
+        x = self._input_norm(hidden)
+        if self.attention is not None:
+            return self.attention(x, context)
+        assert self.latent is not None
+        rotation = context.rotations[self.latent.spec.rope]
+        cells = context.cells[self.latent.layer]
+        return self.latent(x, rotation, context.kv, cells, context.attention)
 
     def finish(self, hidden: Tensor, seen: Tensor) -> None:
         """Add attention and MLP to the residual stream."""
+        attention = self.attention or self.latent
+        assert attention is not None
         if self._is_parallel:  # the MLP reads what attention has read
             self.mlp.add_to(hidden)
-        add_linear(hidden, seen, self.attention.output, self.attention_norm)
+        add_linear(hidden, seen, attention.output, self.attention_norm)
         if not self._is_parallel:
             self.mlp.add_to(hidden)
         if self._scale is not None:
@@ -108,8 +129,8 @@ class DecoderLayer:
 
 # The store has one shape for all layers.
 STORED: dict[str, Values] = {
-    "number of heads of keys": lambda layer: [layer.attention.kv_heads],
-    "size of heads": lambda layer: [layer.attention.head_dim],
+    "number of heads of keys": lambda layer: [one.kv_heads for one in attentions(layer)],
+    "size of heads": lambda layer: [one.head_dim for one in attentions(layer)],
 }
 TORCH = BackendSupport(
     backend="torch",
@@ -157,7 +178,15 @@ TORCH = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
+            "layers.mlp.shared.gate_up.biases",
+            "layers.mlp.shared.down.biases",
             "layers.attention.rope.axes",
+            "layers.latent",
+            "layers.latent=mla",
+            "layers.latent.query_latent",
+            "layers.latent.query_latent.linear.biases",
+            "layers.latent.latent.biases",
+            "layers.latent.output.biases",
             "vision.deep",
         }
     )
@@ -175,7 +204,7 @@ class TorchStack:
         self._dtype = factory.dtype
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
-            for rope in dict.fromkeys(spec.attention.rope for spec in layers)
+            for rope in dict.fromkeys(parts_of(layers, Rope))
         }  # [2, head_dim / 2] each
         self._axes = {
             rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes

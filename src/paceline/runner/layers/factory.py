@@ -13,14 +13,8 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import HeadNorm, Norm, UnscaledNorm, WholeHeadNorm
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    HeadNorms,
-    KVScale,
-    LinearSpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, HeadNorms
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part
@@ -212,6 +206,12 @@ class LayerFactory(Generic[L_co]):
             read = partial(self._selected, attention.qkv, order)
             parts = replace(parts, read=read, bias=bias)
         return self.build(parts)
+
+    def reordered(self, linear: LinearSpec, outputs: Tensor, before: NormSpec) -> L_co:
+        """A linear with its outputs in another order, and the factor of the norm before it."""
+        parts, order = self.parts(linear, before), outputs.to(self.device)
+        bias = None if parts.bias is None else parts.bias[order]
+        return self.build(replace(parts, read=partial(self._selected, linear, order), bias=bias))
 
     def _selected(self, linear: LinearSpec, outputs: Tensor) -> Matrix:
         return self.matrix(linear).select(outputs)

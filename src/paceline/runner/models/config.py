@@ -1,7 +1,7 @@
 """The configuration of a model, read from a config.json or a GGUF header."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ from paceline.runner.models.architecture import NO_MULTIPLIERS, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.traits import Traits, find
 from paceline.runner.vision.spec import VisionSpec
@@ -51,11 +52,11 @@ class HeadShape:
 
     kv_heads: int
     head_dim: int
+    is_latent: bool = False  # one vector is key and value
 
     @property
     def cell(self) -> CellShape:
-        """Keys and values of every head."""
-        return CellShape(2 * self.kv_heads, self.head_dim)
+        return CellShape(self.kv_heads if self.is_latent else 2 * self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class ModelConfig:
     width             of the residual stream
     mlp_width         inside the MLP
     heads, kv_heads   of queries; of keys and values. The first is a multiple of the second
-    head_dim          of each head
+    head_dim          of each head; with latent attention, the part that rotates
     vocab             token ids
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
@@ -84,6 +85,7 @@ class ModelConfig:
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
+    latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
@@ -119,6 +121,7 @@ class ModelConfig:
     experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
+    latent: LatentSizes | None = None
     vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
@@ -166,11 +169,13 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """A cell has room for any layer."""
+        """Keys and values of every head, or a latent vector. A cell has room for any layer."""
         cells = [self.heads_of(layer).cell for layer in range(self.layers)]
         return Kept(max(cells, key=lambda cell: cell.values))
 
     def heads_of(self, layer: int) -> HeadShape:
+        if self.latent is not None:
+            return HeadShape(1, self.latent.width, is_latent=True)
         if self.global_heads is not None and self.windows[layer] is None:
             return self.global_heads
         return HeadShape(self.kv_heads, self.head_dim)
@@ -212,10 +217,14 @@ class ModelConfig:
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
+        kv_heads = read.get("num_key_value_heads") or heads
+        scale, latent = hf_config.query_scale(read, head_dim), None
+        if traits.latent:
+            latent = latent_of_hf(read)
+            head_dim, kv_heads, scale = latent.rope_dim, 1, score_scale(read, latent)
         windows = hf_config.windows(read, layers, traits)
         attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
-        heads_of_all = HeadShape(read.get("num_key_value_heads") or heads, head_dim)
-        global_heads = HeadShape(*hf_config.global_heads(read, windows, *astuple(heads_of_all)))
+        others = HeadShape(*hf_config.global_heads(read, windows, kv_heads, head_dim))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -223,7 +232,7 @@ class ModelConfig:
             width=read.number("hidden_size"),
             mlp_width=read.number("intermediate_size"),
             heads=heads,
-            kv_heads=heads_of_all.kv_heads,
+            kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=read.number("vocab_size"),
             max_position=read.number("max_position_embeddings"),
@@ -233,17 +242,18 @@ class ModelConfig:
             tied_embedding=not named.generates
             or read.get("tie_word_embeddings", traits.tied_embedding),
             windows=windows,
-            rope=hf_config.rope(read, hf_config.FULL, global_heads.head_dim, traits),
+            rope=hf_config.rope(read, hf_config.FULL, others.head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
             unrotated=hf_config.unrotated(read, windows, traits),
             attention_bias=attention_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
-            query_scale=hf_config.query_scale(read, head_dim),
+            query_scale=scale,
             score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
             logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
             experts=experts_of_hf(read, layers, traits.experts),
+            latent=latent,
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
@@ -253,7 +263,7 @@ class ModelConfig:
                 float(read.get("residual_multiplier", 1.0)),
                 float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
             ),
-            global_heads=None if global_heads == heads_of_all else global_heads,
+            global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),
         )
 

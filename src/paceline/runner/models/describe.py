@@ -12,20 +12,21 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
-    KVScale,
     LayerSpec,
-    LinearSpec,
     MLPSpec,
 )
 from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
     joined,
     residual_norm,
     tensor_names,
 )
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.linear_spec import KVScale, LinearSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -66,14 +67,22 @@ def _embedding_scale(config: ModelConfig) -> float:
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
+    mlp = _mlp_or_moe(config, layer, tensors)
+    if config.latent is not None:
+        latent = describe_latent(config, config.latent, longest, tensors)
+        return LayerSpec(None, mlp, latent=latent)
     attention = _attention(config, layer, longest, tensors)
-    traits = config.traits.experts
-    if traits is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
     scale = None
     if config.traits.layer_scale:
         scale = tensors.vector("layer_scalar", "layer_output_scale.weight", 1)
-    return LayerSpec(attention, _mlp(config, tensors), config.traits.parallel, scale)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale)
+
+
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
+    traits = config.traits.experts
+    if traits is not None and config.experts is not None and config.experts.layers[layer]:
+        return describe_moe(config, config.experts, traits, tensors)
+    return _mlp(config, tensors)
 
 
 def _attention(

@@ -38,8 +38,7 @@ class Model:
         self._embedding_scale = factory.embedding_scale(spec)
         stack = TorchStack(factory, spec.layers)
         # The kernel for all layers does not stop for the other ranks.
-        is_native = isinstance(stack.layers[0].attention.qkv, NativeLinear)
-        is_one_call = is_native and group is None and NATIVE.supports(spec) is None
+        is_one_call = has_native_linears(stack) and group is None and NATIVE.supports(spec) is None
         self._layers = NativeStack(stack, spec.layers) if is_one_call else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
@@ -117,3 +116,8 @@ class Model:
         if cap is not None:
             logits.div_(cap).tanh_().mul_(cap)
         return logits
+
+
+def has_native_linears(stack: TorchStack) -> bool:
+    attention = stack.layers[0].attention
+    return attention is not None and isinstance(attention.qkv, NativeLinear)

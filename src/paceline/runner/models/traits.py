@@ -8,9 +8,9 @@ from pkgutil import iter_modules
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
+from paceline.runner.models.linear_spec import Activation
 from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
@@ -121,6 +121,7 @@ class Traits:
     logit_cap          soft cap of logits *
     divided_logits     GGUF files have a number that logits are divided by
     experts            layers may be MoE
+    latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     fused_gate_up      gate and up are one tensor
@@ -161,6 +162,7 @@ class Traits:
     logit_cap: float | None = None
     divided_logits: bool = False
     experts: ExpertTraits | None = None
+    latent: bool = False
     sinks: bool = False
     fused_linears: bool = False
     fused_gate_up: bool = False

@@ -3,17 +3,11 @@
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -106,13 +100,18 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    attention, mlp = _attention(layer.attention, shard), layer.mlp
+    attention, latent, mlp = layer.attention, layer.latent, layer.mlp
     if isinstance(mlp, MLPSpec):
         split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
     else:
         mlp = _moe(mlp, shard)
-    return replace(layer, attention=attention, mlp=mlp)
+    return replace(
+        layer,
+        attention=None if attention is None else _attention(attention, shard),
+        mlp=mlp,
+        latent=None if latent is None else _latent(latent, shard),
+    )
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -127,6 +126,18 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
         kv_heads=kv_heads[1] - kv_heads[0],
         output=_some_inputs(spec.output, shard),
         sinks=None if spec.sinks is None else spec.sinks.part(0, heads),
+    )
+
+
+def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
+    """Some heads. Latent vectors are complete, so all ranks keep the same."""
+    heads = shard.of(spec.heads)
+    return replace(
+        spec,
+        query=_some_outputs(spec.query, _times(heads, spec.key_dim + spec.rope_dim)),
+        expand=_some_outputs(spec.expand, _times(heads, spec.key_dim + spec.value_dim)),
+        output=_some_inputs(spec.output, shard),
+        heads=heads[1] - heads[0],
     )
 
 
