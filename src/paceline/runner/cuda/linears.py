@@ -78,7 +78,7 @@ class NormedLinear:
         widen: Widen = not_adapted,
         is_gated: bool = False,
     ) -> None:
-        self._adapted = widen(linear.weights)
+        self._adapted = widen(linear)
         self._kernels = linear.choice(Use.GATED if is_gated else Use.NORMED)
         self._weights, self._floor = linear.weights, norm.floor
 
@@ -118,7 +118,7 @@ class ResidualParts:
     ) -> "ResidualParts":
         linear = factory.linear(spec)
         factors = None if norm is None else (factory.factor(norm), norm.floor)
-        return ResidualParts(linear, widen(linear.weights), factors)
+        return ResidualParts(linear, widen(linear), factors)
 
 
 class ResidualLinear:
