@@ -13,7 +13,7 @@ from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
 from paceline.runner.cuda.gemm.ordered import Ordered
-from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
+from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized
@@ -30,6 +30,7 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Streamed,
     ScaledFew,
     Fp8Library,
+    Int8Library,
     ScaledDecoded,
     Int4Few,
     Int4Decoded,
