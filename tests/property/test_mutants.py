@@ -614,12 +614,12 @@ def a_fork_copies_the_block_of_one_group(original: Any) -> Any:
     return lambda tables, parent, slot, tokens: original(tables, parent, slot, tokens)[:1]
 
 
-@mutant(States, "distrust", stateful)
+@mutant(States, "distrust", stateful, seed=11)
 def a_state_that_a_failed_step_advanced_is_kept(_original: Any) -> Any:
     return lambda states, slots: None
 
 
-@mutant(SnapshotIndex, "retract", stateful)
+@mutant(SnapshotIndex, "retract", stateful, seed=13)
 def a_failed_step_leaves_its_snapshots_findable(_original: Any) -> Any:
     return lambda index, owner=None: None
 
@@ -629,7 +629,7 @@ def a_snapshot_outlives_its_blocks(_original: Any) -> Any:
     return lambda index, block, key: None
 
 
-@mutant(SnapshotIndex, "_rest", stateful)
+@mutant(SnapshotIndex, "_rest", stateful, seed=21)
 def the_tokens_behind_the_last_full_block_do_not_count(_original: Any) -> Any:
     return lambda index, sequence, tokens: bytes(tokens % index._keys.block_size)
 
@@ -639,7 +639,7 @@ def a_fork_has_no_copy_of_the_state(_original: Any) -> Any:
     return lambda states, parent, slot: None
 
 
-@mutant(States, "admit", stateful)
+@mutant(States, "admit", stateful, seed=13)
 def a_hit_does_not_copy_the_partial_block(original: Any) -> Any:
     return lambda states, slot, hit: original(states, slot, hit)[:0]
 

@@ -77,8 +77,8 @@ class WaitingEntrant(Entrant):
         return self._entrants.limits.reason(self._row.again())
 
     def short_of_blocks(self, free: int) -> int:
-        most = self._entrants.state.cache.tables.most_blocks(self.span)
-        if self.size == 1 and self.hit.snapshot is None and most <= free:
+        is_alone, tables = self.size == 1, self._entrants.state.cache.tables
+        if is_alone and self.hit.snapshot is None and tables.most_blocks(self.span) <= free:
             return 0  # enough even if all blocks of the hit are free ones
         return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
 
