@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.layers import mlp
+from paceline.runner.models.architecture import ExpertGroups, Routing
 from tests.gpu.fp8_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
     from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
+    from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
     from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
     from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-    from tests.gpu.linears import expected_experts, experts_of, fp8_experts
+    from tests.gpu.coded_linears import MATRICES
+    from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -25,7 +29,7 @@ def added(kernel: ExpertKernel | None, x: Tensor, scores: Tensor, chosen: int) -
 
     def run() -> Tensor:
         total = torch.ones_like(x)
-        kernel.add_to(total, x, choose_experts(scores, chosen, True))
+        kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
         return total
 
     return replayed(run, times=20).float() - 1
@@ -66,14 +70,46 @@ def test_grouped_gemms_of_fp8(
     close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
 
 
+@on_hopper
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize("rows", [1, 64, 3000])
+@pytest.mark.parametrize(
+    ("experts", "chosen", "width", "inner"), [(8, 2, 1024, 1536), (16, 8, 2048, 768)]
+)
+def test_grouped_gemms_of_codes(
+    experts: int, chosen: int, width: int, inner: int, rows: int, is_full: bool, name: str
+) -> None:
+    shape = experts, width, inner
+    weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, experts, device="cuda")
+    got = added(GroupedCodes.of(weights), x, scores, chosen)
+    close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+
+
 @pytest.mark.parametrize("rows", [1, 4, 16, 17, 300])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_a_router_chooses_the_same_every_time(rows: int, is_biased: bool) -> None:
     hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(128, 2048, device="cuda")
     bias = torch.randn(128, device="cuda") if is_biased else None
-    router = ExpertRouter.of(weight, bias, 8, shares_sum_to_one=True)
+    router = ExpertRouter.of(weight, bias, Routing(8, True))
     x, _ = router.choose(hidden, 0.5)
     due, _ = torch.nn.functional.linear(x.float(), weight, bias).topk(8)
     got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
     torch.testing.assert_close(got, due.softmax(dim=-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_a_router_with_groups_chooses_as_torch_does(rows: int) -> None:
+    """Of the sizes of DeepSeek V3."""
+    hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    weight, correction = torch.randn(256, 2048, device="cuda") / 45, torch.rand(256, device="cuda")
+    routing = Routing(8, True, "sigmoid", ExpertGroups(8, 4, 2), 2.5)
+    router = ExpertRouter.of(weight, None, routing, correction)
+    x, _ = router.choose(hidden, 0.5)
+    outputs = torch.nn.functional.linear(x.float(), weight)
+    _, due = mlp.choose_experts(outputs, routing, correction)
+    got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
+    torch.testing.assert_close(got, due, rtol=1e-3, atol=1e-3)

@@ -1,6 +1,8 @@
-"""MXFP4 weights: 4-bit numbers with a common exponent per 32 inputs."""
+"""Weights of 4-bit floating-point numbers: MXFP4, with an exponent per 32 inputs, and NVFP4, with a
+scale per 16."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import unpacked
 
 GROUP = 32  # inputs that share an exponent
+NVFP4_GROUP = 16  # inputs that share a scale
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
 BIAS = 127  # of stored exponents
@@ -44,11 +47,13 @@ class Mxfp4Matrix(Matrix):
         largest value."""
         groups = weight.float().view(len(weight), -1, GROUP)
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
-        exponent = torch.floor(torch.log2(largest)) - MOST_EXPONENT
-        scaled = torch.ldexp(groups, -exponent.int().unsqueeze(-1))
-        sizes = torch.tensor(SIZES, device=weight.device)
-        code = torch.bucketize(scaled.abs(), (sizes[1:] + sizes[:-1]) / 2)
-        code = (code + 8 * (scaled < 0)).flatten(1).to(torch.uint8)
+        exponent = torch.frexp(largest).exponent - 1 - MOST_EXPONENT
+        scaled = groups * torch.ldexp(torch.ones_like(largest), -exponent).unsqueeze(-1)
+        code = (scaled < 0).view(torch.uint8) * 8
+        size = scaled.abs_()
+        for low, high in pairwise(SIZES):
+            code += (size > (low + high) / 2).view(torch.uint8)
+        code = code.flatten(1)
         return Mxfp4Matrix(code[:, ::2] | code[:, 1::2] << 4, (exponent + BIAS).to(torch.uint8))
 
     def dense(self) -> Tensor:
@@ -64,3 +69,39 @@ class Mxfp4Matrix(Matrix):
 
     def select(self, outputs: Tensor) -> "Mxfp4Matrix":
         return Mxfp4Matrix(self.weight[outputs], self.exponent[outputs])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nvfp4Matrix(Matrix):
+    """Two codes per byte; the low 4 bits are for the earlier input.
+
+    weight   [outputs, inputs / 2]; uint8
+    scale    [outputs, inputs / 16]; fp8
+    whole    [outputs] in float32; the scale of the tensor that an output is from
+    """
+
+    weight: Tensor
+    scale: Tensor
+    whole: Tensor
+
+    @property
+    def form(self) -> str:
+        return "nvfp4"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], 2 * self.weight.shape[-1]
+
+    def dense(self) -> Tensor:
+        codes = unpacked(self.weight)
+        values = VALUES.to(codes.device)[codes.long()].view(*self.scale.shape, NVFP4_GROUP)
+        scale = self.scale.float() * self.whole.unsqueeze(-1)
+        return values.mul_(scale.unsqueeze(-1)).flatten(-2)
+
+    def scaled(self, factor: float) -> "Nvfp4Matrix":
+        return replace(self, whole=self.whole * factor)
+
+    def select(self, outputs: Tensor) -> "Nvfp4Matrix":
+        # torch cannot index fp8
+        scale = self.scale.view(torch.uint8)[outputs].view(self.scale.dtype)
+        return Nvfp4Matrix(self.weight[outputs], scale, self.whole[outputs])
