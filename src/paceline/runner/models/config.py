@@ -37,18 +37,10 @@ class CellShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StateShape:
-    """What a layer keeps of each sequence instead: so many numbers."""
-
-    values: int
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """What layers keep: cells of positions, and states, if some layers have one."""
+    """What layers keep: a cell of each position."""
 
     cell: CellShape
-    state: StateShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +141,7 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head. No architecture here has states."""
+        """Keys and values of every head."""
         return Kept(CellShape(2 * self.kv_heads, self.head_dim))
 
     @property
