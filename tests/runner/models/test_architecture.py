@@ -33,10 +33,8 @@ OTHER_FILES = ("eagle3.py", "qwen_config.py", "siglip_config.py", "gptq.py")
 
 def sources() -> Iterator[tuple[str, ast.AST]]:
     for path in sorted(RUNNER.rglob("*.py")):
-        if (
-            path.parent not in (MODELS, MODELS / "architectures", RUNNER / "encoders")
-            and path.name not in OTHER_FILES
-        ):
+        is_model = path.is_relative_to(MODELS) or path.parent == RUNNER / "encoders"
+        if not is_model and path.name not in OTHER_FILES:
             yield str(path.relative_to(RUNNER)), ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -83,8 +83,9 @@ class AdaptedStack:
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
         found, rows = copy(layer), self._rows
         found.attention, found.mlp = copy(layer.attention), copy(layer.mlp)
-        found.attention.qkv = adapted(layer.attention.qkv, rows, Site(number, "qkv"))
-        found.attention.output = adapted(layer.attention.output, rows, Site(number, "output"))
+        if (attention := found.attention) is not None:
+            attention.qkv = adapted(attention.qkv, rows, Site(number, "qkv"))
+            attention.output = adapted(attention.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
             own = found.mlp.linears = copy(layer.mlp.linears)
@@ -108,9 +109,9 @@ class AdaptedStack:
         for number, layer in enumerate(self._layers):
             if inputs is not None:
                 inputs.keep(number, hidden)
-            seen = layer.attend(hidden, context)
+            mixed = layer.mix(hidden, context)
             if wanted is not None and layer is self._layers[-1]:
-                hidden, seen = hidden[wanted], seen[wanted]
+                hidden, mixed = hidden[wanted], mixed.at(wanted)
                 self._rows.set(indices[wanted])
-            layer.finish(hidden, seen)
+            layer.finish(hidden, mixed)
         return hidden

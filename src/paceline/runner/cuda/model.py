@@ -25,9 +25,10 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec, attentions
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
@@ -62,7 +63,7 @@ CUDA = BackendSupport(
             "vision=qwen",
         }
     ),
-    one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
+    one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
 
@@ -87,10 +88,12 @@ class CudaLayer:
         factory: LayerFactory[CudaLinear],
         spec: LayerSpec,
         layer: int,
-        rotary: RotaryTable,
+        tables: Mapping[Rope, RotaryTable],
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
+        assert attention is not None and mlp is not None, "CUDA has no such feature"
+        rotary = tables[attention.rope]
         self._attention, self._layer = attention, layer
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
         output = attention.output, attention.output_norm
@@ -190,11 +193,11 @@ class CudaModel:
         self._embedding, self._embed = table, factory.embedding(table, ids)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
-            for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
+            for rope in dict.fromkeys(one.rope for one in attentions(spec.layers))
         }
         self._rotary = tuple(rotary.values())
         self._layers = [
-            CudaLayer(factory, one, layer, rotary[one.attention.rope], self._beside(layer))
+            CudaLayer(factory, one, layer, rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)

@@ -21,7 +21,6 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     LinearSpec,
     MLPSpec,
-    MoESpec,
     NormSpec,
 )
 from paceline.runner.models.config_entries import ConfigEntries
@@ -291,7 +290,7 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
 
 def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
-    assert not isinstance(mlp, MoESpec)  # not in OF_DECODERS
+    assert attention is not None and isinstance(mlp, MLPSpec)  # OF_DECODERS has no other features
     return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 

@@ -13,9 +13,11 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
-from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
+from paceline.runner.layers.states.mixers import FEATURES, state_mixer
+from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec, attentions
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
+from paceline.runner.state_store import StateRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,15 +28,16 @@ class LayerContext:
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
+    states: StateRows | None = None  # None: no layer has states
 
 
 class SelfAttention:
     """Self-attention. Queries, keys and values are adjacent, so rotation and write are one
     operation each.
 
-    qkv   | q q q q q q q q q | k k k | v v v |      [positions, heads + 2 * kv_heads, head_dim]
-            rotated ────────────────┘ written ┘
-                                written ──────┘
+    qkv   | gates | q q q q q q q q q | k k k | v v v |      [positions, …, head_dim]
+                    rotated ────────────────┘ written ┘
+                                        written ──────┘
     """
 
     def __init__(self, factory: LayerFactory[Linear], spec: AttentionSpec, layer: int) -> None:
@@ -48,7 +51,8 @@ class SelfAttention:
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         """Everything but the linear `output`, which the layer adds to the residual stream."""
         spec, layer = self._spec, self._layer
-        qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
+        found = self.qkv(x).view(len(x), -1, spec.head_dim)
+        gates, qkv = found[:, : spec.gates], found[:, spec.gates :]
         rotated = qkv[:, : self._rotated]
         if self.norm is not None:
             self.norm.apply_to(rotated)
@@ -57,43 +61,75 @@ class SelfAttention:
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
         seen = context.attention.attend(query, layer, *how)
+        if spec.gated:
+            seen = seen * gates.sigmoid()
         return seen.view(len(x), -1)  # [positions, heads * head_dim]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """What a layer has of each position from others, before the last linears, [positions, …]."""
+
+    seen: Tensor | None  # by attention
+    read: Tensor | None  # from the state
+
+    def at(self, positions: Tensor) -> "Mixed":
+        seen, read = (None if one is None else one[positions] for one in (self.seen, self.read))
+        return Mixed(seen, read)
 
 
 class DecoderLayer:
     """A decoder layer. It adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
-        self.attention = SelfAttention(factory, spec.attention, layer)
-        mlp = spec.mlp
-        self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
-        self._input_norm = factory.unscaled_norm(spec.attention.norm.floor)
-        self.attention_norm = factory.optional_norm(spec.attention.output_norm)
+        self.attention, self.state, self.attention_norm = None, None, None
+        if (attention := spec.attention) is not None:
+            self.attention = SelfAttention(factory, attention, layer)
+            self.attention_norm = factory.optional_norm(attention.output_norm)
+        if spec.state is not None:
+            self.state = state_mixer(factory, spec.state, layer)
+        self._input_norm = None
+        if (mixer := spec.attention or spec.state) is not None:
+            self._input_norm = factory.unscaled_norm(mixer.norm.floor)
+        self.mlp = None
+        if (mlp := spec.mlp) is not None:
+            self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all or of the wanted positions."""
-        seen = self.attend(hidden, context)
+        mixed = self.mix(hidden, context)
         if wanted is not None:
-            hidden, seen = hidden[wanted], seen[wanted]
-        self.finish(hidden, seen)
+            hidden, mixed = hidden[wanted], mixed.at(wanted)
+        self.finish(hidden, mixed)
         return hidden
 
-    def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
-        """The output of attention, before its last linear."""
-        return self.attention(self._input_norm(hidden), context)
+    def mix(self, hidden: Tensor, context: LayerContext) -> "Mixed":
+        """What attention and the mixer with a state compute, before their last linears."""
+        if self._input_norm is None:
+            return Mixed(None, None)
+        x = self._input_norm(hidden)
+        seen = None if self.attention is None else self.attention(x, context)
+        if self.state is None:
+            return Mixed(seen, None)
+        assert context.states is not None, "a step without states"
+        return Mixed(seen, self.state(x, context.states))
 
-    def finish(self, hidden: Tensor, seen: Tensor) -> None:
-        """Add attention and MLP to the residual stream."""
-        add_linear(hidden, seen, self.attention.output, self.attention_norm)
-        self.mlp.add_to(hidden)
+    def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
+        """Add what was mixed, and then the MLP, to the residual stream."""
+        if self.attention is not None and mixed.seen is not None:
+            add_linear(hidden, mixed.seen, self.attention.output, self.attention_norm)
+        if self.state is not None and mixed.read is not None:
+            self.state.output.add_to(hidden, mixed.read)
+        if self.mlp is not None:
+            self.mlp.add_to(hidden)
 
 
 # The store has one shape for all layers.
 STORED: dict[str, Values] = {
-    "number of heads of keys": lambda layer: [layer.attention.kv_heads],
-    "size of heads": lambda layer: [layer.attention.head_dim],
+    "number of heads of keys": lambda layer: [one.kv_heads for one in attentions(layer)],
+    "size of heads": lambda layer: [one.head_dim for one in attentions(layer)],
 }
 TORCH = BackendSupport(
     backend="torch",
@@ -118,9 +154,11 @@ TORCH = BackendSupport(
             "layers.mlp.experts.down.biases",
             "layers.mlp.clamp",
             "layers.attention.rope.axes",
+            "layers.attention.gated",
             "vision",
             "vision=siglip",
             "vision=qwen",
+            *FEATURES,
         }
     ),
     one_value=STORED,
@@ -137,7 +175,7 @@ class TorchStack:
         self._dtype = factory.dtype
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
-            for rope in dict.fromkeys(spec.attention.rope for spec in layers)
+            for rope in dict.fromkeys(one.rope for one in attentions(layers))
         }  # [2, head_dim / 2] each
         self._axes = {
             rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes
@@ -168,7 +206,11 @@ class TorchStack:
             rope: Rotation.of(self._rotary_positions(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
         }
-        return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+        states = None
+        if batch.states is not None:
+            states = StateRows(batch.states, batch.row_start, batch.position)
+        cells = kv.cells(batch.write_cell).unbind()
+        return LayerContext(rotations, kv, cells, attention, states)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

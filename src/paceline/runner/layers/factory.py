@@ -94,9 +94,19 @@ class LayerFactory(Generic[L_co]):
         factor = self.head_factor(attention, attention.head_norms)
         return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
 
-    def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> L_co:
-        """A linear that also applies the factor of the norm `before` it, if given."""
-        return self.build(self.parts(linear, before))
+    def linear(
+        self, linear: LinearSpec, before: NormSpec | None = None, order: Tensor | None = None
+    ) -> L_co:
+        """A linear that also applies the factor of the norm `before` it, if given. With `order`,
+        its outputs are those of the checkpoint in this order."""
+        return self.build(self._ordered(self.parts(linear, before), linear, order))
+
+    def _ordered(self, parts: LinearParts, linear: LinearSpec, order: Tensor | None) -> LinearParts:
+        if order is None:
+            return parts
+        order = order.to(self.device)
+        bias = None if parts.bias is None else parts.bias[order]
+        return replace(parts, read=partial(self._selected, linear, order), bias=bias)
 
     def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
         bias = torch.cat(list(self._biases(linear))) if linear.biases else None  # [outputs]
@@ -164,22 +174,13 @@ class LayerFactory(Generic[L_co]):
         return self.joined(linear.weights).mul_(self.factor(before))
 
     def qkv(self, attention: AttentionSpec) -> L_co:
-        """The linear for queries, keys and values; the first two are in `paired_order`."""
+        """The linear for gates, queries, keys and values, in `attention_order`."""
         parts = self.parts(attention.qkv)
         factor = self.factor(attention.norm)
         if attention.second_norm is not None:
             factor = torch.cat((factor, self.factor(attention.second_norm)))
         parts = replace(parts, factor=factor)
-        if attention.rotary_dim < attention.head_dim:
-            heads = torch.arange(attention.qkv.outputs, device=self.device)
-            heads = heads.view(-1, attention.head_dim)
-            rotated = heads[: attention.heads + attention.kv_heads]
-            rotated.copy_(rotated[:, paired_order(attention)])
-            order = heads.flatten()
-            bias = None if parts.bias is None else parts.bias[order]
-            read = partial(self._selected, attention.qkv, order)
-            parts = replace(parts, read=read, bias=bias)
-        return self.build(parts)
+        return self.build(self._ordered(parts, attention.qkv, attention_order(attention)))
 
     def _selected(self, linear: LinearSpec, outputs: Tensor) -> Matrix:
         return self.matrix(linear).select(outputs)
@@ -207,3 +208,21 @@ def paired_order(attention: AttentionSpec) -> list[int]:
         *(*turning[: rotated // 2], *rest[: len(rest) // 2]),
         *(*turning[rotated // 2 :], *rest[len(rest) // 2 :]),
     ]
+
+
+def attention_order(attention: AttentionSpec) -> Tensor | None:
+    """Where the outputs of gates, queries, keys and values come from, [outputs]; None: as they are.
+
+    Queries and keys are in `paired_order`. In a checkpoint, the gate of a head follows its query;
+    here all gates come first.
+    """
+    if attention.rotary_dim == attention.head_dim and not attention.gated:
+        return None
+    rows = torch.arange(attention.qkv.outputs).view(-1, attention.head_dim)
+    if attention.gated:
+        queries, rest = rows[: 2 * attention.heads], rows[2 * attention.heads :]
+        rows = torch.cat((queries[1::2], queries[::2], rest))
+    first = attention.gates
+    rotated = rows[first : first + attention.heads + attention.kv_heads]
+    rotated.copy_(rotated[:, paired_order(attention)])
+    return rows.flatten()

@@ -15,7 +15,14 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
+from paceline.runner.models.architecture import (
+    LayerSpec,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.native.library import (
     DecoderStruct,
@@ -50,10 +57,10 @@ NATIVE = BackendSupport(
     ),
     one_value={
         **STORED,
-        "number of heads": lambda layer: [layer.attention.heads],
-        "query scale": lambda layer: [layer.attention.scale],
-        "score cap": lambda layer: [layer.attention.score_cap],
-        "activation": lambda layer: [layer.mlp.activation],
+        "number of heads": lambda layer: [one.heads for one in attentions(layer)],
+        "query scale": lambda layer: [one.scale for one in attentions(layer)],
+        "score cap": lambda layer: [one.score_cap for one in attentions(layer)],
+        "activation": lambda layer: [one.activation for one in parts_of(layer, (MLPSpec, MoESpec))],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
 )
@@ -71,6 +78,7 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
+        assert attention is not None and mlp is not None  # NATIVE has no such feature
         self._decoder = DecoderStruct(
             self._layers,
             0,
@@ -130,6 +138,8 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
+        assert attention is not None and mlp is not None
+        assert spec.attention is not None and spec.mlp is not None
         norms = attention.norm, layer.attention_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):

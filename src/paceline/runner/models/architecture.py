@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
+from paceline.runner.models.tensor_spec import Shape, TensorSpec, VisionSpec
 from paceline.runner.weights.weight_format import WeightFormat
 
 Activation = Literal["silu", "gelu_pytorch_tanh"]
@@ -132,7 +132,7 @@ class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
     norm               of the residual stream
-    qkv                queries, keys and values, in this order
+    qkv                queries with their gates, if there are some, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
     rope               of queries and keys
@@ -145,6 +145,8 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
+                       gate of a head follows its query
     """
 
     norm: NormSpec
@@ -162,6 +164,42 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    gated: bool = False
+
+    @property
+    def gates(self) -> int:
+        """Of heads."""
+        return self.heads if self.gated else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
+    of a convolution have the type of activations."""
+
+    shape: Shape
+    is_recurrent: bool
+
+
+class StateSpec(Protocol):
+    """A mixer of positions that keeps a state of each sequence instead of keys and values.
+
+    FEATURE   its kind
+    norm      of the residual stream, which it reads
+    output    its last linear, which is added to the residual stream
+    kept      what it keeps of each sequence
+    """
+
+    FEATURE: ClassVar[str]
+
+    @property
+    def norm(self) -> NormSpec: ...
+
+    @property
+    def output(self) -> LinearSpec: ...
+
+    @property
+    def kept(self) -> tuple[StateTensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +264,14 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    attention: AttentionSpec
-    mlp: MLPSpec | MoESpec
+    """Attention, or a mixer with a state, or both of the same input; then an MLP.
+
+    A plain decoder has attention and an MLP in each layer.
+    """
+
+    attention: AttentionSpec | None
+    mlp: MLPSpec | MoESpec | None
+    state: StateSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +314,11 @@ def stored_tensors(spec: Any) -> Iterator[TensorSpec]:
             yield from part.tensors
         else:
             yield part
+
+
+def attentions(spec: Any) -> Iterator[AttentionSpec]:
+    """The attention of all layers in a description that have some."""
+    return parts_of(spec, AttentionSpec)
 
 
 def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[Part]:

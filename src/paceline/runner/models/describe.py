@@ -15,8 +15,10 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     LinearSpec,
     MLPSpec,
+    MoESpec,
+    NormSpec,
 )
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config import NO_ATTENTION, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.tensors import (
     LayerTensors,
@@ -37,14 +39,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     table = (config.vocab, config.width)
     head = "lm_head.weight"
     copies = (head,) if config.tied_embedding else ()
-    name, *aliases = tensor_names(config, "embed_tokens.weight")
+    name, *aliases = tensor_names(config, f"{config.traits.name('embed_tokens')}.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD))
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=decoder_norm(config, "norm", "output_norm", config.width),
+        norm=decoder_norm(config, config.traits.name("norm"), "output_norm", config.width),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
         logit_cap=config.logit_cap,
@@ -53,12 +55,25 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
 
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
-    tensors = LayerTensors(config, layer)
-    attention = _attention(config, layer, longest, tensors)
+    tensors, attention, state = LayerTensors(config, layer), None, None
+    if config.windows[layer] != NO_ATTENTION:
+        attention = _attention(config, layer, longest, tensors)
+    if (states := config.states) is not None and states.layers[layer]:
+        state = states.sizes.describe(tensors, _input_norm(config, tensors))
+    return LayerSpec(attention, _mlp_or_moe(config, layer, tensors), state)
+
+
+def _input_norm(config: ModelConfig, tensors: LayerTensors) -> NormSpec:
+    return tensors.norm("input_layernorm", "attn_norm", config.width)
+
+
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
     names = config.traits.experts
+    if config.states is not None and not config.states.mlps[layer]:
+        return None
     if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, names, tensors))
-    return LayerSpec(attention, _mlp(config, tensors))
+        return describe_moe(config, config.experts, names, tensors)
+    return _mlp(config, tensors)
 
 
 def _attention(
@@ -76,7 +91,7 @@ def _attention(
     if traits.post_norms:
         output_norm = tensors.norm("post_attention_layernorm", "post_attention_norm", config.width)
     attention = AttentionSpec(
-        norm=tensors.norm("input_layernorm", "attn_norm", config.width),
+        norm=_input_norm(config, tensors),
         qkv=_qkv(config, tensors),
         heads=config.heads,
         kv_heads=config.kv_heads,
@@ -94,9 +109,10 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=output_norm,
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks", config.heads)
+        sinks=tensors.tensor("self_attn.sinks", "attn_sinks", config.heads)
         if traits.sinks
         else None,
+        gated=traits.gated_attention,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
 
@@ -129,7 +145,8 @@ def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
-    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    gated = 2 * queries if traits.gated_attention else queries
+    names = (("q", gated, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",

@@ -134,6 +134,7 @@ def describe_head(config: Eagle3Config, max_model_len: int | None = None) -> Eag
     """Name every tensor of a head, as a decoder of one layer with some more."""
     plain = describe(config.decoder, max_model_len)
     width, attention = config.decoder.width, plain.layers[0].attention
+    assert attention is not None
     doubled = (
         replace(weight, shape=(weight.shape[0], 2 * width)) for weight in attention.qkv.weights
     )
@@ -170,7 +171,7 @@ class Eagle3Head:
     ) -> None:
         layer = spec.layer
         assert isinstance(layer.mlp, MLPSpec)
-        assert layer.attention.second_norm is not None
+        assert layer.attention is not None and layer.attention.second_norm is not None
         self.config, self._rope = config, layer.attention.rope
         self._dtype = factory.dtype
         self._frequencies = torch.tensor(

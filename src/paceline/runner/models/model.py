@@ -40,8 +40,7 @@ class Model:
         )
         stack = TorchStack(factory, spec.layers)
         # The kernel for all layers does not stop for the other ranks.
-        is_native = isinstance(stack.layers[0].attention.qkv, NativeLinear)
-        is_one_call = is_native and group is None and NATIVE.supports(spec) is None
+        is_one_call = has_native_linears(stack) and group is None and NATIVE.supports(spec) is None
         self._layers = NativeStack(stack, spec.layers) if is_one_call else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
@@ -115,3 +114,8 @@ class Model:
         if self._logit_cap is not None:
             logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
         return logits
+
+
+def has_native_linears(stack: TorchStack) -> bool:
+    attention = stack.layers[0].attention
+    return attention is not None and isinstance(attention.qkv, NativeLinear)

@@ -1,6 +1,6 @@
 """Traits that all models of an architecture have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Activation, ClampedGate
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.tensor_spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
@@ -92,11 +93,17 @@ class Traits:
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
     sinks              each head has a score that takes weight and has no value
+    gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
+                       its query
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
     text_part          where the decoder is in a model with images that are not supported
+    states             reads the sizes of layers with a state, if it has such layers
+    entries            entries of config.json that it has under other names, or by default
+    names              of modules, where they are not those of Llama: pairs of Llama's and its own
+    ignored            what the names of tensors begin with that are not computed
 
     * unless the file says otherwise
     """
@@ -116,11 +123,20 @@ class Traits:
     shares_sum_to_one: bool = False
     clamp: ClampedGate | None = None
     sinks: bool = False
+    gated_attention: bool = False
     fused_linears: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
     vision: type[VisionConfig] | None = None
     text_part: TextPart | None = None
+    states: Callable[[ConfigEntries], StateSizes] | None = None
+    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def name(self, module: str) -> str:
+        """The name of a module of Llama in this architecture."""
+        return dict(self.names).get(module, module)
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None

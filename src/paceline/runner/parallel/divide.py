@@ -75,6 +75,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
+    if model.states is not None and size > 1:
+        found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
     return found
@@ -100,6 +102,7 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
+    assert layer.attention is not None and layer.mlp is not None  # `unfit` refuses others
     attention, mlp = _attention(layer.attention, shard), layer.mlp
     if isinstance(mlp, MLPSpec):
         gated = _gate_up(mlp.gate_up, shard)

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.core.multimodal import ImageContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import DecoderSpec
+from paceline.runner.models.architecture import DecoderSpec, attentions
 from paceline.runner.models.tensor_spec import Tile
 from paceline.runner.parallel.group import decides
 from paceline.runner.tensors import from_numpy
@@ -65,7 +65,7 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
     """The encoder of a model; None if it reads no images."""
     if (vision := spec.vision) is None:
         return None
-    has_axes = any(layer.attention.rope.axes for layer in spec.layers)
+    has_axes = any(one.rope.axes for one in attentions(spec.layers))
     square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
     encoder = towers.load(factory, vision) if decides(factory.group) else None
     return ImageEncoder(encoder, spec.width, square, vision.tile)

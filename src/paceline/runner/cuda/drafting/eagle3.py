@@ -48,7 +48,7 @@ class CudaEagle3Head:
     ) -> None:
         layer, attention = spec.layer, spec.layer.attention
         assert isinstance(layer.mlp, MLPSpec)
-        assert attention.second_norm is not None
+        assert attention is not None and attention.second_norm is not None
         self.config, self._attention = config, attention
         self.dtype, self.device = factory.dtype, factory.device
         self._fuse, self._qkv = factory.linear(spec.fuse), factory.qkv(attention)
