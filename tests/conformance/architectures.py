@@ -27,12 +27,29 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "partial_rotary_factor": 0.5,
 }
+# Routers like that of DeepSeek V3
+CORRECTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
     "qwen3next": {**DELTA, "num_experts": 0},
     "qwen3_5": DELTA,
+    "qwen2moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
+    "dots1": CORRECTED,
 }
 THETA = 10_000.0
 LLAMA3 = {
@@ -72,6 +89,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
+    "dots1": {
+        "groups of experts": {"n_group": 4, "topk_group": 2},
+        "plain shares": {"norm_topk_prob": False},
+    },
     "qwen3moe": {
         "all shares": {"norm_topk_prob": True},
         "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},

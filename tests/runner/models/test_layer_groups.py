@@ -16,6 +16,8 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     MLPSpec,
     MoESpec,
+    Routing,
+    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -75,7 +77,8 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
+EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, Rope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ class Frontend:
         """Pass on the tokens that have a reader. Returns the choices that they end."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
         scored, aborts = delivery.logprob is not None, list[Abort]()
-        columns = new.place, new.row, new.ids, new.count
+        columns = new.offset, new.row, new.ids, new.count
         for entry, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
             choice = self._rows.owner(row)
             of = choice.request

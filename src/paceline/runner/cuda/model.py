@@ -58,6 +58,12 @@ CUDA = BackendSupport(
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",
             "layers.mlp.clamp",
+            "layers.mlp.routing.scores=sigmoid",
+            "layers.mlp.routing.groups",
+            "layers.mlp.routing.scale",
+            "layers.mlp.correction",
+            "layers.mlp.shared",
+            "layers.mlp.shared.gate",
             "vision",
             "vision=siglip",
             "vision=qwen",
@@ -108,9 +114,7 @@ class CudaLayer:
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
-        mlp = self._mlp
-        found = mlp.kernels() if isinstance(mlp, CudaMLP) else {"experts": str(mlp)}
-        return {"qkv": str(self._qkv), "output": str(self._out), **found}
+        return {"qkv": str(self._qkv), "output": str(self._out), **self._mlp.kernels()}
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None

@@ -168,8 +168,8 @@ def _moe(moe: MoE, spec: MoESpec) -> MoEStruct:
         moe.router.data_ptr(),
         (ExpertStruct * len(structs))(*structs),
         len(structs),
-        spec.chosen,
-        spec.shares_sum_to_one,
+        spec.routing.chosen,
+        spec.routing.shares_sum_to_one,
     )
 
 

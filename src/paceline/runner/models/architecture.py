@@ -234,27 +234,74 @@ class ExpertSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpertSpec:
+    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
+
+    gate_up: LinearSpec
+    down: LinearSpec
+    gate: LinearSpec | None = None  # [1, width]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of adjacent experts. A position chooses among the experts of the best groups.
+
+    count    groups of a layer
+    chosen   groups of a position
+    judges   experts of a group, the best ones, whose scores add up to the score of the group
+    """
+
+    count: int
+    chosen: int
+    judges: int
+
+
+ExpertScores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a position chooses experts, and how much each counts.
+
+    chosen             experts of a position: those with the best scores
+    shares_sum_to_one  the shares of the chosen experts are their scores divided by the sum of them;
+                       otherwise shares are scores
+    scores             what turns the outputs of the router into scores
+    groups             which experts are considered; None: all
+    scale              factor of the shares
+    """
+
+    chosen: int
+    shares_sum_to_one: bool
+    scores: ExpertScores = "softmax"
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class MoESpec:
-    """x + the sum of share * expert(norm(x)), over the experts with the largest shares.
+    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
 
     norm               of the residual stream
-    router             from the residual stream to a score for each expert; shares are their softmax
+    router             from the residual stream to an output for each expert
+    routing            from these outputs to experts and their shares
     experts            all of one shape
-    chosen             experts of a position
-    shares_sum_to_one  shares of the chosen experts are divided by their sum
     activation         of all experts
     clamp              what experts compute of gate and up instead; None: activation(gate) * up
+    correction         [experts]; added to scores where experts are chosen, and not to shares
+    shared             computes every position; None: there is none
     """
 
     FEATURE: ClassVar[str] = "moe"
 
     norm: NormSpec
     router: LinearSpec
+    routing: Routing
     experts: tuple[ExpertSpec, ...]
-    chosen: int
-    shares_sum_to_one: bool
     activation: Activation = "silu"
     clamp: ClampedGate | None = None
+    correction: TensorSpec | None = None
+    shared: SharedExpertSpec | None = None
 
     @property
     def width(self) -> int:
@@ -331,31 +378,3 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
     elif isinstance(spec, tuple):
         for part in cast("tuple[Any, ...]", spec):
             yield from parts_of(part, kind)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertSizes:
-    """Sizes of MoE layers.
-
-    count              experts of a layer
-    chosen             experts that compute a position
-    width              inside an expert
-    shares_sum_to_one  shares of the chosen experts are divided by their sum
-    layers             whether each layer is an MoE; the others have a plain MLP
-    clamp              what experts compute of gate and up, if not activation(gate) * up
-    """
-
-    count: int
-    chosen: int
-    width: int
-    shares_sum_to_one: bool
-    layers: tuple[bool, ...]
-    clamp: ClampedGate | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.chosen <= self.count:
-            raise ConfigError(
-                f"a position must choose between 1 and all {self.count} experts, not {self.chosen}"
-            )
-        if self.width < 1:
-            raise ConfigError(f"the width of experts must be positive, not {self.width}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
-from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries, expected
+from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.states.state_sizes import StateSizes
@@ -221,7 +221,7 @@ class ModelConfig:
             query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
             score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
             logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
-            experts=hf_config.experts(read, layers, traits),
+            experts=experts_of_hf(read, layers, traits.experts),
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
@@ -284,7 +284,7 @@ class ModelConfig:
             query_scale=(width // heads if is_widest else head_dim) ** -0.5,
             score_cap=read.get("attn_logit_softcapping", traits.score_cap),
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
-            experts=gguf_config.experts(read, layers, traits, tensors),
+            experts=experts_of_gguf(read, layers, traits.experts, tensors.names),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
         )

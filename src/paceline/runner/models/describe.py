@@ -68,11 +68,11 @@ def _input_norm(config: ModelConfig, tensors: LayerTensors) -> NormSpec:
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
-    names = config.traits.experts
+    traits = config.traits.experts
     if config.states is not None and not config.states.mlps[layer]:
         return None
-    if names is not None and config.experts is not None and config.experts.layers[layer]:
-        return describe_moe(config, config.experts, names, tensors)
+    if traits is not None and config.experts is not None and config.experts.layers[layer]:
+        return describe_moe(config, config.experts, traits, tensors)
     return _mlp(config, tensors)
 
 
@@ -109,7 +109,7 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=output_norm,
-        sinks=tensors.tensor("self_attn.sinks", "attn_sinks", config.heads)
+        sinks=tensors.tensor("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
         gated=traits.gated_attention,

@@ -6,10 +6,8 @@ from math import log
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
-from paceline.runner.models.traits import Traits
 
 HEAD = "output.weight"  # a file without it has a tied head
 ROPE_FACTORS = "rope_freqs.weight"
@@ -32,9 +30,6 @@ class GGUFTensors:
     def has_head(self) -> bool:
         return HEAD in self.names
 
-    def has_router(self, layer: int) -> bool:
-        return f"blk.{layer}.ffn_gate_inp.weight" in self.names
-
     @property
     def has_attention_bias(self) -> bool:
         return "blk.0.attn_output.bias" in self.names
@@ -55,21 +50,6 @@ def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice
     else:
         found = scaled(plain, _scaling(read), read.number("context_length"))
     return found.padded(head_dim // 2)
-
-
-def experts(
-    read: ConfigEntries, layers: int, traits: Traits, tensors: GGUFTensors
-) -> ExpertSizes | None:
-    """The sizes of MoE layers. llama.cpp lets shares sum to one, if the file is silent."""
-    if traits.experts is None or not read.get("expert_count"):
-        return None
-    return ExpertSizes(
-        count=read.number("expert_count"),
-        chosen=read.number("expert_used_count"),
-        width=read.get("expert_feed_forward_length") or read.number("feed_forward_length"),
-        shares_sum_to_one=read.get("expert_weights_norm", True),
-        layers=tuple(tensors.has_router(layer) for layer in range(layers)),
-    )
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

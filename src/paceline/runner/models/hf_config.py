@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
-from paceline.runner.models.architecture import ClampedGate, ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
 from paceline.runner.models.traits import Traits, architectures, unsupported
@@ -171,30 +170,6 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
         return tuple(None if layer < full else window for layer in range(layers))
     every = read.get("sliding_window_pattern", traits.global_every)
     return traits.windows(layers, window, every)
-
-
-def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | None:
-    """The sizes of MoE layers, and which layers these are."""
-    count = read.get("num_local_experts") or read.get("num_experts")
-    if traits.experts is None or not count:
-        return None
-    every, plain = read.get("decoder_sparse_step", 1), set(read.get("mlp_only_layers", ()))
-    return ExpertSizes(
-        count=int(count),
-        chosen=read.number("num_experts_per_tok"),
-        width=int(read.get("moe_intermediate_size") or read.number("intermediate_size")),
-        shares_sum_to_one=read.get("norm_topk_prob", traits.shares_sum_to_one),
-        layers=tuple(layer not in plain and (layer + 1) % every == 0 for layer in range(layers)),
-        clamp=clamp(read, traits),
-    )
-
-
-def clamp(read: ConfigEntries, traits: Traits) -> ClampedGate | None:
-    """Limits of gates and ups in experts; None: there are none."""
-    if (usual := traits.clamp) is None:
-        return None
-    alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)
-    return ClampedGate(float(alpha), float(limit))
 
 
 def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeChoice:

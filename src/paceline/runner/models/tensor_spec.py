@@ -39,6 +39,7 @@ class StackedForm:
     part      index of the expert
     first     output that is the first of this tensor
     every     how far its outputs are apart: those of other tensors lie between
+    end       output that is the first behind it; None: it has all the rest
     outputs   dimension of the outputs; -1: the last
     """
 
@@ -46,6 +47,7 @@ class StackedForm:
     part: int
     first: int = 0
     every: int = 1
+    end: int | None = None
     outputs: int = -1
 
 

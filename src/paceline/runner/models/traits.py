@@ -7,33 +7,13 @@ from pkgutil import iter_modules
 from typing import Any, Protocol
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation, ClampedGate
+from paceline.runner.models.architecture import Activation
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.experts import ExpertTraits
 from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.tensor_spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of the linears of an MoE in HF's files.
-
-    A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
-    down>`.
-
-    is_stacked   one tensor has a linear of all experts: `<block>.experts.gate_up_proj`, in which
-                 gate and up alternate, and `<block>.experts.down_proj`
-    has_biases   all linears have biases
-    """
-
-    block: str
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    router: str = "gate"
-    is_stacked: bool = False
-    has_biases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +70,6 @@ class Traits:
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
     experts            layers may be MoE
-    shares_sum_to_one  shares of the chosen experts are divided by their sum *
-    clamp              what experts compute of gate and up, if not activation(gate) * up *
     sinks              each head has a score that takes weight and has no value
     gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
                        its query
@@ -119,9 +97,7 @@ class Traits:
     local_theta: float | None = None
     score_cap: float | None = None
     logit_cap: float | None = None
-    experts: ExpertNames | None = None
-    shares_sum_to_one: bool = False
-    clamp: ClampedGate | None = None
+    experts: ExpertTraits | None = None
     sinks: bool = False
     gated_attention: bool = False
     fused_linears: bool = False

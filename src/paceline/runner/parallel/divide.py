@@ -11,6 +11,7 @@ from paceline.runner.models.architecture import (
     LinearSpec,
     MLPSpec,
     MoESpec,
+    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.tensor_spec import Run, TensorSpec
@@ -68,6 +69,7 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     }
     if model.experts is not None:
         divided["columns of an expert"] = model.experts.width
+        divided["columns of the shared expert"] = model.experts.shared_width
         if all(model.experts.layers):
             del divided["columns of the MLP"]
     found = [
@@ -131,7 +133,14 @@ def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
         ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
         for expert in spec.experts
     )
-    return replace(spec, experts=experts)
+    shared = None if spec.shared is None else _shared(spec.shared, shard)
+    return replace(spec, experts=experts, shared=shared)
+
+
+def _shared(spec: SharedExpertSpec, shard: Shard) -> SharedExpertSpec:
+    """The same of the shared expert; its gate is complete."""
+    gate_up, down = _gate_up(spec.gate_up, shard), _some_inputs(spec.down, shard)
+    return replace(spec, gate_up=gate_up, down=down)
 
 
 def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:

@@ -1,6 +1,7 @@
 """MXFP4 weights: 4-bit numbers with a common exponent per 32 inputs."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -44,11 +45,13 @@ class Mxfp4Matrix(Matrix):
         largest value."""
         groups = weight.float().view(len(weight), -1, GROUP)
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
-        exponent = torch.floor(torch.log2(largest)) - MOST_EXPONENT
-        scaled = torch.ldexp(groups, -exponent.int().unsqueeze(-1))
-        sizes = torch.tensor(SIZES, device=weight.device)
-        code = torch.bucketize(scaled.abs(), (sizes[1:] + sizes[:-1]) / 2)
-        code = (code + 8 * (scaled < 0)).flatten(1).to(torch.uint8)
+        exponent = torch.frexp(largest).exponent - 1 - MOST_EXPONENT
+        scaled = groups * torch.ldexp(torch.ones_like(largest), -exponent).unsqueeze(-1)
+        code = (scaled < 0).view(torch.uint8) * 8
+        size = scaled.abs_()
+        for low, high in pairwise(SIZES):
+            code += (size > (low + high) / 2).view(torch.uint8)
+        code = code.flatten(1)
         return Mxfp4Matrix(code[:, ::2] | code[:, 1::2] << 4, (exponent + BIAS).to(torch.uint8))
 
     def dense(self) -> Tensor:

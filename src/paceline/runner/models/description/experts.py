@@ -1,49 +1,91 @@
-"""Describes MoE layers: routers and experts."""
+"""Describes MoE layers: routers, experts and the shared expert."""
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import ExpertSizes, ExpertSpec, LinearSpec, MoESpec
+from paceline.runner.models.architecture import ExpertSpec, LinearSpec, MoESpec, SharedExpertSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors, joined
+from paceline.runner.models.experts import ExpertSizes, ExpertStack, ExpertTraits
 from paceline.runner.models.tensor_spec import StackedForm
-from paceline.runner.models.traits import ExpertNames
+
+GATE, SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp_shexp"  # in GGUF files
 
 
 def describe_moe(
-    config: ModelConfig, sizes: ExpertSizes, names: ExpertNames, tensors: LayerTensors
+    config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
 ) -> MoESpec:
     """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
-    width, inner = config.width, sizes.width
+    width, inner, stack = config.width, sizes.width, traits.stack
 
     def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
-        stem = f"{names.block}.experts.{expert}.{name}"
-        has_bias = names.has_biases
-        return tensors.linear(stem, f"ffn_{gguf}_exps", shape, has_bias, part=expert)
+        stem = f"{traits.block}.experts.{expert}.{name}"
+        return tensors.linear(stem, f"ffn_{gguf}_exps", shape, traits.has_biases, part=expert)
 
     def one(expert: int) -> ExpertSpec:
-        gate = linear(expert, names.gate, "gate", (inner, width))
-        up = linear(expert, names.up, "up", (inner, width))
-        down = linear(expert, names.down, "down", (width, inner))
-        if names.is_stacked:
-            stem = tensors.stem(f"{names.block}.experts")
-            gate = _stacked(gate, StackedForm(f"{stem}.gate_up_proj", expert, 0, 2))
-            up = _stacked(up, StackedForm(f"{stem}.gate_up_proj", expert, 1, 2))
-            down = _stacked(down, StackedForm(f"{stem}.down_proj", expert))
+        gate = linear(expert, traits.gate, "gate", (inner, width))
+        up = linear(expert, traits.up, "up", (inner, width))
+        down = linear(expert, traits.down, "down", (width, inner))
+        if stack is not None:
+            stem = tensors.stem(traits.block)
+            forms = stacked_forms(stack, stem, expert, inner)
+            gate, up, down = map(_stacked, (gate, up, down), forms)
         return ExpertSpec(joined([gate, up]), down)
 
-    router = f"{names.block}.{names.router}"
+    correction = None
+    if traits.correction:
+        name = f"{traits.block}.{traits.correction}"
+        correction = tensors.tensor(name, "exp_probs_b.bias", sizes.count)
     return MoESpec(
         norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
-        router=replace(
-            tensors.linear(router, "ffn_gate_inp", (sizes.count, width), names.has_biases),
-            quantized=(),
+        router=_plain(
+            tensors.linear(
+                f"{traits.block}.{traits.router}", GATE, (sizes.count, width), traits.has_biases
+            )
         ),
+        routing=sizes.routing,
         experts=tuple(one(expert) for expert in range(sizes.count)),
-        chosen=sizes.chosen,
-        shares_sum_to_one=sizes.shares_sum_to_one,
         activation=config.traits.activation,
         clamp=sizes.clamp,
+        correction=correction,
+        shared=_shared(config, sizes, traits, tensors) if sizes.shared_width else None,
     )
+
+
+def _shared(
+    config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
+) -> SharedExpertSpec:
+    width, inner, stem = config.width, sizes.shared_width, f"{traits.block}.{traits.shared}"
+    gate = None
+    if traits.shared_gate:
+        name = f"{traits.block}.{traits.shared_gate}"
+        gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
+    return SharedExpertSpec(
+        gate_up=joined(
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width))
+            for name in ("gate", "up")
+        ),
+        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner)),
+        gate=gate,
+    )
+
+
+def _plain(linear: LinearSpec) -> LinearSpec:
+    """Routers and gates are never quantized."""
+    return replace(linear, quantized=())
+
+
+def stacked_forms(
+    stack: ExpertStack, stem: str, expert: int, inner: int
+) -> tuple[StackedForm, StackedForm, StackedForm]:
+    """Where gate, up and down of an expert are."""
+    both, down = f"{stem}.{stack.gate_up}", f"{stem}.{stack.down}"
+    if stack.alternates:
+        gate = StackedForm(both, expert, 0, 2, outputs=stack.outputs)
+        up = replace(gate, first=1)
+    else:
+        gate = StackedForm(both, expert, end=inner, outputs=stack.outputs)
+        up = replace(gate, first=inner, end=None)
+    return gate, up, StackedForm(down, expert, outputs=stack.outputs)
 
 
 def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:

@@ -40,10 +40,10 @@ class LayerTensors:
         return LinearSpec((weight,), bias, () if format is None else (format,))
 
     def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec:
-        """A tensor that HF's files name without an ending."""
+        """A tensor whose whole name this is."""
         name, gguf = self._names(name, gguf)
         whole, *aliases = tensor_names(self.config, name)
-        return TensorSpec(whole, shape, GGUFForm(f"{gguf}.weight"), aliases=tuple(aliases))
+        return TensorSpec(whole, shape, GGUFForm(gguf), aliases=tuple(aliases))
 
     def kv_scale(self, kind: str) -> TensorSpec:
         """The scale of keys or values in an fp8 KV cache, under one of the names in use."""

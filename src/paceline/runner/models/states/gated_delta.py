@@ -89,7 +89,7 @@ class GatedDeltaSizes:
         if not self.by_key_head:
             parts = {"in_proj_qkv": channels, "in_proj_z": values}
             parts |= {f"in_proj_{name}": self.value_heads for name in "ba"}
-        head_norm = tensors.tensor(f"{LAYER}.norm.weight", "ssm_norm", self.value_dim)
+        head_norm = tensors.tensor(f"{LAYER}.norm.weight", "ssm_norm.weight", self.value_dim)
         return GatedDeltaSpec(
             norm=norm,
             inputs=joined(
@@ -102,10 +102,10 @@ class GatedDeltaSizes:
             value_dim=self.value_dim,
             by_key_head=self.by_key_head,
             convolution=tensors.tensor(
-                f"{LAYER}.conv1d.weight", "ssm_conv1d", channels, 1, self.positions
+                f"{LAYER}.conv1d.weight", "ssm_conv1d.weight", channels, 1, self.positions
             ),
             log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", self.value_heads),
-            decay_bias=tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt", self.value_heads),
+            decay_bias=tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt.bias", self.value_heads),
             head_norm=NormSpec(head_norm, self.eps, 0.0),
             output=tensors.linear(f"{LAYER}.out_proj", "ssm_out", (self.width, values)),
         )
