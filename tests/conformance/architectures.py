@@ -19,6 +19,12 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+SHARED: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
 DELTA: dict[str, Any] = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -41,14 +47,23 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
-    "qwen3next": {**DELTA, "num_experts": 0},
+    "qwen3next": {**DELTA, **SHARED, "mlp_only_layers": [0]},
     "qwen3_5": DELTA,
-    "qwen2moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
+    "qwen3_5moe": {**DELTA, **SHARED},
+    "lfm2": {
+        "head_dim": 8,  # the width by the number of heads, which transformers assumes
+        "layer_types": ["conv", "full_attention", "conv"],
+        "intermediate_size": 72,
+        "block_multiple_of": 16,
     },
+    "bamba": {
+        "head_dim": 8,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+    },
+    "qwen2moe": SHARED,
     "dots1": CORRECTED,
 }
 THETA = 10_000.0

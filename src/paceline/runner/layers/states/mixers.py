@@ -7,8 +7,12 @@ from torch import Tensor
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.states.gated_delta import GatedDelta
+from paceline.runner.layers.states.mamba2 import Mamba2
+from paceline.runner.layers.states.short_conv import ShortConv
 from paceline.runner.models.architecture import StateSpec
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
+from paceline.runner.models.states.mamba2 import Mamba2Spec
+from paceline.runner.models.states.short_conv import ShortConvSpec
 from paceline.runner.state_store import StateRows
 
 
@@ -23,7 +27,11 @@ class StateMixer(Protocol):
         ...
 
 
-MIXERS: dict[type[StateSpec], Any] = {GatedDeltaSpec: GatedDelta}
+MIXERS: dict[type[StateSpec], Any] = {
+    GatedDeltaSpec: GatedDelta,
+    Mamba2Spec: Mamba2,
+    ShortConvSpec: ShortConv,
+}
 FEATURES = frozenset({"layers.state", *(f"layers.state={kind.FEATURE}" for kind in MIXERS)})
 
 
