@@ -119,14 +119,14 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": None}, "architecture '' is not supported; supported are dots1, gemma"),
+        ({"architectures": None}, "architecture '' is not supported; supported are apertus"),
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "'GPT2LMHeadModel' is not supported; supported models that generate text .* llama, ",
         ),
         (
             {"architectures": ["MambaForCausalLM"]},
-            "'MambaForCausalLM' is not supported; supported models .* llama, ",
+            "'MambaForCausalLM' is not supported; the nearest is bamba; supported models .* llama, ",
         ),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a positive integer"),
@@ -211,9 +211,11 @@ def test_what_is_refused_of_gguf(changes: dict[str, Any], message: str) -> None:
 def test_gguf_says_by_its_tensors_which_products_have_biases() -> None:
     plain = ModelConfig.of_gguf(GGUF)
     assert (plain.attention_bias, plain.mlp_bias, plain.tied_embedding) == (False, False, True)
-    names = ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "output.weight")
-    biased = ModelConfig.of_gguf(GGUF, GGUFTensors(names))
+    assert not plain.output_bias
+    biases = (f"blk.0.{linear}.bias" for linear in ("attn_q", "attn_output", "ffn_down"))
+    biased = ModelConfig.of_gguf(GGUF, GGUFTensors((*biases, "output.weight")))
     assert (biased.attention_bias, biased.mlp_bias, biased.tied_embedding) == (True, True, False)
+    assert biased.output_bias
 
 
 def test_caps() -> None:

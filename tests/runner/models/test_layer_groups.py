@@ -13,9 +13,11 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    HeadNorms,
     LayerSpec,
     MLPSpec,
     MoESpec,
+    NormSpec,
     Routing,
     SharedExpertSpec,
 )
@@ -31,6 +33,7 @@ from paceline.runner.models.layer_groups import (
 )
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TowerSpec
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
@@ -78,7 +81,17 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, Rope)
+SPECS = (
+    DecoderSpec,
+    LayerSpec,
+    AttentionSpec,
+    MLPSpec,
+    *EXPERT_SPECS,
+    NormSpec,
+    HeadNorms,
+    Rope,
+    TowerSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
 from tests.conformance.architectures import Case
 from tests.runner.parallel.ranks import on_ranks

@@ -93,15 +93,6 @@ def test_scales_are_divided_among_ranks(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, logits(plain), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "compressed nvfp4"])
-def test_weights_that_are_decoded_are_logged(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    SafetensorsFolder(write_both(KINDS[kind], tmp_path)[0])
-    assert "weights in NVFP4 are decoded when they are loaded" in caplog.text
-
-
 def damaged(tmp_path: Path, kind: str, name: str, content: torch.Tensor) -> SafetensorsFolder:
     quantized, _ = write_both(KINDS[kind], tmp_path)
     tensors = load_file(quantized / SINGLE)

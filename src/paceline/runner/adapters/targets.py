@@ -72,12 +72,12 @@ class AdapterTargets:
         for layer, one in enumerate(spec.layers):
             if (attention := one.attention) is not None:
                 order = attention_order(attention)
-                before = factory.factor(attention.norm).cpu()
+                before = factory.folded(attention.norm)
                 self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
                 self._add(factory, Site(layer, "output"), attention.output)
             mlp = one.mlp
             if isinstance(mlp, MLPSpec):
-                before = factory.factor(mlp.norm).cpu()
+                before = factory.folded(mlp.norm)
                 self._add(factory, Site(layer, "gate_up"), mlp.gate_up, before)
                 self._add(factory, Site(layer, "down"), mlp.down)
 
@@ -89,7 +89,7 @@ class AdapterTargets:
         factor: Tensor | None = None,
         order: Tensor | None = None,
     ) -> None:
-        first = 0
+        first, factor = 0, None if factor is None else factor.cpu()
         for weight, kv_scale in zip(linear.weights, linear.scales, strict=True):
             outputs, _ = weight.shape
             own = None if order is None else order[first : first + outputs] - first

@@ -32,6 +32,7 @@ from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
+from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 # Attention in a graph has one shape for all layers, and so has the store.
@@ -40,8 +41,10 @@ CUDA = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
+            "layers.attention.norm=none",
             "layers.attention.rope.axes",
             "layers.attention.head_norms",
             "layers.attention.window",
@@ -49,6 +52,7 @@ CUDA = BackendSupport(
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
+            "layers.mlp.norm=none",
             "layers.mlp.activation=gelu_pytorch_tanh",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
@@ -64,11 +68,9 @@ CUDA = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
@@ -123,7 +125,8 @@ class CudaLayer:
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
         adapters, is_few = step.adapters, takes(*hidden.shape) and step.adapters is None
-        rotating = attention if is_few and attention.rotates else None
+        # The kernel that rotates follows a linear that is ordered, as those after norms are.
+        rotating = attention if is_few and self._qkv.is_normed and attention.rotates else None
         rotation, by_row = self._rotation, step.rotary.get(self._rotary)
         if by_row is not None:
             rotation = replace(rotation, cos_sin=by_row, is_by_row=True)
@@ -186,7 +189,7 @@ class CudaModel:
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
-        scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
+        scale = factory.embedding_scale(spec)
         table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self.first_image_id, ids = self.config.vocab, len(table)
@@ -205,7 +208,7 @@ class CudaModel:
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
-        self._head = factory.head(spec.head, spec.norm)
+        self._head = factory.head(spec.head, spec.norm, spec.logit_scale)
         self._logit_cap = spec.logit_cap
 
     @staticmethod

@@ -297,7 +297,7 @@ def _layer_of(layer: LayerSpec) -> EncoderLayer:
 def _attention_of(one: AttentionSpec) -> EncoderAttention:
     norms = one.head_norms
     return EncoderAttention(
-        around=Around(_rms(one.norm), _optional_rms(one.output_norm)),
+        around=Around(_optional_rms(one.norm), _optional_rms(one.output_norm)),
         qkv=_linear_of(one.qkv),
         output=_linear_of(one.output),
         heads=one.heads,
@@ -313,7 +313,7 @@ def _attention_of(one: AttentionSpec) -> EncoderAttention:
 
 def _mlp_of(one: MLPSpec) -> EncoderMLP:
     return EncoderMLP(
-        Around(_rms(one.norm), _optional_rms(one.output_norm)),
+        Around(_optional_rms(one.norm), _optional_rms(one.output_norm)),
         _linear_of(one.gate_up),
         _linear_of(one.down),
         one.activation,

@@ -18,6 +18,7 @@ from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpe
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
 from paceline.runner.state_store import StateRows
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +46,7 @@ class SelfAttention:
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
+        self._norms_rotated = spec.head_norms is not None and spec.head_norms.rotated
         self.output = factory.summed(spec.output)
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
@@ -54,9 +56,13 @@ class SelfAttention:
         found = self.qkv(x).view(len(x), -1, spec.head_dim)
         gates, qkv = found[:, : spec.gates], found[:, spec.gates :]
         rotated = qkv[:, : self._rotated]
+        rotation = context.rotations[spec.rope]
+        if self._norms_rotated:
+            rotation.rotate(rotated)
         if self.norm is not None:
             self.norm.apply_to(rotated)
-        context.rotations[spec.rope].rotate(rotated)
+        if not self._norms_rotated:
+            rotation.rotate(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
@@ -90,10 +96,11 @@ class DecoderLayer:
             self.state = state_mixer(factory, spec.state, layer)
         self._input_norm = None
         if (mixer := spec.attention or spec.state) is not None:
-            self._input_norm = factory.unscaled_norm(mixer.norm.floor)
+            self._input_norm = factory.input_norm(mixer.norm)
         self.mlp = None
         if (mlp := spec.mlp) is not None:
             self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
+        self._is_parallel = spec.parallel
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
@@ -117,12 +124,14 @@ class DecoderLayer:
         return Mixed(seen, self.state(x, context.states))
 
     def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
-        """Add what was mixed, and then the MLP, to the residual stream."""
+        """Add what was mixed, and the MLP, to the residual stream."""
+        if self._is_parallel and self.mlp is not None:  # it reads what attention has read
+            self.mlp.add_to(hidden)
         if self.attention is not None and mixed.seen is not None:
             add_linear(hidden, mixed.seen, self.attention.output, self.attention_norm)
         if self.state is not None and mixed.read is not None:
             self.state.output.add_to(hidden, mixed.read)
-        if self.mlp is not None:
+        if self.mlp is not None and not self._is_parallel:
             self.mlp.add_to(hidden)
 
 
@@ -136,15 +145,31 @@ TORCH = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
+            "norm.centred",
+            "norm.bias",
+            "layers.parallel",
+            "layers.attention.norm=none",
+            "layers.attention.norm.centred",
+            "layers.attention.norm.bias",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
+            "layers.attention.head_norms.whole",
+            "layers.attention.head_norms.rotated",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
+            "layers.mlp.norm=none",
+            "layers.mlp.norm.centred",
+            "layers.mlp.norm.bias",
+            "layers.mlp.gated",
+            "layers.mlp.xielu",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.activation=relu2",
+            "layers.mlp.activation=xielu",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
@@ -161,12 +186,11 @@ TORCH = BackendSupport(
             "layers.mlp.shared.gate",
             "layers.attention.rope.axes",
             "layers.attention.gated",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
+            "vision.deep",
             *FEATURES,
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value=STORED,
 )
 
@@ -201,6 +225,8 @@ class TorchStack:
         context = self.context(batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)

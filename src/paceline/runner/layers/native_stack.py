@@ -31,6 +31,7 @@ from paceline.runner.native.library import (
     MoEStruct,
     library,
 )
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 # `struct decoder` in decoder.c has these once for all layers.
 NATIVE = BackendSupport(
@@ -38,6 +39,7 @@ NATIVE = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
@@ -50,11 +52,9 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=moe",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value={
         **STORED,
         "number of heads": lambda layer: [one.heads for one in attentions(layer)],
@@ -79,16 +79,18 @@ class NativeStack:
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
         assert attention is not None and mlp is not None  # NATIVE has no such feature
+        norm = attention.norm
+        assert norm is not None
         self._decoder = DecoderStruct(
             self._layers,
             0,
             len(layers),
-            attention.norm.width,
+            norm.width,
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
             mlp.activation == "gelu_pytorch_tanh",
-            attention.norm.eps,
+            norm.eps,
             attention.scale,
             attention.score_cap or 0.0,
         )

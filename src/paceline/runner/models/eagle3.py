@@ -138,7 +138,7 @@ def describe_head(config: Eagle3Config, max_model_len: int | None = None) -> Eag
     doubled = (
         replace(weight, shape=(weight.shape[0], 2 * width)) for weight in attention.qkv.weights
     )
-    norm = NormSpec(named(HIDDEN_NORM, width), attention.norm.eps, 0.0)
+    norm = NormSpec(named(HIDDEN_NORM, width), config.decoder.norm_eps, 0.0)
     attention = replace(
         attention, qkv=replace(attention.qkv, weights=tuple(doubled)), second_norm=norm
     )
@@ -179,7 +179,7 @@ class Eagle3Head:
         )
         self._fuse = factory.linear(spec.fuse)
         self._attention = SelfAttention(factory, layer.attention, 0)
-        self._input_norm = factory.unscaled_norm(layer.attention.norm.floor)
+        self._input_norm = factory.input_norm(layer.attention.norm)
         self._hidden_norm = factory.norm(layer.attention.second_norm)
         self._mlp = MLP(factory, layer.mlp)
         self._norm = factory.norm(spec.decoder.norm)

@@ -6,8 +6,9 @@ from itertools import repeat
 from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import EVERY_BACKEND, DecoderSpec, LayerSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec
 from paceline.runner.models.config import NO_ATTENTION
+from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL
 from paceline.runner.models.tensor_spec import TensorSpec
 
 Values = Callable[[LayerSpec], Iterable[object]]
@@ -52,7 +53,8 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
 
     The name is the path of the field, such as `layers.attention.window`. Where the value is one
     of several names, it is part of the feature: `layers.mlp.activation=gelu_pytorch_tanh`. A part
-    of another kind than the plain decoder has names its FEATURE: `layers.mlp=moe`.
+    of another kind than the plain decoder has names its FEATURE: `layers.mlp=moe`. One that the
+    plain decoder has and the model lacks is `layers.mlp.norm=none`.
     """
     return frozenset(_features(spec, ""))
 
@@ -73,7 +75,9 @@ def _features(part: Any, path: str) -> Iterator[str]:
         if EVERY_BACKEND in one.metadata:
             continue
         value, name = getattr(part, one.name), f"{path}.{one.name}".lstrip(".")
-        if one.default is not MISSING and value != one.default:
+        if OPTIONAL in one.metadata and value is None:
+            yield f"{name}=none"
+        elif one.default is not MISSING and value != one.default:
             yield f"{name}={value}" if isinstance(value, str) else name
         yield from _features(value, name)
 

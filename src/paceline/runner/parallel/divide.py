@@ -81,6 +81,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.has_whole_norms and size > 1:
+        found.append("the norms of the model span all heads, which no rank has")
     return found
 
 
@@ -107,9 +109,11 @@ def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     assert layer.attention is not None and layer.mlp is not None  # `unfit` refuses others
     attention, mlp = _attention(layer.attention, shard), layer.mlp
     if isinstance(mlp, MLPSpec):
-        gated = _gate_up(mlp.gate_up, shard)
-        return LayerSpec(attention, replace(mlp, gate_up=gated, down=_some_inputs(mlp.down, shard)))
-    return LayerSpec(attention, _moe(mlp, shard))
+        split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
+        mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
+    else:
+        mlp = _moe(mlp, shard)
+    return replace(layer, attention=attention, mlp=mlp)
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -147,6 +151,10 @@ def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
     width = linear.outputs // 2
     first, end = shard.of(width)
     return _some_outputs(linear, (first, end), (width + first, width + end))
+
+
+def _up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    return _some_outputs(linear, shard.of(linear.outputs))
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:

@@ -32,7 +32,13 @@ MIXERS: dict[type[StateSpec], Any] = {
     Mamba2Spec: Mamba2,
     ShortConvSpec: ShortConv,
 }
-FEATURES = frozenset({"layers.state", *(f"layers.state={kind.FEATURE}" for kind in MIXERS)})
+FEATURES = frozenset(
+    {
+        "layers.attention=none",
+        "layers.state",
+        *(f"layers.state={kind.FEATURE}" for kind in MIXERS),
+    }
+)
 
 
 def state_mixer(factory: LayerFactory[Linear], spec: StateSpec, layer: int) -> StateMixer:

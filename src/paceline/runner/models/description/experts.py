@@ -36,7 +36,7 @@ def describe_moe(
         name = f"{traits.block}.{traits.correction}"
         correction = tensors.tensor(name, "exp_probs_b.bias", sizes.count)
     return MoESpec(
-        norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
+        norm=tensors.residual_norm(config.traits.norms.mlp, config.traits.norms.mlp_in_gguf),
         router=_plain(
             tensors.linear(
                 f"{traits.block}.{traits.router}", GATE, (sizes.count, width), traits.has_biases

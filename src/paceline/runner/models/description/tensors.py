@@ -1,7 +1,7 @@
 """Names the tensors of a decoder, in HF's files and in GGUF files."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.runner.models.architecture import LinearSpec, NormSpec
 from paceline.runner.models.config import ModelConfig
@@ -17,6 +17,18 @@ class LayerTensors:
 
     def norm(self, name: str, gguf: str, width: int) -> NormSpec:
         return decoder_norm(self.config, *self._names(name, gguf), width)
+
+    def residual_norm(self, name: str, gguf: str) -> NormSpec:
+        """A norm of the residual stream."""
+        return residual_norm(self.config, *self._names(name, gguf))
+
+    def input_norm(self, name: str, gguf: str) -> NormSpec | None:
+        """The same if it has a name."""
+        return self.residual_norm(name, gguf) if name else None
+
+    def output_norm(self, name: str, gguf: str) -> NormSpec | None:
+        """A norm of what is added to the residual stream, if it has a name."""
+        return self.norm(name, gguf, self.config.width) if name else None
 
     def linear(
         self,
@@ -72,12 +84,23 @@ def tensor_names(config: ModelConfig, name: str) -> tuple[str, str]:
 
 
 def decoder_norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
-    offset = config.traits.norm_offset
+    traits = config.traits
+
+    def one(kind: str, offset: float) -> TensorSpec:
+        whole, *aliases = tensor_names(config, f"{name}.{kind}")
+        form = GGUFForm(f"{gguf}.{kind}", offset)
+        return TensorSpec(whole, (width,), form, aliases=tuple(aliases))
+
     # A GGUF file holds what the norm multiplies by.
-    whole, *aliases = tensor_names(config, f"{name}.weight")
-    form = GGUFForm(f"{gguf}.weight", offset)
-    weight = TensorSpec(whole, (width,), form, aliases=tuple(aliases))
-    return NormSpec(weight, config.norm_eps, offset)
+    weight = one("weight", traits.norm_offset)
+    bias = one("bias", 0.0) if traits.norm_bias else None
+    return NormSpec(weight, config.norm_eps, traits.norm_offset, traits.layer_norm, bias)
+
+
+def residual_norm(config: ModelConfig, name: str, gguf: str) -> NormSpec:
+    """A norm of the residual stream, which is kept divided by the multiplier of what layers add."""
+    norm = decoder_norm(config, name, gguf, config.width)
+    return replace(norm, eps=norm.eps / config.multipliers.residual**2)
 
 
 def joined(given: Iterable[LinearSpec]) -> LinearSpec:

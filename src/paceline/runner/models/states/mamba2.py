@@ -162,5 +162,7 @@ def mamba2(read: ConfigEntries) -> Mamba2Sizes:
 
 def time_limits(given: Iterable[Any]) -> tuple[float, float]:
     """Two numbers. Infinity is written as {"__float__": "Infinity"}."""
-    least, most = (float(one["__float__"] if type(one) is dict else one) for one in given)
+    least, most = (
+        float(one if isinstance(one, int | float) else one["__float__"]) for one in given
+    )
     return least, most
