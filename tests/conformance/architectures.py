@@ -45,6 +45,16 @@ CORRECTED: dict[str, Any] = {
     "norm_topk_prob": True,
     "first_k_dense_replace": 1,
 }
+# DeepSeek V3: head_dim is of the rotated part, as transformers has it
+MLA: dict[str, Any] = {
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
@@ -74,6 +84,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
     "qwen2moe": SHARED,
     "dots1": CORRECTED,
+    "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
+    "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
 THETA = 10_000.0
 LLAMA3 = {
@@ -113,6 +125,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
+    "deepseekv2": {
+        "groups of experts": {
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+        },
+    },
+    "deepseekv3": {
+        "growing scores": {
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.7},
+        },
+        "halves": {"rope_interleave": False, "q_lora_rank": None},
+    },
     "dots1": {
         "groups of experts": {"n_group": 4, "topk_group": 2},
         "plain shares": {"norm_topk_prob": False},

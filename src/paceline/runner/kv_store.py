@@ -29,7 +29,7 @@ class KVStore:
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
-                      └ k of every head, then v of every head
+                      └ k of every head, then v of every head; or one vector that is both
 
     A block has the positions of all layers of one group, each layer at an index: see
     `LayerGroups`. With one group, the index of a layer is its number.
@@ -57,7 +57,7 @@ class KVStore:
         kept = kept or config.kept
         self.cell = kept.cell
         self.blocks, self.block_size = blocks, block_size
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
         self.groups = groups or one_group(config.windows)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)

@@ -14,6 +14,8 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
+    LatentAttentionSpec,
+    LatentQuerySpec,
     LayerSpec,
     MLPSpec,
     MoESpec,
@@ -81,16 +83,10 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+LATENT_SPECS = (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
-    DecoderSpec,
-    LayerSpec,
-    AttentionSpec,
-    MLPSpec,
-    *EXPERT_SPECS,
-    NormSpec,
-    HeadNorms,
-    Rope,
-    TowerSpec,
+    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS),
+    *(NormSpec, HeadNorms, Rope, TowerSpec),
 )
 
 

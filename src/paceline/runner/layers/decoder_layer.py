@@ -10,11 +10,18 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
 from paceline.runner.layers.states.mixers import FEATURES, state_mixer
-from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec, attentions
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
 from paceline.runner.state_store import StateRows
@@ -88,14 +95,17 @@ class DecoderLayer:
     """A decoder layer. It adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
-        self.attention, self.state, self.attention_norm = None, None, None
+        self.attention, self.latent, self.attention_norm = None, None, None
         if (attention := spec.attention) is not None:
             self.attention = SelfAttention(factory, attention, layer)
             self.attention_norm = factory.optional_norm(attention.output_norm)
+        if spec.latent is not None:
+            self.latent = LatentAttention(factory, spec.latent, layer)
+        self.state = None
         if spec.state is not None:
             self.state = state_mixer(factory, spec.state, layer)
         self._input_norm = None
-        if (mixer := spec.attention or spec.state) is not None:
+        if (mixer := attention or spec.latent or spec.state) is not None:
             self._input_norm = factory.input_norm(mixer.norm)
         self.mlp = None
         if (mlp := spec.mlp) is not None:
@@ -117,18 +127,28 @@ class DecoderLayer:
         if self._input_norm is None:
             return Mixed(None, None)
         x = self._input_norm(hidden)
-        seen = None if self.attention is None else self.attention(x, context)
+        seen = self._attend(x, context)
         if self.state is None:
             return Mixed(seen, None)
         assert context.states is not None, "a step without states"
         return Mixed(seen, self.state(x, context.states))
 
+    def _attend(self, x: Tensor, context: LayerContext) -> Tensor | None:
+        if self.attention is not None:
+            return self.attention(x, context)
+        if self.latent is None:
+            return None
+        rotation = context.rotations[self.latent.spec.rope]
+        cells = context.cells[self.latent.layer]
+        return self.latent(x, rotation, context.kv, cells, context.attention)
+
     def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
         """Add what was mixed, and the MLP, to the residual stream."""
+        attention = self.attention or self.latent
         if self._is_parallel and self.mlp is not None:  # it reads what attention has read
             self.mlp.add_to(hidden)
-        if self.attention is not None and mixed.seen is not None:
-            add_linear(hidden, mixed.seen, self.attention.output, self.attention_norm)
+        if attention is not None and mixed.seen is not None:
+            add_linear(hidden, mixed.seen, attention.output, self.attention_norm)
         if self.state is not None and mixed.read is not None:
             self.state.output.add_to(hidden, mixed.read)
         if self.mlp is not None and not self._is_parallel:
@@ -184,8 +204,16 @@ TORCH = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
+            "layers.mlp.shared.gate_up.biases",
+            "layers.mlp.shared.down.biases",
             "layers.attention.rope.axes",
             "layers.attention.gated",
+            "layers.latent",
+            "layers.latent=mla",
+            "layers.latent.query_latent",
+            "layers.latent.query_latent.linear.biases",
+            "layers.latent.latent.biases",
+            "layers.latent.output.biases",
             "vision.deep",
             *FEATURES,
         }
@@ -205,7 +233,7 @@ class TorchStack:
         self._dtype = factory.dtype
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
-            for rope in dict.fromkeys(one.rope for one in attentions(layers))
+            for rope in dict.fromkeys(parts_of(layers, Rope))
         }  # [2, head_dim / 2] each
         self._axes = {
             rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes

@@ -210,6 +210,12 @@ class LayerFactory(Generic[L_co]):
             parts = replace(parts, factor=torch.cat(both))
         return self.build(self._ordered(parts, attention.qkv, attention_order(attention)))
 
+    def reordered(self, linear: LinearSpec, outputs: Tensor, before: NormSpec) -> L_co:
+        """A linear with its outputs in another order, and the factor of the norm before it."""
+        parts, order = self.parts(linear, before), outputs.to(self.device)
+        bias = None if parts.bias is None else parts.bias[order]
+        return self.build(replace(parts, read=partial(self._selected, linear, order), bias=bias))
+
     def _selected(self, linear: LinearSpec, outputs: Tensor) -> Matrix:
         return self.matrix(linear).select(outputs)
 

@@ -123,6 +123,58 @@ class StateSpec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LatentQuerySpec:
+    """norm(linear(x)): a latent vector, of which all queries are linears."""
+
+    linear: LinearSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Attention whose keys and values are linears of one latent vector: see `LatentSizes`.
+
+    norm                of the residual stream
+    query               queries of all heads, of the residual stream or of `query_latent`
+    latent              the latent vector, and then the key that rotates
+    latent_norm         of the latent vector
+    expand              from the latent vector to keys and values: of each head, first its key
+    output              from all heads to the width of the residual stream
+    heads               of queries, keys and values
+    key_dim, value_dim  of each head; the rest of a query rotates
+    rope                of this rest, and of the key that rotates
+    adjacent_pairs      a checkpoint has pairs of rotated dimensions side by side
+    scale               factor of the scores before the softmax
+    query_latent        what `query` reads; None: the residual stream
+    """
+
+    FEATURE: ClassVar[str] = "mla"
+
+    norm: NormSpec
+    query: LinearSpec
+    latent: LinearSpec
+    latent_norm: NormSpec
+    expand: LinearSpec
+    output: LinearSpec
+    heads: int
+    key_dim: int
+    value_dim: int
+    rope: Rope
+    adjacent_pairs: bool
+    scale: float
+    query_latent: LatentQuerySpec | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of the latent vector."""
+        return self.latent_norm.width
+
+    @property
+    def rope_dim(self) -> int:
+        return self.latent.outputs - self.rank
+
+
+@dataclass(frozen=True, slots=True)
 class ClampedGate:
     """gate * sigmoid(alpha * gate) * (up + 1), of gates up to `limit` and ups from -limit to it."""
 
@@ -252,7 +304,8 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Attention, or a mixer with a state, or both of the same input; then an MLP.
+    """Attention of one kind or the other, or a mixer with a state, or both of these of the same
+    input; then the MLP.
 
     A plain decoder has attention and an MLP in each layer.
 
@@ -261,6 +314,7 @@ class LayerSpec:
 
     attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
     mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
+    latent: LatentAttentionSpec | None = None
     state: StateSpec | None = None
     parallel: bool = False
 

@@ -11,6 +11,7 @@ from paceline.runner.models.architecture import NO_MULTIPLIERS, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
 from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.traits import Traits, find
@@ -70,7 +71,7 @@ class ModelConfig:
     width             of the residual stream
     mlp_width         inside the MLP
     heads, kv_heads   of queries; of keys and values. The first is a multiple of the second
-    head_dim          of each head
+    head_dim          of each head; with latent attention, the part that rotates
     vocab             token ids
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
@@ -88,6 +89,7 @@ class ModelConfig:
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
     states            of layers that keep a state of each sequence; None: there are none
+    latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
@@ -121,6 +123,7 @@ class ModelConfig:
     experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
+    latent: LatentSizes | None = None
     vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
@@ -170,7 +173,9 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head."""
+        """Keys and values of every head, or a latent vector."""
+        if self.latent is not None:
+            return Kept(CellShape(1, self.latent.width))
         return Kept(CellShape(2 * self.kv_heads, self.head_dim))
 
     @property
@@ -210,6 +215,11 @@ class ModelConfig:
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
+        kv_heads = read.get("num_key_value_heads") or heads
+        scale, latent = hf_config.query_scale(read, head_dim), None
+        if traits.latent:
+            latent = latent_of_hf(read)
+            head_dim, kv_heads, scale = latent.rope_dim, 1, score_scale(read, latent)
         windows = hf_config.windows(read, layers, traits)
         attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
         return cls(
@@ -219,7 +229,7 @@ class ModelConfig:
             width=read.number("hidden_size"),
             mlp_width=read.number("intermediate_size"),
             heads=heads,
-            kv_heads=read.get("num_key_value_heads") or heads,
+            kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=read.number("vocab_size"),
             max_position=read.number("max_position_embeddings"),
@@ -236,10 +246,11 @@ class ModelConfig:
             attention_bias=attention_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
-            query_scale=hf_config.query_scale(read, head_dim),
+            query_scale=scale,
             score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
             logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
             experts=experts_of_hf(read, layers, traits.experts),
+            latent=latent,
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,

@@ -19,6 +19,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.config import NO_ATTENTION, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
     joined,
@@ -66,14 +67,17 @@ def _embedding_scale(config: ModelConfig) -> float:
 
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
-    tensors, attention, state = LayerTensors(config, layer), None, None
+    tensors, attention, latent, state = LayerTensors(config, layer), None, None, None
     if config.windows[layer] != NO_ATTENTION:
-        attention = _attention(config, layer, longest, tensors)
+        if config.latent is None:
+            attention = _attention(config, layer, longest, tensors)
+        else:
+            latent = describe_latent(config, config.latent, longest, tensors)
     if (states := config.states) is not None and states.layers[layer]:
         norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
         state = states.sizes.describe(tensors, norm)
     mlp = _mlp_or_moe(config, layer, tensors)
-    return LayerSpec(attention, mlp, state, config.traits.parallel)
+    return LayerSpec(attention, mlp, latent, state, config.traits.parallel)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:

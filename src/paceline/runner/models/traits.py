@@ -120,6 +120,7 @@ class Traits:
     logit_cap          soft cap of logits *
     divided_logits     GGUF files have a number that logits are divided by
     experts            layers may be MoE
+    latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
     gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
                        its query
@@ -164,6 +165,7 @@ class Traits:
     logit_cap: float | None = None
     divided_logits: bool = False
     experts: ExpertTraits | None = None
+    latent: bool = False
     sinks: bool = False
     gated_attention: bool = False
     fused_linears: bool = False

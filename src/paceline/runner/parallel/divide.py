@@ -7,6 +7,7 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     ExpertSpec,
+    LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
     MLPSpec,
@@ -106,14 +107,19 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    assert layer.attention is not None and layer.mlp is not None  # `unfit` refuses others
-    attention, mlp = _attention(layer.attention, shard), layer.mlp
+    attention, latent, mlp = layer.attention, layer.latent, layer.mlp
+    assert layer.state is None and mlp is not None  # `unfit` refuses others
     if isinstance(mlp, MLPSpec):
         split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
     else:
         mlp = _moe(mlp, shard)
-    return replace(layer, attention=attention, mlp=mlp)
+    return replace(
+        layer,
+        attention=None if attention is None else _attention(attention, shard),
+        mlp=mlp,
+        latent=None if latent is None else _latent(latent, shard),
+    )
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -128,6 +134,18 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
         kv_heads=kv_heads[1] - kv_heads[0],
         output=_some_inputs(spec.output, shard),
         sinks=None if spec.sinks is None else spec.sinks.part(0, heads),
+    )
+
+
+def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
+    """Some heads. Latent vectors are complete, so all ranks keep the same."""
+    heads = shard.of(spec.heads)
+    return replace(
+        spec,
+        query=_some_outputs(spec.query, _times(heads, spec.key_dim + spec.rope_dim)),
+        expand=_some_outputs(spec.expand, _times(heads, spec.key_dim + spec.value_dim)),
+        output=_some_inputs(spec.output, shard),
+        heads=heads[1] - heads[0],
     )
 
 

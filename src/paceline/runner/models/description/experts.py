@@ -55,16 +55,16 @@ def _shared(
     config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
 ) -> SharedExpertSpec:
     width, inner, stem = config.width, sizes.shared_width, f"{traits.block}.{traits.shared}"
-    gate = None
+    gate, has_bias = None, config.mlp_bias
     if traits.shared_gate:
         name = f"{traits.block}.{traits.shared_gate}"
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
     return SharedExpertSpec(
         gate_up=joined(
-            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width))
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width), has_bias)
             for name in ("gate", "up")
         ),
-        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner)),
+        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
         gate=gate,
     )
 
