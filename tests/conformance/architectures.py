@@ -68,6 +68,20 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "intermediate_size": 72,
         "block_multiple_of": 16,
     },
+    "granitemoehybrid": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_intermediate_size": 40,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
     "bamba": {
         "head_dim": 8,
         "attn_layer_indices": [1],
@@ -123,6 +137,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "granitemoehybrid": {"no experts": {"num_local_experts": 0, "position_embedding_type": "rope"}},
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
     "deepseekv2": {

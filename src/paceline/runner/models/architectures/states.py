@@ -112,8 +112,42 @@ FEED_FORWARD = (
     ("mlp.down_proj", "feed_forward.down_proj"),
 )
 BAMBA = Traits(states=mamba2, entries=bamba_entries, names=FEED_FORWARD)
+
+
+def granite_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Every layer has a shared MLP. Without `position_embedding_type`, nothing rotates."""
+    layers = read.number("num_hidden_layers")
+    rotates = read.get("position_embedding_type") == "rope"
+    return {
+        "layer_types": kinds_of(read.get("layer_types", [STATE] * layers)),
+        "intermediate_size": read.number("shared_intermediate_size", 1024),
+        "moe_intermediate_size": read.get("intermediate_size"),
+        "no_rope_layer_interval": 0 if rotates else 1,
+    }
+
+
+GRANITE_HYBRID = Traits(
+    states=mamba2,
+    entries=granite_entries,
+    experts=ExpertTraits(
+        "block_sparse_moe",
+        router="router.layer",
+        stack=ExpertStack("input_linear.weight", "output_linear.weight", outputs=1),
+        shared="shared_mlp",
+        shared_is_fused=True,
+        shares_sum_to_one=True,
+    ),
+    fused_gate_up=True,
+    names=(
+        ("mlp.gate_up_proj", "shared_mlp.input_linear"),
+        ("mlp.down_proj", "shared_mlp.output_linear"),
+        ("block_sparse_moe.shared_mlp.gate_up_proj", "shared_mlp.input_linear"),
+        ("block_sparse_moe.shared_mlp.down_proj", "shared_mlp.output_linear"),
+    ),
+)
 ARCHITECTURES = {
     "bamba": BAMBA,
+    "granitemoehybrid": GRANITE_HYBRID,
     "lfm2": LFM2,
     "qwen3_5": QWEN3_5,
     "qwen3_5moe": replace(QWEN3_5, experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))),
