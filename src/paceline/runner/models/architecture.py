@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.experts import MoESpec
@@ -15,7 +15,7 @@ from paceline.runner.models.linear_spec import (
     NormSpec,
 )
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.models.tensor_spec import Shape, TensorSpec
 from paceline.runner.vision.spec import VisionSpec
 
 Part = TypeVar("Part")
@@ -57,7 +57,7 @@ class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
     norm               of the residual stream; None: there is none
-    qkv                queries, keys and values, in this order
+    qkv                queries with their gates, if there are some, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
     rope               of queries and keys
@@ -71,6 +71,8 @@ class AttentionSpec:
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
     value_norm         eps of an RMS norm of each head of values; None: there is none
+    gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
+                       gate of a head follows its query
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -90,7 +92,43 @@ class AttentionSpec:
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
     value_norm: float | None = None
+    gated: bool = False
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
+
+    @property
+    def gates(self) -> int:
+        """Of heads."""
+        return self.heads if self.gated else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
+    of a convolution have the type of activations."""
+
+    shape: Shape
+    is_recurrent: bool
+
+
+class StateSpec(Protocol):
+    """A mixer of positions that keeps a state of each sequence instead of keys and values.
+
+    FEATURE   its kind
+    norm      of the residual stream, which it reads
+    output    its last linear, which is added to the residual stream
+    kept      what it keeps of each sequence
+    """
+
+    FEATURE: ClassVar[str]
+
+    @property
+    def norm(self) -> NormSpec: ...
+
+    @property
+    def output(self) -> LinearSpec: ...
+
+    @property
+    def kept(self) -> tuple[StateTensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +169,18 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Attention, of one kind or the other; then an MLP.
+    """Attention of one kind or the other, or a mixer with a state, or both of these of the same
+    input; then the MLP.
 
-    parallel   both read the residual stream before the layer; their norms are the same
+    A plain decoder has attention and an MLP in each layer.
+
+    parallel   attention and MLP read the residual stream before the layer; their norms are the same
     scale      [1]; factor of the residual stream after the layer
     """
 
-    attention: AttentionSpec | None
-    mlp: MLPSpec | MoESpec
+    attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
+    mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
+    state: StateSpec | None = None
     parallel: bool = False
     scale: TensorSpec | None = None
     latent: LatentAttentionSpec | None = None
