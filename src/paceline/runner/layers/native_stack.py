@@ -15,15 +15,10 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import (
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-    attentions,
-    parts_of,
-)
+from paceline.runner.models.architecture import LayerSpec, MLPSpec, attentions, parts_of
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.native.library import (
     DecoderStruct,
     ExpertStruct,

@@ -2,15 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL, LinearSpec, NormSpec
+from paceline.runner.models.experts import MoESpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import (
+    EVERY_BACKEND,
+    OPTIONAL,
+    Activation,
+    LinearSpec,
+    NormSpec,
+)
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import Shape, TensorSpec
+from paceline.runner.models.states.state_sizes import StateSpec
+from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.vision.spec import VisionSpec
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]
 Part = TypeVar("Part")
 
 
@@ -65,6 +73,7 @@ class AttentionSpec:
     sinks              [heads]; an extra softmax score of each head that has no value
     gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
                        gate of a head follows its query
+    value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -84,102 +93,13 @@ class AttentionSpec:
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
     gated: bool = False
+    value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
     @property
     def gates(self) -> int:
         """Of heads."""
         return self.heads if self.gated else 0
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
-    of a convolution have the type of activations."""
-
-    shape: Shape
-    is_recurrent: bool
-
-
-class StateSpec(Protocol):
-    """A mixer of positions that keeps a state of each sequence instead of keys and values.
-
-    FEATURE   its kind
-    norm      of the residual stream, which it reads
-    output    its last linear, which is added to the residual stream
-    kept      what it keeps of each sequence
-    """
-
-    FEATURE: ClassVar[str]
-
-    @property
-    def norm(self) -> NormSpec: ...
-
-    @property
-    def output(self) -> LinearSpec: ...
-
-    @property
-    def kept(self) -> tuple[StateTensor, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LatentQuerySpec:
-    """norm(linear(x)): a latent vector, of which all queries are linears."""
-
-    linear: LinearSpec
-    norm: NormSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttentionSpec:
-    """Attention whose keys and values are linears of one latent vector: see `LatentSizes`.
-
-    norm                of the residual stream
-    query               queries of all heads, of the residual stream or of `query_latent`
-    latent              the latent vector, and then the key that rotates
-    latent_norm         of the latent vector
-    expand              from the latent vector to keys and values: of each head, first its key
-    output              from all heads to the width of the residual stream
-    heads               of queries, keys and values
-    key_dim, value_dim  of each head; the rest of a query rotates
-    rope                of this rest, and of the key that rotates
-    adjacent_pairs      a checkpoint has pairs of rotated dimensions side by side
-    scale               factor of the scores before the softmax
-    query_latent        what `query` reads; None: the residual stream
-    """
-
-    FEATURE: ClassVar[str] = "mla"
-
-    norm: NormSpec
-    query: LinearSpec
-    latent: LinearSpec
-    latent_norm: NormSpec
-    expand: LinearSpec
-    output: LinearSpec
-    heads: int
-    key_dim: int
-    value_dim: int
-    rope: Rope
-    adjacent_pairs: bool
-    scale: float
-    query_latent: LatentQuerySpec | None = None
-
-    @property
-    def rank(self) -> int:
-        """Of the latent vector."""
-        return self.latent_norm.width
-
-    @property
-    def rope_dim(self) -> int:
-        return self.latent.outputs - self.rank
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedGate:
-    """gate * sigmoid(alpha * gate) * (up + 1), of gates up to `limit` and ups from -limit to it."""
-
-    alpha: float
-    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,104 +139,20 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSpec:
-    """down(activation(gate) * up), where gate and up are gate_up of the input."""
-
-    gate_up: LinearSpec
-    down: LinearSpec
-
-
-@dataclass(frozen=True, slots=True)
-class SharedExpertSpec:
-    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
-
-    gate_up: LinearSpec
-    down: LinearSpec
-    gate: LinearSpec | None = None  # [1, width]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGroups:
-    """Groups of adjacent experts. A position chooses among the experts of the best groups.
-
-    count    groups of a layer
-    chosen   groups of a position
-    judges   experts of a group, the best ones, whose scores add up to the score of the group
-    """
-
-    count: int
-    chosen: int
-    judges: int
-
-
-ExpertScores = Literal["softmax", "sigmoid"]
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a position chooses experts, and how much each counts.
-
-    chosen             experts of a position: those with the best scores
-    shares_sum_to_one  the shares of the chosen experts are their scores divided by the sum of them;
-                       otherwise shares are scores
-    scores             what turns the outputs of the router into scores
-    groups             which experts are considered; None: all
-    scale              factor of the shares
-    """
-
-    chosen: int
-    shares_sum_to_one: bool
-    scores: ExpertScores = "softmax"
-    groups: ExpertGroups | None = None
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class MoESpec:
-    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
-
-    norm               of the residual stream
-    router             from the residual stream to an output for each expert
-    routing            from these outputs to experts and their shares
-    experts            all of one shape
-    activation         of all experts
-    clamp              what experts compute of gate and up instead; None: activation(gate) * up
-    correction         [experts]; added to scores where experts are chosen, and not to shares
-    shared             computes every position; None: there is none
-    """
-
-    FEATURE: ClassVar[str] = "moe"
-
-    norm: NormSpec
-    router: LinearSpec
-    routing: Routing
-    experts: tuple[ExpertSpec, ...]
-    activation: Activation = "silu"
-    clamp: ClampedGate | None = None
-    correction: TensorSpec | None = None
-    shared: SharedExpertSpec | None = None
-
-    @property
-    def width(self) -> int:
-        """Inside an expert."""
-        return self.experts[0].down.inputs
-
-
-@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Attention of one kind or the other, or a mixer with a state, or both of these of the same
-    input; then the MLP.
-
-    A plain decoder has attention and an MLP in each layer.
+    input; then an MLP. A plain decoder has attention and an MLP in each layer.
 
     parallel   attention and MLP read the residual stream before the layer; their norms are the same
+    scale      [1]; factor of the residual stream after the layer
     """
 
     attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
     mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
+    parallel: bool = False
+    scale: TensorSpec | None = None
     latent: LatentAttentionSpec | None = None
     state: StateSpec | None = None
-    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

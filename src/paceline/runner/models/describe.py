@@ -13,11 +13,9 @@ from paceline.runner.models.architecture import (
     DecoderSpec,
     HeadNorms,
     LayerSpec,
-    LinearSpec,
     MLPSpec,
-    MoESpec,
 )
-from paceline.runner.models.config import NO_ATTENTION, ModelConfig
+from paceline.runner.models.config import NO_ATTENTION, HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
@@ -26,8 +24,9 @@ from paceline.runner.models.description.tensors import (
     residual_norm,
     tensor_names,
 )
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
-from paceline.runner.models.linear_spec import KVScale
+from paceline.runner.models.linear_spec import KVScale, LinearSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -77,7 +76,10 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
         norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
         state = states.sizes.describe(tensors, norm)
     mlp = _mlp_or_moe(config, layer, tensors)
-    return LayerSpec(attention, mlp, latent, state, config.traits.parallel)
+    scale = None
+    if config.traits.layer_scale:
+        scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale, latent, state)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
@@ -93,22 +95,23 @@ def _attention(
     config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
     traits, window, names = config.traits, config.windows[layer], config.traits.norms
+    heads = config.heads_of(layer)
     attention = AttentionSpec(
         norm=tensors.input_norm(names.attention, "attn_norm"),
-        qkv=_qkv(config, tensors),
+        qkv=_qkv(config, layer, tensors),
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         rope=_rope(config, layer, longest),
-        rotary_dim=config.rotary_dim,
+        rotary_dim=heads.head_dim if config.global_heads else config.rotary_dim,
         scale=config.query_scale,
         output=tensors.linear(
             "self_attn.o_proj",
             "attn_output",
-            (config.width, config.heads * config.head_dim),
+            (config.width, config.heads * heads.head_dim),
             has_bias=config.output_bias,
         ),
-        head_norms=_head_norms(config, tensors) if traits.qk_norm else None,
+        head_norms=_head_norms(config, heads, tensors) if traits.qk_norm else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
@@ -116,6 +119,7 @@ def _attention(
         if traits.sinks
         else None,
         gated=traits.gated_attention,
+        value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
@@ -124,14 +128,14 @@ def _attention(
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
     if config.unrotated and config.unrotated[layer]:
-        return Rope.plain((0.0,) * (config.head_dim // 2))
+        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
     rope = config.rope if config.windows[layer] is None else config.local_rope
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, tensors: LayerTensors) -> HeadNorms:
-    norms, dim = config.traits.qk_norms, config.head_dim
-    heads, kv_heads = (config.heads, config.kv_heads) if norms.whole else (1, 1)
+def _head_norms(config: ModelConfig, shape: HeadShape, tensors: LayerTensors) -> HeadNorms:
+    norms, dim = config.traits.qk_norms, shape.head_dim
+    heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
     return HeadNorms(
         tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim),
         tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim),
@@ -161,15 +165,16 @@ def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> Attentio
     )
 
 
-def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    traits, width = config.traits, config.width
+def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
+    traits, width, shape = config.traits, config.width, config.heads_of(layer)
     has_bias = traits.qkv_bias or config.attention_bias
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries, keys = config.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
     gated = 2 * queries if traits.gated_attention else queries
-    names = (("q", gated, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
+    names = (("q", gated, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",

@@ -1,12 +1,14 @@
-"""The descriptions of linears and norms."""
+"""The description of norms and linears, tensor by tensor."""
 
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.weight_format import WeightFormat
 
+Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]
 # In the metadata of fields: one that is no feature, and one without a default that may be None,
 # which is a feature.
 EVERY_BACKEND, OPTIONAL = "every backend", "optional"
