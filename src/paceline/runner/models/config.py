@@ -297,7 +297,7 @@ class ModelConfig:
         return StateLayers(
             sizes=traits.states(read),
             layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
-            mlps=(True,) * len(kinds),
+            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
         )
 
     @classmethod

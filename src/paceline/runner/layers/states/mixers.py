@@ -35,6 +35,7 @@ MIXERS: dict[type[StateSpec], Any] = {
 FEATURES = frozenset(
     {
         "layers.attention=none",
+        "layers.mlp=none",
         "layers.state",
         *(f"layers.state={kind.FEATURE}" for kind in MIXERS),
     }
