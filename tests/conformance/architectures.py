@@ -82,6 +82,14 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 3.0,
     },
+    "nemotronh": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+    },
     "bamba": {
         "head_dim": 8,
         "attn_layer_indices": [1],

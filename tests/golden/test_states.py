@@ -9,13 +9,18 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from paceline import Request, Scheduler
+from paceline.core.sampling import Sampling
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import architectures, find
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import DELTA, SHARED, SIZES, Case, tokens_of
-from tests.golden.support import same, saved, their_logits
+from tests.golden.support import same, saved, their_greedy, their_logits
+from tests.runner.driving import SETTINGS, drive, for_states
 from tests.runner.sequences import OnCPU, Sequences, logits_of
+from tests.runner.test_runner import runner_for
 
+GREEDY = Sampling(temperature=0.0)
 WITH_STATES = [name for name in architectures() if find(name).states is not None]
 
 
@@ -28,6 +33,29 @@ def test_prompts_of_several_chunks(architecture: str, tmp_path: Path) -> None:
     sequences.add("a", tokens)
     ours = [sequences.step(a=count)["a"] for count in (1, 3, 70, 1, 75)]
     same(torch.cat(ours), their_logits(theirs, tokens))
+
+
+@pytest.mark.parametrize("architecture", ["bamba", "lfm2", "qwen3next"])  # one of each kind
+def test_turns_of_a_chat_begin_with_snapshots(architecture: str, tmp_path: Path) -> None:
+    """The second turn begins with the first, the third beside it, and two samples share theirs."""
+    theirs = saved(Case(architecture), tmp_path)
+    model = Model.load(open_checkpoint(tmp_path))
+    scheduler = Scheduler.create(**for_states(SETTINGS, model.config))
+    runner = runner_for(model, scheduler)
+
+    def turn(name: str, prompt: list[int], **fields: Any) -> dict[str, list[int]]:
+        asked = Request(id=name, prompt=prompt, max_tokens=6, sampling=GREEDY, **fields)
+        return drive(scheduler, runner, [asked], depth=2)
+
+    first = tokens_of(21, seed=5)
+    answer = turn("first", first)["first"]
+    second = [*first, *answer, *tokens_of(9, seed=6)]
+    prompts = {"second": second, "beside": [*second[:-5], 1, 2, 3], "again": second}
+    for name, prompt in prompts.items():
+        assert turn(name, prompt)[name] == their_greedy(theirs, prompt, 6), name
+    both = turn("both", second, n=2)
+    assert both["0_both"] == both["1_both"] == their_greedy(theirs, second, 6)
+    assert scheduler.snapshot()["prefix_hits"] >= 4
 
 
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 24}

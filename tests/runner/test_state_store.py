@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.runner.kv_store import KVStore
-from paceline.runner.models.architecture import StateTensor
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.states.state_sizes import StateTensor
 from paceline.runner.state_store import StateLayout, StateStore
 from tests.conformance.architectures import Case
 from tests.runner.support import tiny

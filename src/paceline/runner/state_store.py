@@ -9,9 +9,9 @@ from torch import Tensor
 
 from paceline.core.plan import SlotBlocks
 from paceline.runner.kv_store import KVStore, lazy_zeros
-from paceline.runner.models.architecture import StateTensor
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.states.state_sizes import StateTensor
 from paceline.runner.tensors import split, to_ints
 
 ALIGNED = 64  # bytes; each tensor begins at a multiple

@@ -117,8 +117,6 @@ def suggested(
 ) -> dict[str, Any]:
     """Complete the settings that do not depend on memory."""
     chosen = {**defaults, "max_model_len": model.max_position, **settings}
-    if model.states is not None:  # a prefix that is found has no state
-        chosen["enable_prefix_caching"] = False
     if not chosen.get("enable_chunked_prefill", True) and "max_num_batched_tokens" not in settings:
         chosen["max_num_batched_tokens"] = chosen["max_model_len"]  # a step takes whole prompts
     chosen |= slots_within(chosen, settings)

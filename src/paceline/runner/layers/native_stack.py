@@ -73,7 +73,7 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
-        assert attention is not None and mlp is not None  # NATIVE has no such features
+        assert attention is not None and mlp is not None  # NATIVE has no such feature
         norm = attention.norm
         assert norm is not None
         self._decoder = DecoderStruct(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.experts import MoESpec
@@ -15,7 +15,8 @@ from paceline.runner.models.linear_spec import (
     NormSpec,
 )
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import Shape, TensorSpec
+from paceline.runner.models.states.state_sizes import StateSpec
+from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.vision.spec import VisionSpec
 
 Part = TypeVar("Part")
@@ -70,9 +71,9 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
-    value_norm         eps of an RMS norm of each head of values; None: there is none
     gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
                        gate of a head follows its query
+    value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -91,44 +92,14 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
-    value_norm: float | None = None
     gated: bool = False
+    value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
     @property
     def gates(self) -> int:
         """Of heads."""
         return self.heads if self.gated else 0
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
-    of a convolution have the type of activations."""
-
-    shape: Shape
-    is_recurrent: bool
-
-
-class StateSpec(Protocol):
-    """A mixer of positions that keeps a state of each sequence instead of keys and values.
-
-    FEATURE   its kind
-    norm      of the residual stream, which it reads
-    output    its last linear, which is added to the residual stream
-    kept      what it keeps of each sequence
-    """
-
-    FEATURE: ClassVar[str]
-
-    @property
-    def norm(self) -> NormSpec: ...
-
-    @property
-    def output(self) -> LinearSpec: ...
-
-    @property
-    def kept(self) -> tuple[StateTensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +141,7 @@ class MLPSpec:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Attention of one kind or the other, or a mixer with a state, or both of these of the same
-    input; then the MLP.
-
-    A plain decoder has attention and an MLP in each layer.
+    input; then an MLP. A plain decoder has attention and an MLP in each layer.
 
     parallel   attention and MLP read the residual stream before the layer; their norms are the same
     scale      [1]; factor of the residual stream after the layer
@@ -180,10 +149,10 @@ class LayerSpec:
 
     attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
     mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
-    state: StateSpec | None = None
     parallel: bool = False
     scale: TensorSpec | None = None
     latent: LatentAttentionSpec | None = None
+    state: StateSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,19 +49,6 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Heads of keys and values of a layer, and their size."""
-
-    kv_heads: int
-    head_dim: int
-    is_latent: bool = False  # one vector is key and value
-
-    @property
-    def cell(self) -> CellShape:
-        return CellShape(self.kv_heads if self.is_latent else 2 * self.kv_heads, self.head_dim)
-
-
-@dataclass(frozen=True, slots=True)
 class StateLayers:
     """The layers with states, of sizes that are the same for all.
 
@@ -72,6 +59,19 @@ class StateLayers:
     sizes: StateSizes
     layers: tuple[bool, ...]
     mlps: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of keys and values of a layer, and their size."""
+
+    kv_heads: int
+    head_dim: int
+    is_latent: bool = False  # one vector is key and value
+
+    @property
+    def cell(self) -> CellShape:
+        return CellShape(self.kv_heads if self.is_latent else 2 * self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class ModelConfig:
         return StateLayers(
             sizes=traits.states(read),
             layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
-            mlps=(True,) * len(kinds),
+            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
         )
 
     @classmethod

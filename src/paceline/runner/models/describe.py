@@ -79,9 +79,7 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     scale = None
     if config.traits.layer_scale:
         scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
-    return LayerSpec(
-        attention, mlp, state, parallel=config.traits.parallel, scale=scale, latent=latent
-    )
+    return LayerSpec(attention, mlp, config.traits.parallel, scale, latent, state)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
@@ -120,8 +118,8 @@ def _attention(
         sinks=tensors.tensor("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
-        value_norm=config.norm_eps if traits.value_norm else None,
         gated=traits.gated_attention,
+        value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
@@ -174,8 +172,8 @@ def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
-    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
     gated = 2 * queries if traits.gated_attention else queries
+    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
     names = (("q", gated, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import TensorSpec
+from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.state_store import StateRows
 
 

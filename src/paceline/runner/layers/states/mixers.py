@@ -9,10 +9,10 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.states.gated_delta import GatedDelta
 from paceline.runner.layers.states.mamba2 import Mamba2
 from paceline.runner.layers.states.short_conv import ShortConv
-from paceline.runner.models.architecture import StateSpec
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
 from paceline.runner.models.states.mamba2 import Mamba2Spec
 from paceline.runner.models.states.short_conv import ShortConvSpec
+from paceline.runner.models.states.state_sizes import StateSpec
 from paceline.runner.state_store import StateRows
 
 
@@ -35,6 +35,7 @@ MIXERS: dict[type[StateSpec], Any] = {
 FEATURES = frozenset(
     {
         "layers.attention=none",
+        "layers.mlp=none",
         "layers.state",
         *(f"layers.state={kind.FEATURE}" for kind in MIXERS),
     }

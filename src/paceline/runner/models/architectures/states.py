@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
-from paceline.runner.models.hf_config import FULL, STATE
+from paceline.runner.models.hf_config import FULL, PLAIN, STATE
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, TextPart, Traits
+from paceline.runner.models.traits import DecoderNames, MLPNames, TextPart, Traits
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
 
@@ -145,9 +146,53 @@ GRANITE_HYBRID = Traits(
         ("block_sparse_moe.shared_mlp.down_proj", "shared_mlp.output_linear"),
     ),
 )
+
+
+def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Each layer is one of Mamba, attention and an MLP."""
+    letters = {"M": STATE, "*": FULL, "-": PLAIN, "E": "moe"}
+    pattern = read.get("hybrid_override_pattern", "")
+    usual = [letters.get(letter, letter) for letter in pattern]
+    kinds = kinds_of(read.get("layers_block_type", read.get("layer_types", usual)))
+    return {
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "rms_norm_eps": read.get("layer_norm_epsilon", 1e-5),
+        "hidden_activation": read.get("mlp_hidden_act", "relu2"),
+        "hidden_act": None,
+        "sliding_window": None,
+        "no_rope_layer_interval": 1,
+        "mamba_n_heads": read.get("mamba_num_heads", 128),
+        "mamba_d_head": read.get("mamba_head_dim", 64),
+        "mamba_n_groups": read.get("n_groups", 8),
+        "mamba_d_state": read.get("ssm_state_size", 128),
+        "mamba_d_conv": read.get("conv_kernel", 4),
+        "mamba_conv_bias": read.get("use_conv_bias", True),
+        "mamba_proj_bias": read.get("use_bias", False),
+    }
+
+
+NEMOTRON_H = Traits(
+    activation="relu2",
+    mlp=MLPNames(gate=""),
+    decoder=DecoderNames("backbone", older="model"),
+    states=partial(mamba2, layer="mixer"),
+    entries=nemotron_entries,
+    names=(
+        ("embed_tokens", "embeddings"),
+        ("norm", "norm_f"),
+        ("input_layernorm", "norm"),
+        ("post_attention_layernorm", "norm"),
+        *((f"self_attn.{name}_proj", f"mixer.{name}_proj") for name in "qkvo"),
+        ("mlp.up_proj", "mixer.up_proj"),
+        ("mlp.down_proj", "mixer.down_proj"),
+    ),
+    ignored=HEADS_THAT_DRAFT,
+)
 ARCHITECTURES = {
     "bamba": BAMBA,
     "granitemoehybrid": GRANITE_HYBRID,
+    "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,
     "qwen3_5": QWEN3_5,
     "qwen3_5moe": replace(QWEN3_5, experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))),

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import LinearSpec, NormSpec, StateTensor
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.description.tensors import joined
-from paceline.runner.models.states.state_sizes import NamedTensors
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "linear_attn"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import LinearSpec, NormSpec, StateTensor
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.states.state_sizes import NamedTensors
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "mamba"
@@ -140,8 +140,8 @@ class Mamba2Sizes:
         )
 
 
-def mamba2(read: ConfigEntries) -> Mamba2Sizes:
-    """The sizes of Bamba and Granite 4."""
+def mamba2(read: ConfigEntries, layer: str = LAYER) -> Mamba2Sizes:
+    """The sizes, of which names of tensors begin with `layer`."""
     heads = read.number("mamba_n_heads", 128)
     dim = read.get("mamba_d_head", "auto")
     if dim == "auto":
@@ -157,6 +157,7 @@ def mamba2(read: ConfigEntries) -> Mamba2Sizes:
         has_bias=bool(read.get("mamba_proj_bias", False)),
         has_conv_bias=bool(read.get("mamba_conv_bias", True)),
         limits=time_limits(read.get("time_step_limit", (0.0, float("inf")))),
+        layer=layer,
     )
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.runner.models.architecture import LinearSpec, NormSpec, StateTensor
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.states.state_sizes import NamedTensors
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "conv"
