@@ -14,8 +14,10 @@ from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
+from paceline.runner.layers.per_layer_input import PerLayerInput, TokenInputs
 from paceline.runner.models.architecture import (
     AttentionSpec,
+    DecoderSpec,
     LayerSpec,
     MLPSpec,
     attentions,
@@ -34,6 +36,7 @@ class LayerContext:
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
+    given: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
 
 
 class SelfAttention:
@@ -47,7 +50,7 @@ class SelfAttention:
 
     def __init__(self, factory: LayerFactory[Linear], spec: AttentionSpec, layer: int) -> None:
         self._spec, self._layer = spec, layer
-        self._rotated = spec.heads + spec.kv_heads
+        self._rotated = spec.heads + spec.own_kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
         self._value_norm = factory.value_norm(spec)
@@ -67,9 +70,12 @@ class SelfAttention:
             self.norm.apply_to(rotated)
         if not self._norms_rotated:
             rotation.rotate(rotated)
-        if self._value_norm is not None:
-            self._value_norm.apply_to(qkv[:, self._rotated :])
-        context.kv.put(context.cells[layer], qkv[:, spec.heads :])
+        if spec.reads is None:
+            if self._value_norm is not None:
+                self._value_norm.apply_to(qkv[:, self._rotated :])
+            context.kv.put(context.cells[layer], qkv[:, spec.heads :])
+        else:
+            layer = spec.reads
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
         seen = context.attention.attend(query, layer, *how)
@@ -93,16 +99,23 @@ class DecoderLayer:
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
         self._is_parallel = spec.parallel
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
+        self._input = None if spec.input is None else PerLayerInput(factory, spec.input)
+        self._layer = layer
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all or of the wanted positions."""
-        seen = self.attend(hidden, context)
+        seen, given = self.attend(hidden, context), self.given(context)
         if wanted is not None:
             hidden, seen = hidden[wanted], seen[wanted]
-        self.finish(hidden, seen)
+            given = None if given is None else given[wanted]
+        self.finish(hidden, seen, given)
         return hidden
+
+    def given(self, context: LayerContext) -> Tensor | None:
+        """The layer's own input, [positions, width]."""
+        return context.given[self._layer] if context.given else None
 
     def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
         """The output of attention, before its last linear."""
@@ -114,8 +127,8 @@ class DecoderLayer:
         cells = context.cells[self.latent.layer]
         return self.latent(x, rotation, context.kv, cells, context.attention)
 
-    def finish(self, hidden: Tensor, seen: Tensor) -> None:
-        """Add attention and MLP to the residual stream."""
+    def finish(self, hidden: Tensor, seen: Tensor, given: Tensor | None = None) -> None:
+        """Add attention, MLP and the layer's own input to the residual stream."""
         attention = self.attention or self.latent
         assert attention is not None
         if self._is_parallel:  # the MLP reads what attention has read
@@ -123,6 +136,8 @@ class DecoderLayer:
         add_linear(hidden, seen, attention.output, self.attention_norm)
         if not self._is_parallel:
             self.mlp.add_to(hidden)
+        if self._input is not None and given is not None:
+            self._input.add_to(hidden, given)
         if self._scale is not None:
             hidden.mul_(self._scale)
 
@@ -141,8 +156,12 @@ TORCH = BackendSupport(
             "logit_cap",
             "norm.centred",
             "norm.bias",
+            "inputs",
             "layers.parallel",
             "layers.scale",
+            "layers.input",
+            "layers.input.activation=gelu_pytorch_tanh",
+            "layers.attention.reads",
             "layers.attention.value_norm",
             "layers.attention.norm=none",
             "layers.attention.norm.centred",
@@ -200,8 +219,9 @@ class TorchStack:
     After the attention of the last layer, only wanted positions are computed.
     """
 
-    def __init__(self, factory: LayerFactory[Linear], layers: tuple[LayerSpec, ...]) -> None:
-        self._dtype = factory.dtype
+    def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
+        layers, self._dtype = spec.layers, factory.dtype
+        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
             for rope in dict.fromkeys(parts_of(layers, Rope))
@@ -221,7 +241,7 @@ class TorchStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context = self.context(batch, kv, attention)
+        context = self.context(hidden, batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             if batch.images is not None:
@@ -231,13 +251,17 @@ class TorchStack:
             hidden = layer(hidden, context, wanted if number == last else None)
         return hidden
 
-    def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
-        """The context of a step."""
+    def context(
+        self, hidden: Tensor, batch: Batch, kv: KVStore, attention: Prepared
+    ) -> LayerContext:
+        """The context of a step, from the residual stream where it begins."""
         rotations = {
             rope: Rotation.of(self._rotary_positions(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
         }
-        return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+        given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
+        cells = kv.cells(batch.write_cell).unbind()
+        return LayerContext(rotations, kv, cells, attention, given)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

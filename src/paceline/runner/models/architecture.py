@@ -70,6 +70,7 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    reads              layer whose keys and values it reads; None: it has its own
     value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
@@ -89,8 +90,14 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    reads: int | None = None
     value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
+
+    @property
+    def own_kv_heads(self) -> int:
+        """Heads of keys, and of values, that it computes."""
+        return self.kv_heads if self.reads is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +137,37 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """(norm(linear(x)) + scale * embedding(token)) / sqrt(2): an input of each layer. x is the
+    residual stream where it begins.
+
+    embedding   [vocab, layers * width]
+    linear      to the inputs of all layers, [layers * width, width of the residual stream]
+    norm        of the input of each layer
+    """
+
+    embedding: TensorSpec
+    scale: float
+    linear: LinearSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """x + norm(output(activation(gate(x)) * input)), at the end of a layer."""
+
+    gate: LinearSpec
+    output: LinearSpec
+    norm: NormSpec
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Attention, of one kind or the other; then an MLP.
 
     parallel   both read the residual stream before the layer; their norms are the same
+    input      what the layer does with its own input; None: it has none
     scale      [1]; factor of the residual stream after the layer
     """
 
@@ -141,6 +175,7 @@ class LayerSpec:
     mlp: MLPSpec | MoESpec
     parallel: bool = False
     scale: TensorSpec | None = None
+    input: PerLayerSpec | None = None
     latent: LatentAttentionSpec | None = None
 
 
@@ -155,6 +190,7 @@ class DecoderSpec:
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    inputs             of each layer, beside the residual stream; None: there are none
     logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
     vision             the tower that turns images into embeddings; None: the model has no images
@@ -167,6 +203,7 @@ class DecoderSpec:
     head: LinearSpec
     embedding_scale: float = 1.0
     rounds_scale: bool = field(default=False, metadata={EVERY_BACKEND: True})
+    inputs: PerLayerInputs | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
     vision: VisionSpec | None = None
