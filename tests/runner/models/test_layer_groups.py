@@ -81,15 +81,8 @@ ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
 NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
-    DecoderSpec,
-    LayerSpec,
-    AttentionSpec,
-    MLPSpec,
-    *EXPERT_SPECS,
-    *NORM_SPECS,
-    *LATENT_SPECS,
-    Rope,
-    TowerSpec,
+    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *NORM_SPECS, *LATENT_SPECS),
+    *(Rope, TowerSpec),
 )
 
 
