@@ -136,9 +136,25 @@ INTERN: dict[str, Any] = {
     "image_token_id": IDS["<IMG_CONTEXT>"],
     "image_seq_length": 9,
 }
+GEMMA: dict[str, Any] = {
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 3,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 8,
+    },
+    "vision_config": {**SQUARE, "image_size": 30, "patch_size": 5, "vision_use_head": False},
+    "mm_tokens_per_image": 9,
+    "boi_token_index": IDS["<start_of_image>"],
+    "eoi_token_index": IDS["<end_of_image>"],
+    "image_token_index": IDS["<image_soft_token>"],
+}
 TILED = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}}
 WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048}
 CROPPED = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+EXACT = {"size": {"height": 30, "width": 30}}
 GRID = {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6}
 TURNS = """\
 {%- for message in messages -%}
@@ -168,7 +184,11 @@ class ImageFamily:
         is_nested = self.sizes is SIGLIP
         given = [list(images)] if is_nested else list(images)
         found |= dict(processor(given, return_tensors="pt"))
-        found.pop("num_patches", None)
+        for key in ("num_patches", "num_crops"):
+            found.pop(key, None)
+        if self.sizes is GEMMA:
+            is_image = found["input_ids"] == self.sizes["image_token_index"]
+            found["token_type_ids"] = is_image.int()
         if "image_grid_thw" in found:
             is_image = found["input_ids"] == self.sizes["image_token_id"]
             found["mm_token_type_ids"] = is_image.int()
@@ -185,6 +205,7 @@ FAMILIES = {
         ImageFamily("Qwen2VL", QWEN2, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen2_5_VL", QWEN, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3VL", QWEN3, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
         ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),
     )

@@ -8,6 +8,10 @@ import pytest
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.params import SamplingParams
+from paceline.runner.cuda.model import CUDA
+from paceline.runner.models.describe import describe
+from paceline.runner.weights.checkpoint import verify
+from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
 from paceline.wiring import model_files as images
 from paceline.wiring.model_files import (
@@ -114,6 +118,25 @@ def test_a_model_without_a_tower_has_no_reader(tmp_path: Path) -> None:
     assert load_images(str(tmp_path), WORDS, LoadConfig()) is None
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert load_images(str(tmp_path), WORDS, LoadConfig()) is None
+
+
+def test_images_are_refused_where_the_text_part_is_loaded() -> None:
+    folder = image_model("Gemma3").folder
+    assert open_checkpoint(folder).config.vision is not None
+    alone = open_checkpoint(folder, text_only=True)
+    verify(alone)
+    assert alone.config.vision is None
+    found = load_images(str(folder), WORDS, LoadConfig(), text_only=True)
+    assert found is not None
+    with pytest.raises(RequestError, match="images of Gemma3ForConditionalGeneration are not supp"):
+        found.read([], [])
+    # A model that has no text part is not read without its images.
+    assert open_checkpoint(image_model("Llava").folder, text_only=True).config.vision is not None
+
+
+def test_a_gpu_lacks_images_that_read_themselves() -> None:
+    reason = CUDA.supports(describe(open_checkpoint(image_model("Gemma3").folder).config))
+    assert reason == "it does not implement vision.reads_itself"
 
 
 def test_a_model_with_a_tower_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:

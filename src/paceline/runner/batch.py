@@ -142,6 +142,7 @@ class Batch:
     images: ImageEmbeddings | None = None  # None: every position has the embedding of its token
     adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
     coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
+    ends: Tensor | None = None  # [positions]; see `read_to`; None: attention is causal
 
     @property
     def positions(self) -> int:
@@ -150,6 +151,12 @@ class Batch:
     @property
     def rows(self) -> int:
         return len(self.context)
+
+    @property
+    def read_to(self) -> Tensor:
+        """Behind the last position that each position reads, [positions]: itself, or the last one
+        of its image."""
+        return self.position + 1 if self.ends is None else self.ends
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""

@@ -20,7 +20,7 @@ class Native(Attention):
     Falls back to `Paged` without a compiler, or if the store is not float32 on a CPU.
     """
 
-    support = AttentionSupport()
+    support = AttentionSupport(whole_images=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.
@@ -41,6 +41,7 @@ class NativeStep(Prepared):
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),
+            batch.read_to.long().contiguous(),
             batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
             kv.group,

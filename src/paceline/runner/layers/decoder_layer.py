@@ -126,6 +126,7 @@ TORCH = BackendSupport(
             "layers.mlp.shared.gate",
             "layers.attention.rope.axes",
             "vision.deep",
+            "vision.reads_itself",
         }
     )
     | TOWER_FEATURES,

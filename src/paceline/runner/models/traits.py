@@ -28,21 +28,24 @@ class DecoderNames:
     older_head: str = ""
 
 
+# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
+DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
+
+
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """The decoder within a model with images, for an architecture whose images are not computed.
+    """The decoder within a model with images, where the images are not computed, or not on every
+    device.
 
     defaults   entries of config.json that its text_config may leave out
     images     what the names of all other tensors begin with
+    vision     the tower that reads images; None: images are not computed
     """
 
     decoder: DecoderNames
     defaults: tuple[tuple[str, Any], ...]
     images: tuple[str, ...]
-
-
-# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
-DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
+    vision: DescribeTower | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Traits:
     text_model         text_config names the architecture of the decoder, which has all other
                        traits; this one, if it names none
     text_defaults      entries that text_config may leave out
-    text_part          where the decoder is in a model with images that are not supported
+    text_part          where the decoder is in a model with images, if it is a text model too
 
     * unless the file says otherwise
     """
