@@ -1,5 +1,7 @@
 """Linears and experts on a GPU, from tensors, and what they should compute."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,12 +23,15 @@ def experts_of(gate_up: Tensor, down: Tensor) -> ExpertWeights:
     return ExpertWeights(*matrices, None, None, None, gate, gate_up.dtype)
 
 
-def fp8_experts(
-    shape: tuple[int, int, int], device: str, is_by_row: bool, is_full: bool, dtype: torch.dtype
+def quantized_experts(
+    shape: tuple[int, int, int],
+    quantized: Callable[[Tensor], Matrix],
+    device: str,
+    is_full: bool,
+    dtype: torch.dtype,
 ) -> ExpertWeights:
     """Experts, width, inner width. With everything that experts may have, or with the least."""
     experts, width, inner = shape
-    quantized = rows_of_fp8 if is_by_row else blocks_of_fp8
 
     def drawn(outputs: int, inputs: int) -> Matrix:
         each = (torch.randn(outputs, inputs, device=device) * inputs**-0.5 for _ in range(experts))
@@ -39,6 +44,13 @@ def fp8_experts(
     matrices = drawn(2 * inner, width), drawn(width, inner)
     gate = ExpertGate(True, None)
     return ExpertWeights(*matrices, bias(2 * inner), bias(width), factor, gate, dtype)
+
+
+def fp8_experts(
+    shape: tuple[int, int, int], device: str, is_by_row: bool, is_full: bool, dtype: torch.dtype
+) -> ExpertWeights:
+    quantized = rows_of_fp8 if is_by_row else blocks_of_fp8
+    return quantized_experts(shape, quantized, device, is_full, dtype)
 
 
 def expected_experts(

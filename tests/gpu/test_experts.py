@@ -5,15 +5,17 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers import mlp
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
 from tests.gpu.fp8_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
 
 try:
     from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
+    from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
     from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
     from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-    from tests.gpu.linears import expected_experts, experts_of, fp8_experts
+    from tests.gpu.coded_linears import MATRICES
+    from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -66,6 +68,24 @@ def test_grouped_gemms_of_fp8(
     scores = torch.randn(rows, experts, device="cuda")
     got = added(GroupedFp8.of(weights), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
+
+
+@on_hopper
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize("rows", [1, 64, 3000])
+@pytest.mark.parametrize(
+    ("experts", "chosen", "width", "inner"), [(8, 2, 1024, 1536), (16, 8, 2048, 768)]
+)
+def test_grouped_gemms_of_codes(
+    experts: int, chosen: int, width: int, inner: int, rows: int, is_full: bool, name: str
+) -> None:
+    shape = experts, width, inner
+    weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, experts, device="cuda")
+    got = added(GroupedCodes.of(weights), x, scores, chosen)
+    close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 17, 300])

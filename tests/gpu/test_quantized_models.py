@@ -65,6 +65,7 @@ def test_checkpoints(name: str, count: int, tmp_path: Path) -> None:
         ("llama", "int8", 0.03),
         ("llama", "int4", 0.03),
         ("qwen3moe", "fp8", 0.1),
+        ("qwen3moe", "int8", 0.03),
         ("qwen3moe", "int4", 0.03),
         ("gptoss", "mxfp4", 0.03),
     ],

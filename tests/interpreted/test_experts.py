@@ -4,12 +4,16 @@ import pytest
 import torch
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
+from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
+from paceline.runner.cuda.moe import expert_kernel
 from paceline.runner.layers import mlp as layers
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
+from paceline.runner.weights.quantized_matrix import rows_of_int8
+from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close
-from tests.gpu.linears import expected_experts, experts_of, fp8_experts
+from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -117,3 +121,22 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool) -> None:
     total = torch.zeros(rows, 256).half()
     kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
     close(total, expected_experts(x, scores, weights, chosen, True), 6e-2)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4"])
+def test_grouped_gemms_of_codes(name: str) -> None:
+    experts, chosen, rows = 3, 2, 3
+    weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
+    kernel = expert_kernel(weights)
+    assert isinstance(kernel, GroupedCodes)
+    x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
+    total = torch.zeros(rows, 128).half()
+    kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
+    close(total, expected_experts(x, scores, weights, chosen, True), 6e-3)
+
+
+def test_experts_that_no_kernel_computes_are_decoded(caplog: pytest.LogCaptureFixture) -> None:
+    weights = quantized_experts((2, 48, 32), rows_of_int8, "cpu", False, torch.float16)
+    kernel = expert_kernel(weights)
+    assert str(kernel) == "2 in float16: grouped"
+    assert "no kernel computes experts in int8 by rows: they are decoded" in caplog.text

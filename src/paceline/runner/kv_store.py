@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import Kept, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
@@ -30,15 +29,17 @@ class KVStore:
         content     | block 0                               | block 1                …
         run         | layer 0           | layer 1         … |
         cell        | 0 | 1 | … | size-1 | 0 | 1 | …         |
-                      └ k of every head, then v of every head
+                      └ k of every head, then v of every head; or one vector that is both
 
     A block has the positions of all layers of one group, each layer at an index: see
-    `LayerGroups`. With one group, the index of a layer is its number. A layer that keeps a state
-    per sequence has one state at its index: see `states`.
+    `LayerGroups`. With one group, the index of a layer is its number.
 
     A block is contiguous, so swapping or sending it is one copy. A run, the part of a block for one
     layer, is contiguous, so a context is gathered run by run. A cell has k and v, so a position is
     written at once.
+
+    Layers may have different heads. A cell has room for those that need most; the others leave the
+    rest of theirs empty.
 
     The store starts with zeros. An attention backend that reads unused cells with weight 0 must
     clear cells that an earlier owner wrote, since they may contain NaN.
@@ -58,15 +59,9 @@ class KVStore:
         of the model."""
         kept = kept or config.kept
         self.cell = kept.cell
-        self.state_values = 0 if kept.state is None else kept.state.values
-        if self.state_values > block_size * self.cell.values:
-            least = -(-self.state_values // self.cell.values)
-            raise ConfigError(
-                f"a block of {block_size} positions has no room for a state of "
-                f"{self.state_values} numbers; set block_size to {least} or more"
-            )
         self.blocks, self.block_size = blocks, block_size
-        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
+        self.heads = tuple(map(config.heads_of, range(config.layers)))  # by layer
         self.groups = groups or LayerGroups.one(config.layers)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
@@ -74,7 +69,7 @@ class KVStore:
         self.content = (
             lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._cells = self.content.view(-1, self.cell.vectors, self.cell.width)
+        self._cells = self.content.view(-1, self.cell.values)
         self._runs = self.content.view(blocks * layers, -1)
         self.group = torch.tensor(self.groups.group, device=device)  # [layers]
         self.layer_index = torch.tensor(self.groups.index, device=device)  # [layers]
@@ -87,11 +82,6 @@ class KVStore:
     def block_bytes(self) -> int:
         return self.content[0].nbytes
 
-    def states(self, layer: int) -> Tensor:
-        """The states of a layer by block, [blocks, values]."""
-        content = self.content.flatten(2)  # [blocks, layers, values]
-        return content[:, self.groups.index[layer], : self.state_values]
-
     # -- a step -------------------------------------------------------------
 
     def cells(self, write_cell: Tensor) -> Tensor:
@@ -103,8 +93,16 @@ class KVStore:
         return first + self.layer_index.unsqueeze(1) * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
-        """Write the cells of positions: `new` is [positions, vectors, width]."""
-        self._cells.index_copy_(0, cells, new.to(self.dtype))
+        """Write the cells of positions: `new` is [positions, vectors, width] of the layer."""
+        found = new.flatten(1).to(self.dtype)
+        self._cells[:, : found.shape[1]].index_copy_(0, cells, found)
+
+    def keys_and_values(self, layer: int, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the cells of a layer [..., vectors, width], each [..., kv_heads, head_dim]."""
+        cell, kv_heads = self.heads[layer].cell, self.heads[layer].kv_heads
+        own = cells.flatten(-2)[..., : cell.values]
+        heads = torch.unflatten(own, -1, (cell.vectors, cell.width))
+        return heads[..., :kv_heads, :], heads[..., -kv_heads:, :]
 
     def runs(self, blocks: Tensor) -> Tensor:
         """Indices of the runs of blocks in each layer, for `gather`."""

@@ -1,6 +1,7 @@
 """Adapters in PEFT's format, written by hand, and models with an adapter in their weights."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.runner.adapters.targets import PeftConfig
+from paceline.runner.models.architecture import LinearSpec, parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -19,11 +21,13 @@ PREFIX = "base_model.model."
 
 
 def modules_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of all products in layers, by module."""
+    """The shapes of the weights of all products in layers, by module. Those of keys that are values
+    too are not adapted."""
     return {
-        tensor.name.removesuffix(".weight"): tensor.shape
-        for tensor in describe(config).tensors
-        if ".layers." in tensor.name and len(tensor.shape) == 2
+        weight.name.removesuffix(".weight"): weight.shape
+        for linear in parts_of(describe(config).layers, LinearSpec)
+        for weight in linear.weights
+        if linear.weights.count(weight) == 1
     }
 
 
@@ -42,13 +46,16 @@ def write_config(folder: Path, **fields: Any) -> PeftConfig:
     return PeftConfig.read(folder)
 
 
+UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)$")
+
+
 def write_adapter(folder: Path, config: ModelConfig, seed: int = 0, **fields: Any) -> Path:
     """An adapter that changes the model so much that its tokens are others."""
     own = write_config(folder, **fields)
     tensors: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     for module, (outputs, inputs) in modules_of(config).items():
-        if ".experts." in module or module.endswith((".gate", ".router")) or not own.adapts(module):
+        if UNADAPTED.search(module) or not own.adapts(module):
             continue
         rank = own.rank_of(module)
         a = torch.randn(rank, inputs, generator=generator) * inputs**-0.5

@@ -10,7 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import is_available
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 from paceline.runner.weights.quantized_matrix import OrderedMatrix, groups_of_int4
 from tests.runner.support import stepped
 

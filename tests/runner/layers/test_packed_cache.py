@@ -13,8 +13,8 @@ from paceline.runner.layers.packed_cache import CacheLimits, PackedCache
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
 from paceline.runner.weights.quantized_matrix import OrderedMatrix, groups_of_int4
 from tests.runner.support import stepped, tiny
 

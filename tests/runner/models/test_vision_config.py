@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.cuda.model import CUDA
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe, manifest
+from paceline.runner.models.traits import AROUND
 from paceline.runner.vision.spec import TowerSpec
 from tests.conformance.architectures import Case
 
@@ -107,7 +108,7 @@ def test_a_decoder_may_be_of_an_architecture_that_its_file_names() -> None:
     given = Case("llava").entries
     gemma = {**given["text_config"], "model_type": "gemma2"}
     found = ModelConfig.of_hf({**given, "text_config": gemma})
-    assert found.traits.post_norms
+    assert found.traits.norms == AROUND
     assert describe(found).norm.weight.name == "model.language_model.norm.weight"
 
 

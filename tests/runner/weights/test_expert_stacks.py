@@ -13,13 +13,14 @@ from paceline.core.errors import ConfigError
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.models.architecture import ExpertSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.describe import describe
+from paceline.runner.models.experts import ExpertSpec
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
 from tests.conformance.architectures import Case
 from tests.runner.parallel.ranks import on_ranks

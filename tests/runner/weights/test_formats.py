@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.models.architecture import LinearSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify
@@ -91,15 +92,6 @@ def test_scales_are_divided_among_ranks(kind: str, tmp_path: Path) -> None:
         return
     found, _ = on_ranks(2, lambda group: logits(quantized, group))
     torch.testing.assert_close(found, logits(plain), rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", ["nvfp4", "compressed nvfp4"])
-def test_weights_that_are_decoded_are_logged(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    SafetensorsFolder(write_both(KINDS[kind], tmp_path)[0])
-    assert "weights in NVFP4 are decoded when they are loaded" in caplog.text
 
 
 def damaged(tmp_path: Path, kind: str, name: str, content: torch.Tensor) -> SafetensorsFolder:

@@ -83,8 +83,9 @@ class AdaptedStack:
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
         found, rows = copy(layer), self._rows
         found.attention, found.mlp = copy(layer.attention), copy(layer.mlp)
-        found.attention.qkv = adapted(layer.attention.qkv, rows, Site(number, "qkv"))
-        found.attention.output = adapted(layer.attention.output, rows, Site(number, "output"))
+        if (attention := found.attention) is not None:
+            attention.qkv = adapted(attention.qkv, rows, Site(number, "qkv"))
+            attention.output = adapted(attention.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
             linears = found.mlp.linears = copy(layer.mlp.linears)

@@ -17,10 +17,11 @@ from paceline.runner.tensors import to_ints
 class Native(Attention):
     """Results of a position are bit-identical alone, beside other rows, and in any chunk.
 
-    Falls back to `Paged` without a compiler, or if the store is not float32 on a CPU.
+    Falls back to `Paged` without a compiler, if the store is not float32 on a CPU, or if layers
+    have different heads.
     """
 
-    support = AttentionSupport(whole_images=True)
+    support = AttentionSupport(latents=True, whole_images=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.
@@ -28,6 +29,7 @@ class Native(Attention):
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         is_plain = kv.dtype == torch.float32 and kv.content.device.type == "cpu"
+        is_plain = is_plain and len(set(kv.heads)) == 1
         kind = NativeStep if is_plain and self._has_kernels else Paged().prepare
         return kind(batch, kv)
 
@@ -57,6 +59,7 @@ class NativeStep(Prepared):
                 batch.block_table.shape[2],
                 kv.groups.layers_per_block,
                 kv.block_size,
+                kv.cell.vectors,
                 kv.kv_heads,
                 kv.head_dim,
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
+from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.library import Library, deferred
@@ -15,10 +16,10 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized
+from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.models.architecture import LinearSpec, NormSpec
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (
@@ -32,6 +33,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     ScaledDecoded,
     Int4Few,
     Int4Decoded,
+    CodedFew,
+    CodedDecoded,
     Ordered,
 )
 
@@ -63,7 +66,8 @@ class CudaLinear:
 
 
 class NormedLinear:
-    """A linear of the normalised residual stream, or act(gate) * up of it.
+    """A linear of the normalised residual stream, or act(gate) * up of it. Without a norm, it is a
+    linear of the residual stream itself.
 
     In steps with adapters, the linear is that of all adapters too, whatever the number of rows.
     """
@@ -71,13 +75,18 @@ class NormedLinear:
     def __init__(
         self,
         linear: CudaLinear,
-        norm: NormSpec,
+        norm: NormSpec | None,
         widen: Widen = not_adapted,
         is_gated: bool = False,
     ) -> None:
         self._adapted = widen(linear.weights)
-        self._kernels = linear.choice(Use.GATED if is_gated else Use.NORMED)
-        self._weights, self._floor = linear.weights, norm.floor
+        normed = Use.GATED if is_gated else Use.NORMED
+        self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
+        self._weights, self._floor = linear.weights, None if norm is None else norm.floor
+
+    @property
+    def is_normed(self) -> bool:
+        return self._floor is not None
 
     def __str__(self) -> str:
         return str(self._kernels)
@@ -85,13 +94,22 @@ class NormedLinear:
     def __call__(
         self, hidden: Tensor, adapters: Tensor | None = None
     ) -> tuple[Tensor, DeferredNorm]:
+        if self._floor is None:
+            return self._plain(hidden, adapters), DeferredNorm(hidden, 0.0, 0)
         if adapters is None:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
         return with_room(self._adapted)(x, adapters), late
 
+    def _plain(self, x: Tensor, adapters: Tensor | None) -> Tensor:
+        if adapters is None:
+            return self._kernels.of(len(x)).plain(x)
+        return with_room(self._adapted)(x, adapters)
+
     def gated(self, hidden: Tensor, is_silu: bool, adapters: Tensor | None = None) -> Tensor:
         """Return act(gate) * up, of a linear that computes both."""
+        if self._floor is None:
+            return gated(self._plain(hidden, adapters), is_silu, DeferredNorm(hidden, 0.0, 0))
         if adapters is None:
             return self._kernels.of(len(hidden)).gated(hidden, self._floor, is_silu)
         x, late = deferred(hidden, self._floor, self._weights)

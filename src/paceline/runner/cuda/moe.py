@@ -1,34 +1,28 @@
 """MoE layers on a GPU."""
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.linear_kernel import (
-    ExpertGate,
-    ExpertKernel,
-    ExpertWeights,
-    Use,
-)
+from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights, Use
+from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.models.architecture import (
-    Activation,
-    LinearSpec,
-    MoESpec,
-    NormSpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.experts import MoESpec, SharedExpertSpec
+from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
+log = logging.getLogger(__name__)
+
 # The first that accepts the experts computes them.
-KERNELS: tuple[type[ExpertKernel], ...] = (Grouped, GroupedFp8, GroupedMxfp4)
+KERNELS: tuple[type[ExpertKernel], ...] = (Grouped, GroupedFp8, GroupedMxfp4, GroupedCodes)
 
 
 class CudaMoE:
@@ -93,11 +87,13 @@ def expert_kernel(
     weights: ExpertWeights, kinds: Sequence[type[ExpertKernel]] = KERNELS
 ) -> ExpertKernel:
     """The first kernel that accepts the weights. If none does, they are decoded."""
-    for given in (weights, weights.decoded()):
-        for kind in kinds:
-            if (kernel := kind.of(given)) is not None:
-                return kernel
-    raise AssertionError("no kernel accepts plain weights of experts")
+    found = (kernel for kind in kinds if (kernel := kind.of(weights)) is not None)
+    if (kernel := next(found, None)) is not None:
+        return kernel
+    form = weights.gate_up.form
+    assert not isinstance(weights.gate_up, PlainMatrix), f"no kernel for experts in {form}"
+    log.warning("no kernel computes experts in %s: they are decoded to %s", form, weights.dtype)
+    return expert_kernel(weights.decoded(), kinds)
 
 
 def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWeights:

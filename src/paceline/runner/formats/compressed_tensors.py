@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from paceline.core.errors import ConfigError
-from paceline.runner.formats.modelopt import Modelopt, say_decoded
+from paceline.runner.formats.modelopt import Modelopt
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.integer_format import Grouping, PackedRows
 from paceline.runner.weights.matrix import Matrix
@@ -60,7 +60,6 @@ def format_of(group: Mapping[str, Any], kind: str, name: str) -> WeightFormat:
     if kind == "naive-quantized":
         kind = "float-quantized" if number == "float" else "int-quantized"
     if kind == NVFP4:
-        say_decoded()
         is_static = bool(group.get("input_activations"))
         codes, whole = "weight_packed", "weight_global_scale"
         return Modelopt(codes, whole, True, "input_global_scale" if is_static else "")

@@ -1,6 +1,5 @@
 """`quant_method: modelopt`: fp8 by tensors; NVFP4, with scales of 16 inputs and of tensors."""
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,23 +9,20 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
-from paceline.runner.weights.matrix import Matrix, PlainMatrix
-from paceline.runner.weights.mxfp4 import VALUES
-from paceline.runner.weights.quantized_matrix import checked, unpacked
+from paceline.runner.weights.fp4 import NVFP4_GROUP, Nvfp4Matrix
+from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.quantized_matrix import checked
 from paceline.runner.weights.scaled_format import ScaledFormat, beside
 from paceline.runner.weights.weight_format import Quantization, Read, WeightFormat, has_kv_scales
 
-log = logging.getLogger(__name__)
-
-ALGORITHM, GROUP = "NVFP4", 16
+ALGORITHM = "NVFP4"
 SCALE = ("F8_E4M3",)
 BY_TENSOR = ScaledFormat("modelopt FP8", scales="tensor", input_scale="input_scale")
 
 
 @dataclass(frozen=True, slots=True)
 class Modelopt(WeightFormat):
-    """Codes of two numbers in a byte: the lower half is that of the earlier input. No kernel
-    computes them, so they are decoded when they are loaded.
+    """NVFP4: a byte has the codes of two inputs. The lower half is that of the earlier one.
 
     codes         name of their tensor
     whole         name of the scale of the tensor
@@ -44,11 +40,11 @@ class Modelopt(WeightFormat):
         outputs, inputs = weight.whole_shape
         if weight.cut is not None:
             raise ConfigError(f"{ALGORITHM} checkpoints are not divided among ranks yet")
-        if inputs % GROUP:
-            raise ConfigError(f"{weight.name} has {inputs} inputs, no multiple of {GROUP}")
+        if inputs % NVFP4_GROUP:
+            raise ConfigError(f"{weight.name} has {inputs} inputs, no multiple of {NVFP4_GROUP}")
         found = [
             beside(weight, self.codes, (outputs, inputs // 2), ("U8",)),
-            beside(weight, "weight_scale", (outputs, inputs // GROUP), SCALE),
+            beside(weight, "weight_scale", (outputs, inputs // NVFP4_GROUP), SCALE),
             beside(weight, self.whole, ()),
         ]
         if self.input_scale:
@@ -57,13 +53,12 @@ class Modelopt(WeightFormat):
 
     def read(self, weight: TensorSpec, read: Read) -> Matrix:
         codes, of_groups, of_tensor, *_ = self.stored(weight)
-        scale = checked(read(of_groups), of_groups.name)
-        whole = checked(read(of_tensor), of_tensor.name).reshape(())
-        scale = scale / whole if self.is_divisor else scale * whole
-        if not bool(torch.isfinite(scale).all()):
+        scale, whole = read(of_groups), checked(read(of_tensor), of_tensor.name).reshape(())
+        checked(scale, of_groups.name)
+        factor = 1 / whole if self.is_divisor else whole
+        if not bool(torch.isfinite(factor)):
             raise ConfigError(f"tensor {of_tensor.name!r} is {float(whole)}, which is no scale")
-        numbers = VALUES.to(scale.device)[unpacked(read(codes)).long()]
-        return PlainMatrix(numbers * scale.repeat_interleave(GROUP, dim=1))
+        return Nvfp4Matrix(read(codes), scale, factor.expand(len(scale)).contiguous())
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Quantization:
@@ -74,15 +69,10 @@ class Modelopt(WeightFormat):
             )
         format: WeightFormat = BY_TENSOR
         if algorithm == ALGORITHM:
-            say_decoded()
             format = cls()
         names = config.get("ignore") or config.get("exclude_modules") or ()
         rules = tuple((pattern(str(name)), None) for name in names)
         return Quantization(format, rules, has_kv_scales("modelopt", config))
-
-
-def say_decoded() -> None:
-    log.info("weights in %s are decoded when they are loaded: no kernel has them", ALGORITHM)
 
 
 def pattern(name: str) -> str:

@@ -9,8 +9,8 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import Cut, Run, Shape, TensorSpec
 from paceline.runner.weights.checkpoint import part_of
+from paceline.runner.weights.fp4 import GROUP, Mxfp4Matrix
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
-from paceline.runner.weights.mxfp4 import GROUP, Mxfp4Matrix
 from paceline.runner.weights.weight_format import (
     EXPERTS,
     Quantization,

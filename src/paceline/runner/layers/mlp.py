@@ -1,7 +1,8 @@
-"""The gated MLP, down(act(gate(x)) * up(x)), and mixture of experts (MoE)."""
+"""MLPs, with and without a gate, and mixture of experts (MoE)."""
 
 from collections.abc import Callable
 from functools import partial
+from math import exp, log1p
 
 import torch
 import torch.nn.functional as F
@@ -10,68 +11,97 @@ from torch import Tensor
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import add_linear
-from paceline.runner.models.architecture import (
-    Activation,
+from paceline.runner.models.architecture import XIELU, MLPSpec
+from paceline.runner.models.experts import (
     ClampedGate,
     ExpertGroups,
     ExpertScores,
-    LinearSpec,
-    MLPSpec,
     MoESpec,
-    NormSpec,
     Routing,
     SharedExpertSpec,
 )
+from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
 from paceline.runner.tensors import split, to_ints
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square_(),
 }
 
 
-Gate = Callable[[Tensor, Tensor], Tensor]  # of gate and up, [positions, width] each
+# From what `gate_up` computes, [positions, 2 * width] or [positions, width], to what `down` reads.
+Inner = Callable[[Tensor], Tensor]
 
 
-def plain_gate(activation: Activation) -> Gate:
+def plain_gate(activation: Activation) -> Inner:
     """activation(gate) * up"""
-    return lambda gate, up: ACTIVATIONS[activation](gate).mul_(up)
+
+    def apply(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate).mul_(up)
+
+    return apply
 
 
-def clamped_gate(clamp: ClampedGate) -> Gate:
-    def apply(gate: Tensor, up: Tensor) -> Tensor:
+def clamped_gate(clamp: ClampedGate) -> Inner:
+    def apply(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
         return (gate * clamp.alpha).sigmoid_().mul_(gate).mul_(up.add_(1.0))
 
     return apply
 
 
+def xielu(factory: LayerFactory[Linear], spec: XIELU) -> Inner:
+    """Quadratic above zero and exponential below, plus a linear part."""
+    up, down, beta, eps = (
+        float(factory.read(one)) for one in (spec.up, spec.down, spec.beta, spec.eps)
+    )
+    above, below = softplus(up), beta + softplus(down)
+
+    def apply(x: Tensor) -> Tensor:
+        negative = x.clamp(max=eps).expm1_().sub_(x).mul_(below)
+        return torch.where(x > 0, (x * x).mul_(above), negative).add_(x, alpha=beta)
+
+    return apply
+
+
+def softplus(x: float) -> float:
+    return log1p(exp(x))
+
+
+def inner_of(factory: LayerFactory[Linear], spec: MLPSpec) -> Inner:
+    if spec.xielu is not None:
+        return xielu(factory, spec.xielu)
+    return plain_gate(spec.activation) if spec.gated else ACTIVATIONS[spec.activation]
+
+
 class GatedLinears:
-    """The two linears of an MLP or an expert, and the gate between them."""
+    """The two linears of an MLP or an expert, and the gate or activation between them."""
 
     def __init__(
         self,
         factory: LayerFactory[Linear],
         gate_up: LinearSpec,
-        norm: NormSpec,
-        gate: Gate,
+        norm: NormSpec | None,
+        inner: Inner,
         down: Linear,
     ) -> None:
         self.gate_up = factory.linear(gate_up, norm)
-        self._gate = gate
+        self._inner = inner
         self.down = down
 
     def gated(self, x: Tensor) -> Tensor:
         """The input of `down`."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [positions, width] each
-        return self._gate(gate, up)
+        return self._inner(self.gate_up(x))
 
 
 class MLP:
     def __init__(self, factory: LayerFactory[Linear], spec: MLPSpec) -> None:
-        self._input_norm = factory.unscaled_norm(spec.norm.floor)
-        gate, down = plain_gate(spec.activation), factory.summed(spec.down)
-        self.linears = GatedLinears(factory, spec.gate_up, spec.norm, gate, down)
+        self._input_norm = factory.input_norm(spec.norm)
+        inner, down = inner_of(factory, spec), factory.summed(spec.down)
+        self.linears = GatedLinears(factory, spec.gate_up, spec.norm, inner, down)
         self.output_norm = factory.optional_norm(spec.output_norm)
 
     def add_to(self, hidden: Tensor) -> None:
@@ -138,7 +168,7 @@ class MoE:
 
     def __init__(self, factory: LayerFactory[Linear], spec: MoESpec) -> None:
         self._routing = spec.routing
-        self._input_norm = factory.unscaled_norm(spec.norm.floor)
+        self._input_norm = factory.unscaled_norm(spec.norm)
         self.router = factory.router(spec.router, spec.norm)  # [experts, width]
         biases, correction = spec.router.biases, spec.correction
         self._router_bias = factory.joined(biases) if biases else None  # [experts]

@@ -15,8 +15,10 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
+from paceline.runner.models.architecture import LayerSpec, attentions, parts_of
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.native.library import (
     DecoderStruct,
     ExpertStruct,
@@ -32,6 +34,7 @@ NATIVE = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
@@ -50,9 +53,9 @@ NATIVE = BackendSupport(
     | TOWER_FEATURES,
     one_value={
         **STORED,
-        "number of heads": lambda layer: [layer.attention.heads],
-        "query scale": lambda layer: [layer.attention.scale],
-        "score cap": lambda layer: [layer.attention.score_cap],
+        "number of heads": lambda layer: [one.heads for one in attentions(layer)],
+        "query scale": lambda layer: [one.scale for one in attentions(layer)],
+        "score cap": lambda layer: [one.score_cap for one in attentions(layer)],
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
@@ -71,16 +74,18 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
+        assert attention is not None and attention.norm is not None  # NATIVE has no such features
+        norm = attention.norm
         self._decoder = DecoderStruct(
             self._layers,
             0,
             len(layers),
-            attention.norm.width,
+            norm.width,
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
             mlp.activation == "gelu_pytorch_tanh",
-            attention.norm.eps,
+            norm.eps,
             attention.scale,
             attention.score_cap or 0.0,
         )
@@ -130,6 +135,7 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
+        assert attention is not None and spec.attention is not None
         norms = attention.norm, layer.attention_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):

@@ -8,23 +8,26 @@ from pathlib import Path
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import json_object
 from paceline.runner.models.architecture import (
+    XIELU,
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
-    KVScale,
     LayerSpec,
-    LinearSpec,
     MLPSpec,
 )
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
-    decoder_norm,
     joined,
+    residual_norm,
     tensor_names,
 )
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.linear_spec import KVScale, LinearSpec
+from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
 
@@ -45,61 +48,93 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=decoder_norm(config, "norm", "output_norm", config.width),
+        norm=residual_norm(config, "norm", "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
-        embedding_scale=config.width**0.5 if config.traits.scaled_embedding else 1.0,
+        embedding_scale=_embedding_scale(config),
+        rounds_scale=config.traits.scaled_embedding,
+        logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
         vision=config.vision,
     )
 
 
+def _embedding_scale(config: ModelConfig) -> float:
+    """The residual stream is kept divided by the multiplier of what layers add to it. The norms
+    that read it compute the same, with an eps to match."""
+    scale = config.width**0.5 if config.traits.scaled_embedding else 1.0
+    return scale * config.multipliers.embedding / config.multipliers.residual
+
+
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     tensors = LayerTensors(config, layer)
+    mlp = _mlp_or_moe(config, layer, tensors)
+    if config.latent is not None:
+        latent = describe_latent(config, config.latent, longest, tensors)
+        return LayerSpec(None, mlp, latent=latent)
     attention = _attention(config, layer, longest, tensors)
+    scale = None
+    if config.traits.layer_scale:
+        scale = tensors.vector("layer_scalar", "layer_output_scale.weight", 1)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale)
+
+
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
     traits = config.traits.experts
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
-        return LayerSpec(attention, describe_moe(config, config.experts, traits, tensors))
-    return LayerSpec(attention, _mlp(config, tensors))
+        return describe_moe(config, config.experts, traits, tensors)
+    return _mlp(config, tensors)
 
 
 def _attention(
     config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
-    traits, window = config.traits, config.windows[layer]
-    rope = config.rope if window is None else config.local_rope
-    head_norms = None
-    if traits.qk_norm:
-        head_norms = HeadNorms(
-            tensors.norm("self_attn.q_norm", "attn_q_norm", config.head_dim),
-            tensors.norm("self_attn.k_norm", "attn_k_norm", config.head_dim),
-        )
-    output_norm = None
-    if traits.post_norms:
-        output_norm = tensors.norm("post_attention_layernorm", "post_attention_norm", config.width)
+    traits, window, names = config.traits, config.windows[layer], config.traits.norms
+    heads = config.heads_of(layer)
     attention = AttentionSpec(
-        norm=tensors.norm("input_layernorm", "attn_norm", config.width),
-        qkv=_qkv(config, tensors),
+        norm=tensors.input_norm(names.attention, "attn_norm"),
+        qkv=_qkv(config, layer, tensors),
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        rope=rope.at(longest),
-        rotary_dim=config.rotary_dim,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        rope=_rope(config, layer, longest),
+        rotary_dim=heads.head_dim if config.global_heads else config.rotary_dim,
         scale=config.query_scale,
         output=tensors.linear(
             "self_attn.o_proj",
             "attn_output",
-            (config.width, config.heads * config.head_dim),
-            has_bias=config.attention_bias,
+            (config.width, config.heads * heads.head_dim),
+            has_bias=config.output_bias,
         ),
-        head_norms=head_norms,
+        head_norms=_head_norms(config, heads, tensors) if traits.qk_norm else None,
         window=window,
         score_cap=config.score_cap,
-        output_norm=output_norm,
+        output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
         sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
+        value_norm=config.norm_eps if traits.value_norm else None,
+        adjacent_pairs=traits.adjacent_pairs,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
+
+
+def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
+    """Without a rotation, all frequencies are zero."""
+    if config.unrotated and config.unrotated[layer]:
+        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
+    rope = config.rope if config.windows[layer] is None else config.local_rope
+    return rope.at(longest)
+
+
+def _head_norms(config: ModelConfig, shape: HeadShape, tensors: LayerTensors) -> HeadNorms:
+    norms, dim = config.traits.qk_norms, shape.head_dim
+    heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
+    return HeadNorms(
+        tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim),
+        tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim),
+        norms.whole,
+        norms.rotated,
+    )
 
 
 def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> AttentionSpec:
@@ -113,7 +148,7 @@ def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> Attentio
     folded, norms = (queries, keys, values), attention.head_norms
     if norms is not None:
         query, key = replace(norms.query, scale=queries), replace(norms.key, scale=keys)
-        folded, norms = (None, None, values), HeadNorms(query, key)
+        folded, norms = (None, None, values), replace(norms, query=query, key=key)
     outputs = KVScale(of_values, divides=False, has_bias=False)
     return replace(
         attention,
@@ -123,14 +158,15 @@ def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> Attentio
     )
 
 
-def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    traits, width = config.traits, config.width
+def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
+    traits, width, shape = config.traits, config.width, config.heads_of(layer)
     has_bias = traits.qkv_bias or config.attention_bias
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries, keys = config.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
-    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
+    names = (("q", queries, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
@@ -144,29 +180,34 @@ def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
 
 
 def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
-    traits, width, inner = config.traits, config.width, config.mlp_width
-    # HF gives this name to the norm before the MLP; where attention has a norm behind it too, the
-    # name is that norm's.
-    name, output_norm = "post_attention_layernorm", None
-    if traits.post_norms:
-        name = "pre_feedforward_layernorm"
-        output_norm = tensors.norm("post_feedforward_layernorm", "post_ffw_norm", width)
+    traits, shape = config.traits, (config.width, config.mlp_width)
+    names = traits.norms
     return MLPSpec(
-        norm=tensors.norm(name, "ffn_norm", width),
+        norm=tensors.input_norm(names.mlp, names.mlp_in_gguf),
         gate_up=_gate_up(config, tensors),
-        down=tensors.linear("mlp.down_proj", "ffn_down", (width, inner), config.mlp_bias),
+        down=tensors.linear(f"mlp.{traits.mlp.down}", "ffn_down", shape, config.mlp_bias),
         activation=traits.activation,
-        output_norm=output_norm,
+        output_norm=tensors.output_norm(names.mlp_output, "post_ffw_norm"),
+        gated=bool(traits.mlp.gate),
+        xielu=_xielu(tensors) if traits.activation == "xielu" else None,
     )
 
 
+def _xielu(tensors: LayerTensors) -> XIELU:
+    """GGUF files have these numbers in their headers."""
+    up, down = (tensors.vector(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
+    beta, eps = (tensors.vector(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
+    return XIELU(up, down, beta, eps)
+
+
 def _gate_up(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    width, inner = config.width, config.mlp_width
-    if config.traits.fused_linears:
+    width, inner, traits = config.width, config.mlp_width, config.traits
+    if traits.fused_linears or traits.fused_gate_up:
         return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
     return joined(
-        tensors.linear(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
-        for name in ("gate", "up")
+        tensors.linear(f"mlp.{name}", f"ffn_{gguf}", (inner, width), config.mlp_bias)
+        for name, gguf in ((traits.mlp.gate, "gate"), (traits.mlp.up, "up"))
+        if name
     )
 
 

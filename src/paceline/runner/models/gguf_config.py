@@ -6,8 +6,10 @@ from math import log
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
+from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
 ROPE_FACTORS = "rope_freqs.weight"
@@ -30,13 +32,33 @@ class GGUFTensors:
     def has_head(self) -> bool:
         return HEAD in self.names
 
-    @property
-    def has_attention_bias(self) -> bool:
-        return "blk.0.attn_output.bias" in self.names
+    def has_bias(self, linear: str) -> bool:
+        """Whether a linear of all layers has one."""
+        return f"blk.0.{linear}.bias" in self.names
 
-    @property
-    def has_mlp_bias(self) -> bool:
-        return "blk.0.ffn_down.bias" in self.names
+
+def architecture(name: str, read: ConfigEntries) -> str:
+    """The architecture of a file. The format has one name for Llama and Mixtral, and one for OLMo 2
+    and 3."""
+    if name == "llama" and read.get("expert_count"):
+        return "mixtral"
+    if name == "olmo2" and read.get("attention.sliding_window"):
+        return "olmo3"
+    return named_in_gguf(name)
+
+
+def norm_eps(read: ConfigEntries, traits: Traits) -> float:
+    name = "layer_norm_epsilon" if traits.layer_norm else "layer_norm_rms_epsilon"
+    return float(read.need(f"attention.{name}"))
+
+
+def multipliers(read: ConfigEntries, traits: Traits) -> Multipliers:
+    logits = float(read.get("logit_scale", 1.0))
+    return Multipliers(
+        float(read.get("embedding_scale", 1.0)),
+        float(read.get("residual_scale", 1.0)),
+        1 / logits if traits.divided_logits else logits,
+    )
 
 
 def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice:

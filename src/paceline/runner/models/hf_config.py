@@ -1,14 +1,13 @@
 """Reads parts of a config.json of any version of transformers."""
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits, architectures, find, unsupported
+from paceline.runner.models.traits import Traits, architectures, find, nearest_to, unsupported
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -18,8 +17,12 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention",)
-NEAR = 0.65  # how alike a name must be to be the nearest one
+UNSUPPORTED = (
+    "use_bidirectional_attention",
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,8 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
         known, what = with_images, "models with images"
     else:
         known, what = [*encoders, *texts], "models that embed or classify texts"
-    stem = name.removesuffix(ending).lower()
-    stems = {one.removesuffix("Model").lower(): one for one in known}
-    near = get_close_matches(stem, stems, 1, NEAR)
-    nearest = f"; the nearest is {stems[near[0]]}" if near else ""
+    near = nearest_to(name.removesuffix(ending), known)
+    nearest = f"; the nearest is {near}" if near else ""
     listed = ", ".join(known)
     if known[0] in encoders:
         listed = f"{', '.join(encoders)}, and their {CLASSIFIER}; and Model and {CLASSIFIER} of "
@@ -107,21 +108,21 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
-    text = read.get("text_config")
+    text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
-        return read
+        return ConfigEntries({**usual, **read.raw}, read.where)
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
     where = f"{read.where}, text_config"
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
-        return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
-    usual = {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
+        return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
+    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
     return ConfigEntries({**usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
-        if read.get(key):
+        if read.get(key) not in (None, False, 0, "vision"):  # a text has no images
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
     for key in ("hidden_act", "hidden_activation"):
         if read.get(key, traits.activation) != traits.activation:
@@ -160,6 +161,25 @@ def ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def biases(read: ConfigEntries, traits: Traits) -> tuple[bool, bool, bool]:
+    """Whether the linears of attention, the one after it, and those of the MLP have biases."""
+    every = bool(read.get("use_bias"))
+    attention = every or bool(read.get("attention_bias"))
+    output = bool(read.get("attention_out_bias", attention and traits.output_bias))
+    return attention, output, every or bool(read.get("mlp_bias"))
+
+
+def norm_eps(read: ConfigEntries) -> float:
+    names = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    return float(next((eps for name in names if (eps := read.get(name))), 1e-6))
+
+
+def query_scale(read: ConfigEntries, head_dim: int) -> float:
+    if (given := read.get("attention_multiplier")) is not None:
+        return float(given)
+    return (read.get("query_pre_attn_scalar") or head_dim) ** -0.5
+
+
 def cap(read: ConfigEntries, key: str, default: float | None) -> float | None:
     """A soft cap. Unlike a missing entry, null means that there is none."""
     found = read.raw.get(key, default)
@@ -178,6 +198,36 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
         return tuple(None if layer < full else window for layer in range(layers))
     every = read.get("sliding_window_pattern", traits.global_every)
     return traits.windows(layers, window, every)
+
+
+def global_heads(
+    read: ConfigEntries, windows: tuple[int | None, ...], kv_heads: int, head_dim: int
+) -> tuple[int, int]:
+    """Heads of keys and their size in layers without a window; those of the others are given."""
+    layers = [layer for layer, window in enumerate(windows) if window is None]
+    if given := read.get("per_layer_config"):
+        found = {
+            (one.get("num_key_value_heads", kv_heads), one.get("head_dim", head_dim))
+            for one in (given.get(str(layer), {}) for layer in layers)
+        }
+        if len(found) > 1 or set(map(int, given)) - set(layers):
+            raise ConfigError(
+                f"{read.where}: per_layer_config is supported where it is the same for all layers "
+                "without a window, and for these alone"
+            )
+        return found.pop()
+    if read.get("attention_k_eq_v"):
+        kv_heads = read.get("num_global_key_value_heads", kv_heads)
+    return kv_heads, read.get("global_head_dim", head_dim)
+
+
+def unrotated(
+    read: ConfigEntries, windows: tuple[int | None, ...], traits: Traits
+) -> tuple[bool, ...]:
+    """Whether queries and keys of each layer stay as they are."""
+    if (rotated := read.get("no_rope_layers")) is not None:  # 1 where they rotate
+        return tuple(not one for one in rotated)
+    return traits.unrotated(windows, read.get("no_rope_layer_interval"))
 
 
 def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeChoice:

@@ -183,11 +183,30 @@ def divided(plain: Frequencies, factors: Sequence[float], where: str) -> Frequen
     return tuple(frequency / by for frequency, by in zip(plain, factors, strict=True))
 
 
+def _dynamic(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> RopeChoice:
+    """Hunyuan's: a larger base, whatever the length. Pair i of n has a part i / (n - 1) of it."""
+    if "alpha" not in scaling:
+        raise ConfigError("rope scaling 'dynamic' is supported with an alpha alone")
+    alpha, last = float(scaling["alpha"]), len(plain) - 1
+    found = (one * alpha ** (-pair / last) for pair, one in enumerate(plain))
+    return RopeChoice.always(Rope.plain(tuple(found)))
+
+
+def _proportional(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> RopeChoice:
+    """The first pairs of a whole head rotate, and the others stay as they are."""
+    pairs = int(float(scaling.get("partial_rotary_factor", 1.0)) * len(plain))
+    factor = float(scaling.get("factor", 1.0))
+    found = tuple(one / factor for one in plain[:pairs])
+    return RopeChoice.always(Rope.plain(found).padded(len(plain)))
+
+
 # By name, as in `rope_scaling`.
 SCALINGS: dict[str, Callable[[Frequencies, Mapping[str, Any], int], RopeChoice]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

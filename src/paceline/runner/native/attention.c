@@ -267,7 +267,7 @@ static void take_all(struct query *queries, int64_t count, const struct chunk *c
 static void attend_tile(
     const struct step *step, const int64_t *tile, int64_t kv_head, int64_t layer,
     struct scores scores, const float *query, int64_t query_stride, int64_t heads, float *out) {
-    int64_t head_dim = step->head_dim, size = step->block_size, cell = 2 * step->kv_heads * head_dim;
+    int64_t head_dim = step->head_dim, size = step->block_size, cell = step->vectors * head_dim;
     int64_t group = heads / step->kv_heads, count = tile[2], at = tile[1];
     int64_t first = step->position[at], end = 0, window = scores.window;
     for (int64_t i = at; i < at + count; i++) end = step->end[i] > end ? step->end[i] : end;
@@ -281,7 +281,7 @@ static void attend_tile(
     struct chunk chunk = {
         .transposed = transposed,
         .first = queries,
-        .to_values = cell / 2,
+        .to_values = (step->vectors - step->kv_heads) * head_dim,
         .head_dim = head_dim,
         .scale = scores.scale,
         .cap = scores.cap};

@@ -13,8 +13,10 @@ struct step {
     const int64_t *table;    /* [groups, rows, table_width]; block of each run of block_size positions */
     const int64_t *group;       /* [layers]; whose table a layer reads */
     const int64_t *layer_index; /* [layers]; of a layer in its block */
-    float *content;             /* [blocks, layers_per_block, block_size, 2 * kv_heads, head_dim] */
-    int64_t positions, tile_count, rows, table_width, layers_per_block, block_size, kv_heads, head_dim;
+    float *content;             /* [blocks, layers_per_block, block_size, vectors, head_dim]; the
+                                 * first kv_heads of a cell are keys, and the last are values */
+    int64_t positions, tile_count, rows, table_width, layers_per_block, block_size;
+    int64_t vectors, kv_heads, head_dim;
 };
 
 /* Attention of a layer, by all threads. A window or a cap of 0 means none. `sinks` has an extra

@@ -3,17 +3,11 @@
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -79,6 +73,10 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.global_heads is not None and size > 1:
+        found.append("layers of the model have different heads, which are not divided")
+    if model.has_whole_norms and size > 1:
+        found.append("the norms of the model span all heads, which no rank has")
     return found
 
 
@@ -102,11 +100,18 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    attention, mlp = _attention(layer.attention, shard), layer.mlp
+    attention, latent, mlp = layer.attention, layer.latent, layer.mlp
     if isinstance(mlp, MLPSpec):
-        gated = _gate_up(mlp.gate_up, shard)
-        return LayerSpec(attention, replace(mlp, gate_up=gated, down=_some_inputs(mlp.down, shard)))
-    return LayerSpec(attention, _moe(mlp, shard))
+        split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
+        mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
+    else:
+        mlp = _moe(mlp, shard)
+    return replace(
+        layer,
+        attention=None if attention is None else _attention(attention, shard),
+        mlp=mlp,
+        latent=None if latent is None else _latent(latent, shard),
+    )
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -121,6 +126,18 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
         kv_heads=kv_heads[1] - kv_heads[0],
         output=_some_inputs(spec.output, shard),
         sinks=None if spec.sinks is None else spec.sinks.part(0, heads),
+    )
+
+
+def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
+    """Some heads. Latent vectors are complete, so all ranks keep the same."""
+    heads = shard.of(spec.heads)
+    return replace(
+        spec,
+        query=_some_outputs(spec.query, _times(heads, spec.key_dim + spec.rope_dim)),
+        expand=_some_outputs(spec.expand, _times(heads, spec.key_dim + spec.value_dim)),
+        output=_some_inputs(spec.output, shard),
+        heads=heads[1] - heads[0],
     )
 
 
@@ -144,6 +161,10 @@ def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
     width = linear.outputs // 2
     first, end = shard.of(width)
     return _some_outputs(linear, (first, end), (width + first, width + end))
+
+
+def _up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    return _some_outputs(linear, shard.of(linear.outputs))
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:

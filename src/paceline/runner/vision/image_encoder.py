@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.core.multimodal import ImageContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import DecoderSpec
+from paceline.runner.models.architecture import DecoderSpec, attentions
 from paceline.runner.parallel.group import decides
 from paceline.runner.tensors import from_numpy
 from paceline.runner.vision import towers
@@ -73,7 +73,7 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
     """The encoder of a model; None if it reads no images."""
     if (vision := spec.vision) is None:
         return None
-    has_axes = any(layer.attention.rope.axes for layer in spec.layers)
+    has_axes = any(one.rope.axes for one in attentions(spec.layers))
     encoder = towers.load(factory, vision) if decides(factory.group) else None
     width, square = spec.width * vision.levels, vision.square if has_axes else 0
     return ImageEncoder(encoder, width, square, vision.tile, vision.reads_itself)

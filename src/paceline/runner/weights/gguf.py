@@ -12,7 +12,7 @@ from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.tensors import from_numpy, to_floats
-from paceline.runner.weights import mxfp4
+from paceline.runner.weights import fp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import CodedMatrix
@@ -20,12 +20,13 @@ from paceline.runner.weights.weight_format import UNQUANTIZED
 
 # Values of 4-bit codes that are not evenly spaced.
 UNEVEN = torch.tensor(
-    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.float32
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.int8
 )
 
 
-# Codes of 4 bits [blocks, elements], and the step and least weight of each group [blocks, groups].
-Coded = tuple[Tensor, Tensor, Tensor]
+# Codes [blocks, elements], and the step and the offset of each group [blocks, groups], as
+# `CodedMatrix` has them.
+Coded = tuple[Tensor, Tensor, Tensor | None]
 
 
 def dequantised(tensor: GGUFTensor) -> Tensor:
@@ -59,12 +60,6 @@ def _looked_up(values: Tensor, codes: Tensor) -> Tensor:
     return values.index_select(0, codes.flatten().int()).view(codes.shape)
 
 
-def _scaled(elements: Tensor, scales: Tensor) -> Tensor:
-    """Multiply equal parts of each block by a scale, [blocks, parts]."""
-    parts = elements.view(*scales.shape, -1)
-    return parts.mul_(scales.unsqueeze(-1)).flatten(1)
-
-
 def _fifths(blocks: Tensor, offset: int) -> Tensor:
     """Five bits per element: 32 high bits at an offset, then 32 times the low 4 bits."""
     high = _bits(blocks[:, offset : offset + 4], 1).flatten(1)
@@ -80,16 +75,16 @@ def _q4_1(blocks: Tensor) -> Coded:
     return _int4s(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    return _fifths(blocks, 2).float().sub_(16).mul_(_half(blocks, 0))
+def _q5_0(blocks: Tensor) -> Coded:
+    return _fifths(blocks, 2).to(torch.int8).sub_(16), _half(blocks, 0), None
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    return _fifths(blocks, 4).float().mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+def _q5_1(blocks: Tensor) -> Coded:
+    return _fifths(blocks, 4).to(torch.int8), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+def _q8_0(blocks: Tensor) -> Coded:
+    return blocks[:, 2:].view(torch.int8), _half(blocks, 0), None
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,66 +102,62 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float().mul_(_half(blocks, 0)), minima.float().mul_(_half(blocks, 2))
 
 
-def _k_parts(blocks: Tensor, parts: Tensor) -> Tensor:
-    scales, minima = _k_scales(blocks)
-    return parts.float().mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
-
-
 def _q4_k(blocks: Tensor) -> Coded:
     scales, minima = _k_scales(blocks)
     return _int4s(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1), scales, -minima
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Coded:
     low = _int4s(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
     high = _bits(blocks[:, 16:48], 1).transpose(1, 2)  # [blocks, 8, 32]
-    return _k_parts(blocks, low | high << 4)
+    scales, minima = _k_scales(blocks)
+    return (low | high << 4).to(torch.int8).flatten(1), scales, -minima
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Coded:
     """Two halves of 128; in each, 32 bytes have the high two bits of four times 32 elements."""
     low = _int4s(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    elements = (low | _strided(blocks[:, 128:192]) << 4).float().sub_(32)
+    codes = (low | _strided(blocks[:, 128:192]) << 4).to(torch.int8).sub_(32)
     scales = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
-    return _scaled(elements, scales)
+    return codes.flatten(1), scales, None
 
 
-def _q2_k(blocks: Tensor) -> Tensor:
+def _q2_k(blocks: Tensor) -> Coded:
     """A byte for each 16 elements has their scale in the low bits, their minimum in the high."""
-    elements = _strided(blocks[:, 16:80]).float().view(-1, 16, 16)
     scales = (blocks[:, :16] & 15).float().mul_(_half(blocks, 80))
     minima = (blocks[:, :16] >> 4).float().mul_(_half(blocks, 82))
-    return elements.mul_(scales.unsqueeze(-1)).sub_(minima.unsqueeze(-1)).flatten(1)
+    return _strided(blocks[:, 16:80]).flatten(1), scales, -minima
 
 
-def _q3_k(blocks: Tensor) -> Tensor:
+def _q3_k(blocks: Tensor) -> Coded:
     """The high bits come first. The 16 scales have 6 bits each in 12 bytes at offset 96:
 
     byte   0..7   low four bits of scale 0..7, then of scale 8..15
            8..11  high two bits of scale 0..3, then of 4..7, 8..11 and 12..15
     """
     third = _bits(blocks[:, :32], 1).transpose(1, 2).reshape(-1, 2, 4, 32)
-    elements = (_strided(blocks[:, 32:96]) | third << 2).float().sub_(4)
+    codes = (_strided(blocks[:, 32:96]) | third << 2).flatten(1)
     high = _bits(blocks[:, 104:108], 2).transpose(1, 2).flatten(1)  # [blocks, 16]
     scales = (_int4s(blocks[:, 96:104]) | high << 4).float().sub_(32)
-    return _scaled(elements, scales.mul_(_half(blocks, 108)))
+    scales.mul_(_half(blocks, 108))
+    return codes, scales, -4 * scales
 
 
-def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _looked_up(UNEVEN, _int4s(blocks[:, 2:])).mul_(_half(blocks, 0))
+def _iq4_nl(blocks: Tensor) -> Coded:
+    return _looked_up(UNEVEN, _int4s(blocks[:, 2:])), _half(blocks, 0), None
 
 
-def _iq4_xs(blocks: Tensor) -> Tensor:
+def _iq4_xs(blocks: Tensor) -> Coded:
     """Eight parts, whose scales have their high two bits at offset 2 and their low four at 4."""
     high = _bits(blocks[:, 2:4], 2).flatten(1)  # [blocks, 8]
     scales = (_bits(blocks[:, 4:8], 4).flatten(1) | high << 4).float().sub_(32)
     codes = _int4s(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1)
-    return _scaled(_looked_up(UNEVEN, codes), scales.mul_(_half(blocks, 0)))
+    return _looked_up(UNEVEN, codes), scales.mul_(_half(blocks, 0)), None
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
-    powers = blocks[:, :1].int().sub_(mxfp4.BIAS)
-    return torch.ldexp(_looked_up(mxfp4.VALUES, _int4s(blocks[:, 1:])), powers)
+    powers = blocks[:, :1].int().sub_(fp4.BIAS)
+    return torch.ldexp(_looked_up(fp4.VALUES, _int4s(blocks[:, 1:])), powers)
 
 
 def _ternary(packed: Tensor, digits: int) -> Tensor:
@@ -187,27 +178,29 @@ def _tq2_0(blocks: Tensor) -> Tensor:
     return _strided(blocks[:, :64]).flatten(1).float().sub_(1).mul_(_half(blocks, 64))
 
 
-def _valued(coded: Callable[[Tensor], Coded], blocks: Tensor) -> Tensor:
-    code, step, least = coded(blocks)
-    groups = code.float().view(*step.shape, -1)
-    return groups.mul_(step.unsqueeze(-1)).add_(least.unsqueeze(-1)).flatten(1)
+def _numbers(coded: Callable[[Tensor], Coded], blocks: Tensor) -> Tensor:
+    return CodedMatrix(*coded(blocks)).dense()
 
 
-CODED: dict[str, Callable[[Tensor], Coded]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
-DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "F32": lambda blocks: blocks.view(torch.float32),
-    "F16": lambda blocks: blocks.view(torch.float16),
-    "BF16": lambda blocks: blocks.view(torch.bfloat16),
-    **{name: partial(_valued, coded) for name, coded in CODED.items()},
+CODED: dict[str, Callable[[Tensor], Coded]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+}
+DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": lambda blocks: blocks.view(torch.float32),
+    "F16": lambda blocks: blocks.view(torch.float16),
+    "BF16": lambda blocks: blocks.view(torch.bfloat16),
+    **{name: partial(_numbers, coded) for name, coded in CODED.items()},
     "MXFP4": _mxfp4,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
@@ -265,11 +258,12 @@ class GGUF:
 
 
 def coded_matrix(tensor: GGUFTensor, heads: int) -> CodedMatrix | None:
-    """The codes of a tensor, rows of whose heads are stored in pairs; None: they have no 4 bits."""
+    """The codes of a tensor, rows of whose heads are stored in pairs; None: it has other ones."""
     if (coded := CODED.get(tensor.encoding.name)) is None:
         return None
-    parts = [one.view(tensor.shape[0], -1) for one in coded(from_numpy(tensor.blocks))]
-    return CodedMatrix(*(unpaired(one, heads) if heads else one for one in parts))
+    matrix = CodedMatrix(*coded(from_numpy(tensor.blocks)))
+    parts = (one.reshape(tensor.shape[0], -1) for one in matrix.tensors)
+    return matrix.with_tensors(unpaired(one, heads) if heads else one for one in parts)
 
 
 def unpaired(tensor: Tensor, heads: int) -> Tensor:

@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 from paceline.runner.weights.quantized_matrix import (
+    CodedMatrix,
     GroupedMatrix,
     OrderedMatrix,
     ScaledMatrix,
@@ -67,15 +68,23 @@ class Grouping:
     def matrix(self, codes: Tensor, scale: Tensor, zero: Tensor | None) -> Matrix:
         """A matrix of codes [outputs, inputs], scales and zeros [outputs, groups]."""
         zero = torch.full_like(scale, self.middle) if zero is None else zero
-        inputs = codes.shape[1]
-        is_even = inputs % 2 == 0 and inputs % scale.shape[1] == 0
-        if self.bits == FOUR and is_even:
+        inputs, is_even = codes.shape[1], codes.shape[1] % scale.shape[1] == 0
+        if self.bits == FOUR and is_even and inputs % 2 == 0:
             return GroupedMatrix.of_codes(codes, scale, zero)
-        if self.bits != FOUR and scale.shape[1] == 1 and bool((zero == self.middle).all()):
-            return ScaledMatrix((codes - self.middle).to(torch.int8), scale, (1, inputs))
+        if self.bits != FOUR and is_even:
+            return self._bytes(codes, scale.contiguous(), zero)
         size = -(-inputs // scale.shape[1])
         spread = [one.float().repeat_interleave(size, 1)[:, :inputs] for one in (scale, zero)]
         return PlainMatrix((codes.float() - spread[1]) * spread[0])
+
+    def _bytes(self, codes: Tensor, scale: Tensor, zero: Tensor) -> Matrix:
+        """A matrix of 8 bits."""
+        signed, past = (codes - self.middle).to(torch.int8).contiguous(), self.middle - zero
+        if bool(past.any()):
+            return CodedMatrix(signed, scale, past * scale)
+        if scale.shape[1] == 1:
+            return ScaledMatrix(signed, scale, (1, codes.shape[1]))
+        return CodedMatrix(signed, scale)
 
     def ordered(self, codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor) -> Matrix:
         """The same with act order, where `inputs` [inputs] are the groups of inputs."""
@@ -85,7 +94,7 @@ class Grouping:
         sizes = group.bincount(minlength=scale.shape[1])
         if bool((sizes == sizes[0]).all()):
             matrix = self.matrix(codes[:, order], scale, zero)
-            if isinstance(matrix, GroupedMatrix):
+            if isinstance(matrix, GroupedMatrix | CodedMatrix):
                 return OrderedMatrix(matrix, order)
         middle = torch.full_like(scale, self.middle) if zero is None else zero
         return PlainMatrix((codes.float() - middle[:, group].float()) * scale[:, group])

@@ -62,6 +62,10 @@ class Matrix(ABC):
         """Can one matrix of this format have the outputs of both?"""
         return self.form == other.form
 
+    def as_like(self, other: "Matrix") -> "Matrix":
+        """The same weights in the finer one of both formats, if these have a common one."""
+        return self
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         found = (getattr(self, one.name) for one in fields(self))
@@ -102,10 +106,13 @@ class PlainMatrix(Matrix):
 
 
 def joined(matrices: Sequence[Matrix]) -> Matrix:
-    """Join linears of the same input; those of different formats are decoded."""
-    first = matrices[0]
-    if len(matrices) == 1:
+    """Join linears of the same input; those without a common format are decoded."""
+    first, *others = matrices
+    if not others:
         return first
+    for other in others:
+        first = first.as_like(other)
+    matrices = [one.as_like(first) for one in matrices]
     is_one_form = all(first.is_like(one) for one in matrices)
     if not is_one_form or not all(one.joins for one in matrices[:-1]):
         return PlainMatrix(torch.cat([one.dense() for one in matrices]))

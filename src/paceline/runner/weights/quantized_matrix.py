@@ -13,6 +13,7 @@ from paceline.runner.weights.matrix import Matrix, PlainMatrix
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 INT8_MAX = 127
+INT4_BITS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,31 +114,65 @@ class GroupedMatrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedMatrix(Matrix):
-    """Codes of 4 bits. Inputs of a group share a step and a least weight: code * step + least.
+    """Codes of 4 or 8 bits, not packed. Inputs of a group share a step and an offset:
+    code * step + offset.
 
-    weight   [outputs, inputs], from 0 to 15; uint8
+    weight   [outputs, inputs]; uint8 from 0 to 15, or int8
     step     [outputs, groups] in float32
-    least    [outputs, groups] in float32
+    offset   [outputs, groups] in float32; None: 0
     """
 
     weight: Tensor
     step: Tensor
-    least: Tensor
+    offset: Tensor | None = None
 
     @property
     def form(self) -> str:
-        return f"4 bits by groups of {self.shape[1] // self.step.shape[-1]}"
+        offsets = "" if self.offset is None else " with offsets"
+        return f"int{self.bits} by groups of {self.shape[1] // self.step.shape[-1]}{offsets}"
+
+    @property
+    def bits(self) -> int:
+        return INT4_BITS if self.weight.dtype == torch.uint8 else 8
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[-2], self.weight.shape[-1]
 
     def dense(self) -> Tensor:
-        groups = self.weight.float().view(*self.step.shape, -1)
-        return groups.mul_(self.step.unsqueeze(-1)).add_(self.least.unsqueeze(-1)).flatten(-2)
+        groups = self.weight.float().view(*self.step.shape, -1).mul_(self.step.unsqueeze(-1))
+        if self.offset is not None:
+            groups.add_(self.offset.unsqueeze(-1))
+        return groups.flatten(-2)
 
-    def codes(self) -> GroupCodes:
-        return GroupCodes(self.weight, self.step, self.least)
+    def scaled(self, factor: float) -> "CodedMatrix":
+        offset = None if self.offset is None else self.offset * factor
+        return replace(self, step=self.step * factor, offset=offset)
+
+    def select(self, outputs: Tensor) -> "CodedMatrix":
+        return self.with_tensors(one[outputs] for one in self.tensors)
+
+    def as_like(self, other: Matrix) -> Matrix:
+        """With the groups, the bits and the offsets of the other matrix too."""
+        if not isinstance(other, CodedMatrix) or other.shape[1] != self.shape[1]:
+            return self
+        groups, others = self.step.shape[1], other.step.shape[1]
+        if others > groups and others % groups:
+            return self
+        times = max(others // groups, 1)
+        step = self.step.repeat_interleave(times, dim=1)
+        offset = None if self.offset is None else self.offset.repeat_interleave(times, dim=1)
+        if offset is None and other.offset is not None:
+            offset = torch.zeros_like(step)
+        weight = self.weight.to(torch.int8) if other.bits > self.bits else self.weight
+        return CodedMatrix(weight, step, offset)
+
+    def codes(self) -> GroupCodes | None:
+        """Those of 4 bits: integer kernels have no groups of 8 bits."""
+        if self.bits != INT4_BITS:
+            return None
+        offset = torch.zeros_like(self.step) if self.offset is None else self.offset
+        return GroupCodes(self.weight, self.step, offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,18 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
-from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
+from paceline.runner.cuda.gemm.library import LibraryLinear
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import GroupedMatrix
 
 LINES = 64  # outputs of a program, as many as tensor cores take at a time
 HALF = 64  # inputs between the two of a byte, if a group has so many
-MOST_SPLITS = 8
-PROGRAMS = 264  # two for each multiprocessor
 MOST_ROWS = 64
-FACTORED_ROWS = 16  # with more, a norm before the linear multiplies by the factor
 HALVES = (torch.bfloat16, torch.float16)
 GROUPS = (32, 64, 128)  # inputs
 MIDDLE = 128  # a number of 16 bits whose lowest 4 bits are a code is 128 + code
@@ -92,27 +89,15 @@ def halved(weights: LinearWeights) -> HalvedMatrix | None:
     return matrix if isinstance(matrix, HalvedMatrix) else None
 
 
-def splits_of(inputs: int, outputs: int) -> int:
-    """Programs that share outputs, so that there are enough of them."""
-    tiles, found = outputs // LINES, 1
-    while tiles * found < PROGRAMS and found < MOST_SPLITS and inputs % (4 * found * HALF) == 0:
-        found *= 2
-    return found
-
-
-class Int4Few(LinearKernel):
-    """Some rows. Of several programs that share outputs, the last one to end adds up, in a fixed
-    order."""
+class Int4Few(FewRows):
+    """Some rows."""
 
     name = "int4_few"
     most_rows = MOST_ROWS
 
     def __init__(self, weights: LinearWeights, matrix: HalvedMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
-        outputs, inputs = matrix.shape
-        self._splits = splits_of(inputs, outputs)
-        device = matrix.weight.device
-        self._ended = torch.zeros(outputs // LINES, dtype=torch.int32, device=device)
+        super().__init__(weights, LINES, 2 * HALF)
+        self._matrix = matrix
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Int4Few | None":
@@ -120,33 +105,12 @@ class Int4Few(LinearKernel):
         matrix = halved(weights) if weights.dtype == torch.bfloat16 else None
         return None if matrix is None else cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        out = x.new_empty((len(x), self._matrix.shape[0]))
-        self._run(x, out, False, self._weights.factor)
-        return out
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        factor = self._weights.factor
-        if factor is not None and len(hidden) > FACTORED_ROWS:
-            x = normalized(hidden, floor, factor)
-            out = x.new_empty((len(x), self._matrix.shape[0]))
-            self._run(x, out, False, None)
-            return out, DeferredNorm(hidden, 0.0, 0)
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        self._run(x, total, True, self._weights.factor)
-
-    def _run(self, x: Tensor, out: Tensor, is_added: bool, factor: Tensor | None) -> None:
-        (rows, inputs), outputs, splits = x.shape, out.shape[1], self._splits
+    def launch(
+        self, x: Tensor, out: Tensor, parts: Tensor, factor: Tensor | None, is_added: bool
+    ) -> None:
+        (rows, inputs), outputs = x.shape, out.shape[1]
         bias, matrix = self._weights.bias, self._matrix
-        parts = x.new_empty((splits if splits > 1 else 0, rows, outputs), dtype=torch.float32)
-        _few[(outputs // LINES, splits)](
+        _few[(outputs // LINES, self.splits)](
             x,
             matrix.weight,
             matrix.scale,
@@ -155,7 +119,7 @@ class Int4Few(LinearKernel):
             x if bias is None else bias,
             out,
             parts,
-            self._ended,
+            self.ended,
             rows,
             outputs,
             INPUTS=inputs,
@@ -163,7 +127,7 @@ class Int4Few(LinearKernel):
             LINES=LINES,
             HALF=matrix.half,
             GROUP=matrix.group,
-            SPLITS=splits,
+            SPLITS=self.splits,
             FACTORED=factor is not None,
             BIASED=bias is not None,
             ADDED=is_added,
@@ -210,7 +174,7 @@ class Int4Decoded(LibraryLinear):
 
 
 @triton.jit
-def _codes(content, zero):
+def less_zeros(content, zero):
     """Both codes of bytes, less their zeros, in 16 bits. A number of 16 bits is 128 + code if the
     code is its lowest bits."""
     return tl.inline_asm_elementwise(
@@ -284,34 +248,16 @@ def _few(
         content = tl.load(codes + at // 2)
         group = (split * share + at) // GROUP * outputs + line
         if GROUP > HALF:
-            low, high = _codes(content, tl.load(zero + group)[:, None])
+            low, high = less_zeros(content, tl.load(zero + group)[:, None])
             part = tl.dot(low, tl.trans(first))
             part = tl.dot(high, tl.trans(second), part)
             found += part * tl.load(scale + group)[:, None]
         else:
-            low, _ = _codes(content, tl.load(zero + group)[:, None])
-            _, high = _codes(content, tl.load(zero + group + outputs)[:, None])
+            low, _ = less_zeros(content, tl.load(zero + group)[:, None])
+            _, high = less_zeros(content, tl.load(zero + group + outputs)[:, None])
             found += tl.dot(low, tl.trans(first)) * tl.load(scale + group)[:, None]
             found += tl.dot(high, tl.trans(second)) * tl.load(scale + group + outputs)[:, None]
-    total = tl.trans(found)
-    spot = row[:, None] * outputs + line[None, :]
-    if SPLITS > 1:
-        size = rows * outputs
-        tl.store(parts + split * size + spot, total, mask=there)
-        tl.debug_barrier()  # all results are written before the counter rises
-        before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
-        if before != SPLITS - 1:
-            return
-        tl.store(ended + tile, 0)
-        total = tl.zeros([ROWS, LINES], tl.float32)
-        for part in tl.static_range(SPLITS):
-            one = parts + part * size + spot
-            total += tl.load(one, mask=there, other=0.0, cache_modifier=".cg")
-    if ADDED:
-        total += tl.load(out + spot, mask=there, other=0.0).to(tl.float32)
-    if BIASED:
-        total += tl.load(bias + line).to(tl.float32)[None, :]
-    tl.store(out + spot, total.to(out.dtype.element_ty), mask=there)
+    add_up(tl.trans(found), out, parts, ended, bias, line, rows, outputs, SPLITS, BIASED, ADDED)
 
 
 @triton.jit

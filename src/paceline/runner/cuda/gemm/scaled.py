@@ -1,7 +1,7 @@
 """Linears of weights of 8 bits, decoded in registers or, for many rows, for each step."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: C901, PLR0912, PLR0913, PLR0917
+# ruff: noqa: PLR0913, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
 
@@ -10,17 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
 from paceline.runner.cuda.gemm.fp8 import Fp8Library
 from paceline.runner.cuda.gemm.fp8_codes import decoded
-from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
-from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
+from paceline.runner.cuda.gemm.library import LibraryLinear
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 LINES = 32  # outputs of a program
 BLOCK = 128  # inputs and outputs of a block that has one scale
-MOST_SPLITS = 8
-PROGRAMS = 264  # two for each multiprocessor
 FP8_ROWS = 16  # beyond, quantizing the inputs costs less than decoding weights
 INT8_ROWS = 64
 HALVES = (torch.bfloat16, torch.float16)
@@ -34,28 +32,17 @@ def scaled_of(weights: LinearWeights) -> ScaledMatrix | None:
     return matrix if matrix.is_by_row or matrix.block == (BLOCK, BLOCK) else None
 
 
-def splits_of(inputs: int, outputs: int, chunk: int) -> int:
-    """Programs that share an output, so that there are enough of them."""
-    tiles, found = outputs // LINES, 1
-    while tiles * found < PROGRAMS and found < MOST_SPLITS and inputs % (2 * found * chunk) == 0:
-        found *= 2
-    return found
-
-
-class ScaledFew(LinearKernel):
-    """Few rows, in 16 bits: weights are decoded in registers. Of several programs that share
-    outputs, the last one to end adds up, in a fixed order."""
+class ScaledFew(FewRows):
+    """Few rows, in 16 bits: weights are decoded in registers."""
 
     name = "scaled_few"
 
     def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
+        is_wide = matrix.is_by_row and matrix.shape[1] % (2 * BLOCK) == 0
+        self._chunk = 2 * BLOCK if is_wide else BLOCK
+        super().__init__(weights, LINES, self._chunk)
+        self._matrix = matrix
         self.most_rows = FP8_ROWS if matrix.weight.dtype == FP8 else INT8_ROWS
-        outputs, inputs = matrix.shape
-        self._chunk = 2 * BLOCK if matrix.is_by_row and inputs % (2 * BLOCK) == 0 else BLOCK
-        self._splits = splits_of(inputs, outputs, self._chunk)
-        device = matrix.weight.device
-        self._ended = torch.zeros(outputs // LINES, dtype=torch.int32, device=device)
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "ScaledFew | None":
@@ -68,27 +55,11 @@ class ScaledFew(LinearKernel):
         is_whole = outputs % LINES == 0 and inputs % BLOCK == 0
         return cls(weights, matrix) if is_whole else None
 
-    def plain(self, x: Tensor) -> Tensor:
-        out = x.new_empty((len(x), self._matrix.shape[0]))
-        self._run(x, out, is_added=False)
-        return out
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        x, late = deferred(hidden, floor, self._weights)
-        return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        self._run(x, total, is_added=True)
-
-    def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
-        (rows, inputs), outputs, splits = x.shape, out.shape[1], self._splits
-        bias, factor = self._weights.bias, self._weights.factor
-        parts = x.new_empty((splits if splits > 1 else 0, rows, outputs), dtype=torch.float32)
-        _few[(outputs // LINES, splits)](
+    def launch(
+        self, x: Tensor, out: Tensor, parts: Tensor, factor: Tensor | None, is_added: bool
+    ) -> None:
+        (rows, inputs), outputs, bias = x.shape, out.shape[1], self._weights.bias
+        _few[(outputs // LINES, self.splits)](
             x,
             self._matrix.weight,
             self._matrix.scale,
@@ -96,14 +67,14 @@ class ScaledFew(LinearKernel):
             x if bias is None else bias,
             out,
             parts,
-            self._ended,
+            self.ended,
             rows,
             outputs,
             INPUTS=inputs,
             ROWS=max(triton.next_power_of_2(rows), 16),
             LINES=LINES,
             CHUNK=self._chunk,
-            SPLITS=splits,
+            SPLITS=self.splits,
             BY_ROW=self._matrix.is_by_row,
             FACTORED=factor is not None,
             BIASED=bias is not None,
@@ -178,26 +149,4 @@ def _few(
             found += tl.dot(given, part) * tl.load(block + at // 128)
     if BY_ROW:
         found = found * tl.load(scale + line)[None, :]
-    spot = row[:, None] * outputs + line[None, :]
-    if SPLITS == 1:
-        if ADDED:
-            found += tl.load(out + spot, mask=there, other=0.0).to(tl.float32)
-        if BIASED:
-            found += tl.load(bias + line).to(tl.float32)[None, :]
-        tl.store(out + spot, found.to(out.dtype.element_ty), mask=there)
-    else:
-        size = rows * outputs
-        tl.store(parts + split * size + spot, found, mask=there)
-        tl.debug_barrier()  # all results are written before the counter rises
-        before = tl.atomic_add(ended + tile, 1, sem="acq_rel")
-        if before == SPLITS - 1:
-            tl.store(ended + tile, 0)
-            total = tl.zeros([ROWS, LINES], tl.float32)
-            if ADDED:
-                total += tl.load(out + spot, mask=there, other=0.0).to(tl.float32)
-            if BIASED:
-                total += tl.load(bias + line).to(tl.float32)[None, :]
-            for part in tl.static_range(SPLITS):
-                one = parts + part * size + spot
-                total += tl.load(one, mask=there, other=0.0, cache_modifier=".cg")
-            tl.store(out + spot, total.to(out.dtype.element_ty), mask=there)
+    add_up(found, out, parts, ended, bias, line, rows, outputs, SPLITS, BIASED, ADDED)

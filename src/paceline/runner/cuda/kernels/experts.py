@@ -240,6 +240,41 @@ def gate_of(gate, up, SILU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constex
     return gate / (1.0 + tl.exp(-2.0 * inner)) * up
 
 
+@triton.jit
+def store_pairs(
+    found,
+    other,
+    first,
+    line,
+    pair,
+    there,
+    share,
+    bias,
+    out,
+    OUTPUTS: tl.constexpr,
+    GATED: tl.constexpr,
+    SILU: tl.constexpr,
+    BIASED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Store act(found) * other of pairs, or else found times their shares, [lines, pairs]. `first`
+    is the first line of the expert."""
+    inside = line < OUTPUTS
+    if BIASED:
+        spot = bias + first + line
+        found += tl.load(spot, mask=inside, other=0.0)[:, None]
+        if GATED:
+            other += tl.load(spot + OUTPUTS, mask=inside, other=0.0)[:, None]
+    if GATED:
+        found = gate_of(found, other, SILU, ALPHA, LIMIT)
+    else:
+        found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
+    rows = tl.trans(found).to(out.dtype.element_ty)
+    spot = out + pair[:, None] * OUTPUTS + line[None, :]
+    tl.store(spot, rows, mask=there[:, None] & inside[None, :])
+
+
 @triton.jit(do_not_specialize=["x_rows", "out_rows"])
 def _grouped(
     x,

@@ -16,8 +16,8 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertKernel,
     ExpertWeights,
 )
-from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, gate_of, pairs_of
-from paceline.runner.weights.mxfp4 import Mxfp4Matrix
+from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, pairs_of, store_pairs
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 
 MANY_PAIRS = 64  # of a tile
 
@@ -170,16 +170,20 @@ def _grouped(
             other = _multiplied(
                 other, given, weight, exponent, last + line, at, end, WHOLE, INPUTS, CHUNK
             )
-    inside = line < OUTPUTS
-    if BIASED:
-        spot = bias + first + line
-        found += tl.load(spot, mask=inside, other=0.0)[:, None]
-        if GATED:
-            other += tl.load(spot + OUTPUTS, mask=inside, other=0.0)[:, None]
-    if GATED:
-        found = gate_of(found, other, SILU, ALPHA, LIMIT)
-    else:
-        found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
-    rows = tl.trans(found).to(out.dtype.element_ty)
-    spot = out + pair[:, None] * OUTPUTS + line[None, :]
-    tl.store(spot, rows, mask=there[:, None] & inside[None, :])
+    store_pairs(
+        found,
+        other,
+        first,
+        line,
+        pair,
+        there,
+        share,
+        bias,
+        out,
+        OUTPUTS,
+        GATED,
+        SILU,
+        BIASED,
+        ALPHA,
+        LIMIT,
+    )

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import ClampedGate
-from paceline.runner.models.experts import ExpertStack, ExpertTraits
+from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
 from paceline.runner.models.traits import Traits
 
 # Mistral with experts in every layer
@@ -44,10 +43,18 @@ CORRECTED = ExpertTraits(
 )
 # dots.llm1: attention of Qwen 3
 DOTS1 = Traits(qk_norm=True, experts=replace(CORRECTED, shares_sum_to_one=False))
+# DeepSeek V2: latent attention, and routers of softmax, some with groups of experts
+DEEPSEEKV2 = Traits(
+    latent=True, experts=ExpertTraits("mlp", shared="shared_experts", sums_in_gguf=False)
+)
+# DeepSeek V3, and models of the same architecture: Kimi K2, Moonlight
+DEEPSEEKV3 = Traits(latent=True, experts=CORRECTED)
 ARCHITECTURES = {
     "mixtral": MIXTRAL,
     "qwen2moe": QWEN2MOE,
     "qwen3moe": QWEN3MOE,
     "gptoss": GPTOSS,
     "dots1": DOTS1,
+    "deepseekv2": DEEPSEEKV2,
+    "deepseekv3": DEEPSEEKV3,
 }

@@ -1,11 +1,11 @@
 """Gemma: norms on both sides of attention and MLP, and layers with a window."""
 
-from paceline.runner.models.traits import DecoderNames, TextPart, Traits
+from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
 from paceline.runner.vision import square
 
 GEMMA2 = Traits(
     activation="gelu_pytorch_tanh",
-    post_norms=True,
+    norms=AROUND,
     norm_offset=1.0,
     scaled_embedding=True,
     tied_embedding=True,
@@ -17,7 +17,7 @@ GEMMA2 = Traits(
 GEMMA3 = Traits(
     activation="gelu_pytorch_tanh",
     qk_norm=True,
-    post_norms=True,
+    norms=AROUND,
     norm_offset=1.0,
     scaled_embedding=True,
     tied_embedding=True,
@@ -48,4 +48,28 @@ GEMMA3 = Traits(
         vision=square.gemma3,
     ),
 )
-ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3}
+# Norms without an offset, of values too; heads of another shape in layers without a window, whose
+# values are keys in the larger models.
+GEMMA4 = Traits(
+    defaults=(("attention_multiplier", 1.0), ("global_head_dim", 512)),
+    activation="gelu_pytorch_tanh",
+    qk_norm=True,
+    value_norm=True,
+    norms=AROUND,
+    scaled_embedding=True,
+    tied_embedding=True,
+    layer_scale=True,
+    global_every=6,
+    local_theta=10_000.0,
+    text_part=TextPart(
+        DecoderNames("model.language_model"),
+        defaults=(),
+        images=(
+            "model.vision_tower.",
+            "model.embed_vision.",
+            "model.audio_tower.",
+            "model.embed_audio.",
+        ),
+    ),
+)
+ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3, "gemma4": GEMMA4}

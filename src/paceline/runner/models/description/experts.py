@@ -2,10 +2,17 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import ExpertSpec, LinearSpec, MoESpec, SharedExpertSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors, joined
-from paceline.runner.models.experts import ExpertSizes, ExpertStack, ExpertTraits
+from paceline.runner.models.experts import (
+    ExpertSizes,
+    ExpertSpec,
+    ExpertStack,
+    ExpertTraits,
+    MoESpec,
+    SharedExpertSpec,
+)
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import StackedForm
 
 GATE, SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp_shexp"  # in GGUF files
@@ -36,7 +43,7 @@ def describe_moe(
         name = f"{traits.block}.{traits.correction}"
         correction = tensors.vector(name, "exp_probs_b.bias", sizes.count)
     return MoESpec(
-        norm=tensors.norm("post_attention_layernorm", "ffn_norm", width),
+        norm=tensors.residual_norm(config.traits.norms.mlp, config.traits.norms.mlp_in_gguf),
         router=_plain(
             tensors.linear(
                 f"{traits.block}.{traits.router}", GATE, (sizes.count, width), traits.has_biases
@@ -55,16 +62,16 @@ def _shared(
     config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
 ) -> SharedExpertSpec:
     width, inner, stem = config.width, sizes.shared_width, f"{traits.block}.{traits.shared}"
-    gate = None
+    gate, has_bias = None, config.mlp_bias
     if traits.shared_gate:
         name = f"{traits.block}.{traits.shared_gate}"
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
     return SharedExpertSpec(
         gate_up=joined(
-            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width))
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width), has_bias)
             for name in ("gate", "up")
         ),
-        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner)),
+        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
         gate=gate,
     )
 

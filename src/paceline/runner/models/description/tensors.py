@@ -1,10 +1,10 @@
 """Names the tensors of a decoder, in HF's files and in GGUF files."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.runner.models.architecture import LinearSpec, NormSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
 
@@ -17,6 +17,18 @@ class LayerTensors:
 
     def norm(self, name: str, gguf: str, width: int) -> NormSpec:
         return decoder_norm(self.config, *self._names(name, gguf), width)
+
+    def residual_norm(self, name: str, gguf: str) -> NormSpec:
+        """A norm of the residual stream."""
+        return residual_norm(self.config, *self._names(name, gguf))
+
+    def input_norm(self, name: str, gguf: str) -> NormSpec | None:
+        """The same if it has a name."""
+        return self.residual_norm(name, gguf) if name else None
+
+    def output_norm(self, name: str, gguf: str) -> NormSpec | None:
+        """A norm of what is added to the residual stream, if it has a name."""
+        return self.norm(name, gguf, self.config.width) if name else None
 
     def linear(
         self,
@@ -39,11 +51,11 @@ class LayerTensors:
         format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
         return LinearSpec((weight,), bias, () if format is None else (format,))
 
-    def vector(self, name: str, gguf: str, size: int) -> TensorSpec:
+    def vector(self, name: str, gguf: str, *size: int) -> TensorSpec:
         """A tensor whose whole name this is."""
         name, gguf = self._names(name, gguf)
         whole, *aliases = tensor_names(self.config, name)
-        return TensorSpec(whole, (size,), GGUFForm(gguf), aliases=tuple(aliases))
+        return TensorSpec(whole, size, GGUFForm(gguf), aliases=tuple(aliases))
 
     def kv_scale(self, kind: str) -> TensorSpec:
         """The scale of keys or values in an fp8 KV cache, under one of the names in use."""
@@ -71,12 +83,23 @@ def tensor_names(config: ModelConfig, name: str) -> tuple[str, str]:
 
 
 def decoder_norm(config: ModelConfig, name: str, gguf: str, width: int) -> NormSpec:
-    offset = config.traits.norm_offset
+    traits = config.traits
+
+    def one(kind: str, offset: float) -> TensorSpec:
+        whole, *aliases = tensor_names(config, f"{name}.{kind}")
+        form = GGUFForm(f"{gguf}.{kind}", offset)
+        return TensorSpec(whole, (width,), form, aliases=tuple(aliases))
+
     # A GGUF file holds what the norm multiplies by.
-    whole, *aliases = tensor_names(config, f"{name}.weight")
-    form = GGUFForm(f"{gguf}.weight", offset)
-    weight = TensorSpec(whole, (width,), form, aliases=tuple(aliases))
-    return NormSpec(weight, config.norm_eps, offset)
+    weight = one("weight", traits.norm_offset)
+    bias = one("bias", 0.0) if traits.norm_bias else None
+    return NormSpec(weight, config.norm_eps, traits.norm_offset, traits.layer_norm, bias)
+
+
+def residual_norm(config: ModelConfig, name: str, gguf: str) -> NormSpec:
+    """A norm of the residual stream, which is kept divided by the multiplier of what layers add."""
+    norm = decoder_norm(config, name, gguf, config.width)
+    return replace(norm, eps=norm.eps / config.multipliers.residual**2)
 
 
 def joined(given: Iterable[LinearSpec]) -> LinearSpec:

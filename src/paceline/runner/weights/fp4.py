@@ -1,6 +1,7 @@
-"""MXFP4 weights: 4-bit numbers with a common exponent per 32 inputs."""
+"""Weights of 4-bit floating-point numbers: MXFP4, with an exponent per 32 inputs, and NVFP4, with a
+scale per 16."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -11,6 +12,7 @@ from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import unpacked
 
 GROUP = 32  # inputs that share an exponent
+NVFP4_GROUP = 16  # inputs that share a scale
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
 BIAS = 127  # of stored exponents
@@ -67,3 +69,39 @@ class Mxfp4Matrix(Matrix):
 
     def select(self, outputs: Tensor) -> "Mxfp4Matrix":
         return Mxfp4Matrix(self.weight[outputs], self.exponent[outputs])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nvfp4Matrix(Matrix):
+    """Two codes per byte; the low 4 bits are for the earlier input.
+
+    weight   [outputs, inputs / 2]; uint8
+    scale    [outputs, inputs / 16]; fp8
+    whole    [outputs] in float32; the scale of the tensor that an output is from
+    """
+
+    weight: Tensor
+    scale: Tensor
+    whole: Tensor
+
+    @property
+    def form(self) -> str:
+        return "nvfp4"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], 2 * self.weight.shape[-1]
+
+    def dense(self) -> Tensor:
+        codes = unpacked(self.weight)
+        values = VALUES.to(codes.device)[codes.long()].view(*self.scale.shape, NVFP4_GROUP)
+        scale = self.scale.float() * self.whole.unsqueeze(-1)
+        return values.mul_(scale.unsqueeze(-1)).flatten(-2)
+
+    def scaled(self, factor: float) -> "Nvfp4Matrix":
+        return replace(self, whole=self.whole * factor)
+
+    def select(self, outputs: Tensor) -> "Nvfp4Matrix":
+        # torch cannot index fp8
+        scale = self.scale.view(torch.uint8)[outputs].view(self.scale.dtype)
+        return Nvfp4Matrix(self.weight[outputs], scale, self.whole[outputs])

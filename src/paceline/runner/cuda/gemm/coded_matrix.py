@@ -1,0 +1,141 @@
+"""Weights in codes, as the kernels for groups of inputs read them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from paceline.runner.weights.fp4 import VALUES, Nvfp4Matrix
+from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.quantized_matrix import (
+    CodedMatrix,
+    GroupedMatrix,
+    ScaledMatrix,
+    unpacked,
+)
+
+LINES = 64  # outputs of a program, as many as tensor cores take at a time
+HALF = 64  # inputs between the two of a byte, if a group has so many
+GROUPS = (16, 32, 64, 128, 256)  # inputs
+MIDDLE = 8  # of codes of 4 bits; kernels multiply their distances from it
+STAGES = {16: 8, 32: 6}  # of loads, by inputs of a group; small groups have small loads
+
+
+class CodeKind(StrEnum):
+    """What codes are: integers of 8 or 4 bits, or floating-point numbers of 4."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+    FP4 = "fp4"
+
+    @property
+    def per_byte(self) -> int:
+        return 1 if self is CodeKind.INT8 else 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelMatrix(Matrix):
+    """Weights as kernels read them: (code * step + offset) * scale. The two codes of a byte are
+    `half` inputs apart.
+
+    weight   [outputs, inputs] in int8, or [outputs, inputs / 2] in uint8
+    step     [groups, outputs] in float16 or fp8
+    offset   [groups, outputs] in float16; None: 0
+    scale    [outputs] in float32
+    group    inputs
+    """
+
+    weight: Tensor
+    step: Tensor
+    offset: Tensor | None
+    scale: Tensor
+    kind: CodeKind
+    group: int
+
+    @staticmethod
+    def of(matrix: Matrix) -> "KernelMatrix | None":
+        """None: kernels cannot read these weights."""
+        outputs, inputs = matrix.shape
+        if outputs % LINES or inputs % (2 * HALF):
+            return None
+        match matrix:
+            case CodedMatrix(weight, step, offset):
+                return _integers(weight, step, offset)
+            case GroupedMatrix(weight, scale, zero):
+                return _integers(unpacked(weight), scale, -zero.float() * scale)
+            case ScaledMatrix(weight, scale) if weight.dtype == torch.int8 and matrix.is_by_row:
+                return _integers(weight, scale, None)
+            case Nvfp4Matrix(weight, scale, whole):
+                step, group = scale.mT.contiguous(), inputs // scale.shape[-1]
+                halved = _halved(unpacked(weight), group)
+                return KernelMatrix(halved, step, None, whole, CodeKind.FP4, group)
+            case _:
+                return None
+
+    @property
+    def form(self) -> str:
+        offsets = "" if self.offset is None else " with offsets"
+        return f"{self.kind} by groups of {self.group}{offsets}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[-2], self.weight.shape[-1] * self.kind.per_byte
+
+    @property
+    def half(self) -> int:
+        return min(self.group, HALF)
+
+    @property
+    def stages(self) -> int:
+        """Loads under way."""
+        return STAGES.get(self.group, 4)
+
+    def dense(self) -> Tensor:
+        codes = self.weight.float()
+        if self.kind is not CodeKind.INT8:
+            parts = self.weight.view(*self.weight.shape[:-1], -1, self.half)
+            whole = torch.stack((parts & 15, parts >> 4), dim=-2).flatten(-3)
+            is_int4 = self.kind is CodeKind.INT4
+            codes = whole.float() - MIDDLE if is_int4 else VALUES.to(whole.device)[whole.long()]
+        groups = codes.view(*codes.shape[:-1], -1, self.group)
+        groups = groups * self.step.mT.float().unsqueeze(-1)
+        if self.offset is not None:
+            groups += self.offset.mT.float().unsqueeze(-1)
+        return groups.flatten(-2) * self.scale.unsqueeze(-1)
+
+
+def _integers(codes: Tensor, step: Tensor, offset: Tensor | None) -> KernelMatrix | None:
+    """Integers from -128 to 127, or in uint8 from 0 to 15. Steps and offsets are divided by a power
+    of two of each output, so that float16 holds them."""
+    group = codes.shape[-1] // step.shape[-1]
+    if group > GROUPS[-1] and group % (2 * HALF) == 0:
+        times, group = group // (2 * HALF), 2 * HALF
+        step = step.repeat_interleave(times, dim=-1)
+        offset = None if offset is None else offset.repeat_interleave(times, dim=-1)
+    if group not in GROUPS:
+        return None
+    is_int4 = codes.dtype == torch.uint8
+    if is_int4:
+        offset = MIDDLE * step if offset is None else offset + MIDDLE * step
+    if offset is not None and not bool(offset.any()):
+        offset = None
+    largest = step.abs().amax(dim=-1)
+    if offset is not None:
+        largest = torch.maximum(largest, offset.abs().amax(dim=-1))
+    scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+
+    def divided(numbers: Tensor) -> Tensor:
+        return (numbers / scale.unsqueeze(-1)).half().mT.contiguous()
+
+    weight = _halved(codes, group) if is_int4 else codes.contiguous()
+    offset = None if offset is None else divided(offset)
+    kind = CodeKind.INT4 if is_int4 else CodeKind.INT8
+    return KernelMatrix(weight, divided(step), offset, scale, kind, group)
+
+
+def _halved(codes: Tensor, group: int) -> Tensor:
+    """Two codes in a byte, half a group or more apart."""
+    halves = codes.view(*codes.shape[:-1], -1, 2, min(group, HALF))
+    low, high = halves.unbind(dim=-2)
+    return (low | high << 4).flatten(-2)

@@ -1,0 +1,192 @@
+"""Grouped GEMMs of experts in codes of 4 or 8 bits, and of NVFP4: see `gemm/coded.py`."""
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.gemm.coded import HALVES, add_codes
+from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
+from paceline.runner.cuda.gemm.linear_kernel import (
+    ExpertChoice,
+    ExpertGate,
+    ExpertKernel,
+    ExpertWeights,
+)
+from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, pairs_of, store_pairs
+
+MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
+
+
+def tiling_of(pairs: int, matrix: KernelMatrix) -> Tiling:
+    """For so many pairs in a tile."""
+    if pairs < MANY_PAIRS:
+        return Tiling(LINES, 2 * matrix.half, 4, matrix.stages)
+    return Tiling(LINES, 2 * matrix.half, 8, 3)
+
+
+class GroupedCodes(ExpertKernel):
+    """Inputs stay as they are, in 16 bits."""
+
+    name = "grouped_codes"
+
+    def __init__(self, weights: ExpertWeights, gate_up: KernelMatrix, down: KernelMatrix) -> None:
+        self._weights, self._gate_up, self._down = weights, gate_up, down
+
+    @classmethod
+    def of(cls, weights: ExpertWeights) -> "GroupedCodes | None":
+        # The outputs of gate and those of up are whole tiles.
+        if weights.dtype not in HALVES or weights.gate_up.shape[0] % (2 * LINES):
+            return None
+        gate_up, down = (KernelMatrix.of(one) for one in (weights.gate_up, weights.down))
+        return None if gate_up is None or down is None else cls(weights, gate_up, down)
+
+    def __str__(self) -> str:
+        forms = dict.fromkeys((self._gate_up.form, self._down.form))
+        return f"{len(self._down.weight)} in {' and '.join(forms)}: {self.name}"
+
+    def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+        weights, pairs = self._weights, len(choice.pairs)
+        if weights.factor is not None:
+            x = (x * weights.factor).to(x.dtype)
+        inner = x.new_empty((pairs, self._gate_up.shape[0] // 2))
+        parts = x.new_empty((pairs, self._down.shape[0]))
+        _run(x, self._gate_up, weights.gate_up_bias, choice, inner, weights.gate)
+        _run(inner, self._down, weights.down_bias, choice, parts)
+        add_pairs(total, parts, choice)
+
+
+def _run(
+    x: Tensor,
+    matrix: KernelMatrix,
+    bias: Tensor | None,
+    choice: ExpertChoice,
+    out: Tensor,
+    gate: ExpertGate | None = None,
+) -> None:
+    outputs, inputs = out.shape[1], x.shape[1]
+    tiling = tiling_of(choice.tile_pairs, matrix)
+    clamp = None if gate is None else gate.clamp
+    _grouped[(outputs // tiling.lines, len(choice.tiles))](
+        x,
+        matrix.weight,
+        matrix.step,
+        matrix.step if matrix.offset is None else matrix.offset,
+        matrix.scale,
+        choice.pairs,
+        choice.tiles,
+        choice.share,
+        out if bias is None else bias,
+        out,
+        COUNT=choice.experts,
+        CHOSEN=choice.chosen,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        TILE=choice.tile_pairs,
+        LINES=tiling.lines,
+        HALF=matrix.half,
+        GROUP=matrix.group,
+        KIND=matrix.kind.value,
+        OFFSET=matrix.offset is not None,
+        GATED=gate is not None,
+        SILU=gate is not None and gate.is_silu,
+        BIASED=bias is not None,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        launch_pdl=True,
+    )
+
+
+@triton.jit
+def _grouped(
+    x,
+    weight,
+    step,
+    offset,
+    scale,
+    pairs,
+    tiles,
+    share,
+    bias,
+    out,
+    COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    TILE: tl.constexpr,
+    LINES: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    KIND: tl.constexpr,
+    OFFSET: tl.constexpr,
+    GATED: tl.constexpr,
+    SILU: tl.constexpr,
+    BIASED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """As that of plain weights."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)
+    if expert >= COUNT:
+        return
+    source = pair // CHOSEN if GATED else pair
+    line, index = tl.program_id(0) * LINES + tl.arange(0, LINES), tl.arange(0, HALF)
+    values = x + source[:, None] * INPUTS + index[None, :]
+    lines: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+    per_byte: tl.constexpr = 1 if KIND == "int8" else 2
+    width: tl.constexpr = INPUTS // per_byte
+    first = expert.to(tl.int64) * lines
+    codes = weight + (first + line)[:, None] * width + index[None, :]
+    groups = first * (INPUTS // GROUP) + line
+    found = tl.zeros([LINES, TILE], tl.float32)
+    other = tl.zeros([LINES, TILE], tl.float32)
+    for at in range(0, INPUTS, 2 * HALF):
+        low = tl.trans(tl.load(values + at, mask=there[:, None], other=0.0))
+        high = tl.trans(tl.load(values + at + HALF, mask=there[:, None], other=0.0))
+        spot, group = codes + at // per_byte, groups + at // GROUP * lines
+        found = add_codes(
+            found, low, high, spot, step + group, offset + group, lines, HALF, GROUP, KIND, OFFSET
+        )
+        if GATED:
+            spot, group = spot + OUTPUTS * width, group + OUTPUTS
+            other = add_codes(
+                other,
+                low,
+                high,
+                spot,
+                step + group,
+                offset + group,
+                lines,
+                HALF,
+                GROUP,
+                KIND,
+                OFFSET,
+            )
+    found *= tl.load(scale + first + line)[:, None]
+    if GATED:
+        other *= tl.load(scale + first + OUTPUTS + line)[:, None]
+    store_pairs(
+        found,
+        other,
+        first,
+        line,
+        pair,
+        there,
+        share,
+        bias,
+        out,
+        OUTPUTS,
+        GATED,
+        SILU,
+        BIASED,
+        ALPHA,
+        LIMIT,
+    )

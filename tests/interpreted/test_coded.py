@@ -1,0 +1,69 @@
+"""Linears of codes in groups of inputs, against float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
+from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.weights.quantized_matrix import CodedMatrix
+from tests.gpu.coded_linears import MATRICES
+from tests.gpu.fp8_linears import close, expected
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_weights_stay_the_same_when_their_codes_are_reordered(name: str) -> None:
+    matrix = MATRICES[name](torch.randn(64, 512))
+    kept = KernelMatrix.of(matrix)
+    assert kept is not None
+    assert kept.shape == matrix.shape
+    due = matrix.dense()
+    most = due.abs().amax(dim=1, keepdim=True)
+    assert ((kept.dense() - due).abs() <= 2**-10 * most).all()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group"), [(65, 256, 32), (64, 192, 32), (64, 128, 8)]
+)
+def test_other_sizes_are_left_to_other_kernels(outputs: int, inputs: int, group: int) -> None:
+    codes = torch.ones(outputs, inputs, dtype=torch.int8)
+    assert KernelMatrix.of(CodedMatrix(codes, torch.ones(outputs, inputs // group))) is None
+
+
+CASES = [(CodedFew, name) for name in MATRICES]
+CASES += [(CodedDecoded, name) for name in ("Q4_K", "Q6_K", "nvfp4")]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_linears(kind: type[LinearKernel], name: str) -> None:
+    matrix = MATRICES[name](torch.randn(64, 256) * 256**-0.5)
+    bias, factor = torch.randn(64).half(), torch.rand(256) + 0.5
+    weights = LinearWeights("linear", matrix, bias, factor, torch.float16)
+    x = torch.randn(3, 256).half()
+    due = expected(weights, x)
+    kernel = kind.of(weights, Use.ADDED)
+    assert kernel is not None
+    assert isinstance(weights.matrix, KernelMatrix)
+    close(kernel.plain(x), due, 4e-3)
+    total = torch.randn(3, 64).half()
+    before = total.float()
+    kernel.add_to(total, x)
+    close(total, before + due, 4e-3)
+
+
+@pytest.mark.parametrize("rows", [2, 17])
+def test_norms_and_gates(rows: int) -> None:
+    matrix = MATRICES["Q4_K"](torch.randn(64, 256) * 256**-0.5)
+    factor = torch.rand(256) + 0.5
+    weights = LinearWeights("linear", matrix, None, factor, torch.float16)
+    x = torch.randn(rows, 256).half()
+    length = x.float().square().sum(dim=1, keepdim=True).add(9.0).sqrt()
+    due = expected(weights, x / length)
+    kernel = CodedFew.of(weights, Use.GATED)
+    assert kernel is not None
+    found, late = kernel.normed(x, 3.0)
+    assert late.width == 0  # rows are divided before the linear, whose range float16 exceeds
+    close(found, due, 4e-3)
+    gate, up = due.chunk(2, dim=1)
+    close(kernel.gated(x, 3.0, True), F.silu(gate) * up, 1e-2)
