@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
@@ -116,6 +117,16 @@ QWEN3: dict[str, Any] = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
+QWEN3_MOE: dict[str, Any] = {
+    **QWEN3,
+    "text_config": {
+        **QWEN3["text_config"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "tie_word_embeddings": False,
+}
 SQUARE: dict[str, Any] = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -205,6 +216,7 @@ FAMILIES = {
         ImageFamily("Qwen2VL", QWEN2, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen2_5_VL", QWEN, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3VL", QWEN3, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Qwen3VLMoe", QWEN3_MOE, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
         ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),
@@ -240,6 +252,8 @@ def image_model(name: str) -> ImageModel:
     folder = Path(mkdtemp(prefix=f"paceline-{name}-"))
     atexit.register(rmtree, folder)
     theirs.save_pretrained(folder)
+    if family.sizes is QWEN3_MOE:
+        as_published(folder / "model.safetensors")
     processor = getattr(transformers, family.processor)(**family.settings)
     processor.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
@@ -247,6 +261,13 @@ def image_model(name: str) -> ImageModel:
     settings = {"chat_template": template, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return ImageModel(family, theirs, folder, processor)
+
+
+def as_published(file: Path) -> None:
+    """Put the outputs of all experts into the last dimension, as the published files have them."""
+    tensors = load_file(file)
+    experts = {name: one.mT.contiguous() for name, one in tensors.items() if ".experts." in name}
+    save_file({**tensors, **experts}, file, {"format": "pt"})
 
 
 def tokenizer() -> Tokenizer:

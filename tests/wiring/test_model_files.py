@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import LLM
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.params import SamplingParams
@@ -13,6 +14,7 @@ from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring import cpu
 from paceline.wiring import model_files as images
 from paceline.wiring.model_files import (
     bytes_as_tokens,
@@ -24,7 +26,7 @@ from paceline.wiring.model_files import (
 )
 from paceline.wiring.vllm.values import as_json
 from tests.engine.support import tokenizer
-from tests.golden.image_models import image_model
+from tests.golden.image_models import image_model, random_image
 from tests.hub.support import Hub, configured, serving
 
 LLAMA = {
@@ -132,6 +134,15 @@ def test_images_are_refused_where_the_text_part_is_loaded() -> None:
         found.read([], [])
     # A model that has no text part is not read without its images.
     assert open_checkpoint(image_model("Llava").folder, text_only=True).config.vision is not None
+
+
+def test_a_device_that_lacks_the_images_generates_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SUPPORT", CUDA)
+    image = {"prompt": "<start_of_image>", "multi_modal_data": {"image": random_image(20, 20)}}
+    with LLM(str(image_model("Gemma3").folder), kv_cache_gib=0.01, device="cpu") as llm:
+        text, refused = llm.generate(["a cat", image], max_tokens=2, progress=False)
+    assert text.outputs[0].token_ids
+    assert "only its text part is loaded" in refused.error
 
 
 def test_a_gpu_lacks_images_that_read_themselves() -> None:

@@ -127,6 +127,7 @@ PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Qwen2VLForConditionalGeneration": SquareProcessor,
     "Qwen2_5_VLForConditionalGeneration": SquareProcessor,
     "Qwen3VLForConditionalGeneration": partial(SquareProcessor, patch=16),
+    "Qwen3VLMoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "LlavaForConditionalGeneration": CropProcessor,
     "Gemma3ForConditionalGeneration": NewlineProcessor,
     "InternVLForConditionalGeneration": GridProcessor,

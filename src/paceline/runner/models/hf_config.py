@@ -77,7 +77,7 @@ def with_decoder(read: ConfigEntries, traits: Traits) -> Traits:
         decoder,
         decoder=traits.decoder,
         vision=traits.vision,
-        text_defaults=traits.text_defaults,
+        defaults=(*decoder.defaults, *traits.defaults),
     )
 
 
@@ -116,8 +116,7 @@ def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
         return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
-    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
-    return ConfigEntries({**usual, **given, **whole}, where)
+    return ConfigEntries({"tie_word_embeddings": False, **usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:

@@ -133,7 +133,6 @@ class Traits:
     vision             the tower that reads images, if it has one
     text_model         text_config names the architecture of the decoder, which has all other
                        traits; this one, if it names none
-    text_defaults      entries that text_config may leave out
     text_part          where the decoder is in a model with images, if it is a text model too
 
     * unless the file says otherwise
@@ -173,7 +172,6 @@ class Traits:
     decoder: DecoderNames = DecoderNames()
     vision: DescribeTower | None = field(default=None, repr=False)
     text_model: str = ""
-    text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
 
     def windows(
