@@ -115,14 +115,14 @@ def experts(factory: LayerFactory[CudaLinear], spec: MoESpec, rows: Sequence[int
             continue
         gate_up, down = kernel.weights.gate_up, kernel.weights.down
         inputs, size = gate_up.shape[1], bytes_of(gate_up, down)
-        each = 2 * spec.chosen * (gate_up.shape[0] + down.shape[1]) * inputs
+        each = 2 * spec.routing.chosen * (gate_up.shape[0] + down.shape[1]) * inputs
         for count in rows:
             x, total = (torch.randn(count, inputs, device="cuda", dtype=DTYPE) for _ in range(2))
             # Each set of choices reads other experts.
             sets = [choices(spec, count) for _ in range(8)]
-            choice = [choose_experts(one, spec.chosen, spec.shares_sum_to_one) for one in sets]
+            choice = [choose_experts(one, spec.routing) for one in sets]
             calls = [partial(kernel.add_to, total, x, one) for one in choice]
-            used = sum(int(one.topk(spec.chosen).indices.unique().numel()) for one in sets)
+            used = sum(int(one.topk(spec.routing.chosen).indices.unique().numel()) for one in sets)
             share = used / len(sets) / len(spec.experts)
             floor = max(share * size / BYTES_PER_S, count * each / FLOPS)
             say("experts", gate_up, kind.name, count, calls, floor)

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.traits import architectures, find
+from paceline.runner.models.describe import describe
+from paceline.runner.models.layer_groups import BackendSupport, features_of
+from paceline.runner.models.traits import AROUND, architectures, find
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -19,10 +21,46 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+# Routers like that of DeepSeek V3
+CORRECTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
+# DeepSeek V3: head_dim is of the rotated part, as transformers has it
+MLA: dict[str, Any] = {
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
+    "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
+    "qwen2moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
+    "dots1": CORRECTED,
+    "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
+    "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
 THETA = 10_000.0
 LLAMA3 = {
@@ -56,16 +94,41 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama3 rope": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "linear rope": {"rope_parameters": LINEAR},
     "yarn": {"rope_parameters": YARN},
-    "biases everywhere": {"attention_bias": True, "mlp_bias": True},
+    "biases everywhere": {"attention_bias": True, "mlp_bias": True, "use_bias": True},
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
+    "deepseekv2": {
+        "groups of experts": {
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+        },
+    },
+    "deepseekv3": {
+        "growing scores": {
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.7},
+        },
+        "halves": {"rope_interleave": False, "q_lora_rank": None},
+    },
+    "dots1": {
+        "groups of experts": {"n_group": 4, "topk_group": 2},
+        "plain shares": {"norm_topk_prob": False},
+    },
     "qwen3moe": {
         "all shares": {"norm_topk_prob": True},
         "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},
         "other layers": {"mlp_only_layers": [0, 2], "num_experts_per_tok": 1},
+    },
+    "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
+    "hunyuandensev1": {
+        "alpha": {
+            "rope_parameters": {**PLAIN, "rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}
+        }
     },
     "phi3": {
         "parts of heads": {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
@@ -89,11 +152,36 @@ SMALL_LLAMA = {
     "text_config": {"model_type": "llama"},
     "vision_config": {"hidden_size": 32, "image_size": 64},
 }
+# The width by the number of heads is the size of a head, which transformers assumes.
+WIDE = {"hidden_size": 64}
+SMALL_QWEN = {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64}
 VISION: dict[str, dict[str, Any]] = {
+    "internvl": {
+        "text_config": {"model_type": "qwen2", "tie_word_embeddings": False, **WIDE},
+        "vision_config": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 56},
+        "tie_word_embeddings": False,
+    },
+    "llava": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "image_size": 56,
+            "num_hidden_layers": 2,  # of which the last is not computed
+        },
+    },
     "qwen2_5_vl": {
-        # The width by the number of heads is the size of a head, which transformers assumes.
-        "text_config": {"rope_parameters": MROPE, "hidden_size": 64},
-        "vision_config": {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64},
+        "text_config": {"rope_parameters": MROPE, **WIDE},
+        "vision_config": SMALL_QWEN,
+    },
+    "qwen2vl": {
+        "text_config": {"rope_parameters": MROPE, **WIDE},
+        "vision_config": {"embed_dim": 32, "hidden_size": 64, "num_heads": 4},
+    },
+    "qwen3vl": {
+        "text_config": {"rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
     },
     "idefics3": SMALL_LLAMA,
     "smolvlm": SMALL_LLAMA,
@@ -104,7 +192,7 @@ SMALL_TOWER = {"intermediate_size": 24, "num_hidden_layers": 1, "depth": 1}
 MIXED_TRAITS: dict[str, dict[str, Any]] = {
     "biases": {"qkv_bias": True},
     "norms of heads": {"qk_norm": True},
-    "norms behind": {"post_norms": True},
+    "norms behind": {"norms": AROUND},
     "gelu": {"activation": "gelu_pytorch_tanh"},
 }
 
@@ -136,8 +224,11 @@ class Case:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Layers enough that some see the whole context, where others have a window."""
-        layers = max(SIZES["num_hidden_layers"], find(self.architecture).global_every + 1)
+        """Layers enough that some see the whole context, where others have a window, and that some
+        do not rotate."""
+        traits = find(self.architecture)
+        kinds = (SIZES["num_hidden_layers"], traits.global_every + 1, traits.unrotated_every)
+        layers = max(kinds)
         return {**SIZES, **OWN_SIZES.get(self.architecture, {}), "num_hidden_layers": layers}
 
     @property
@@ -162,7 +253,7 @@ def nested(architecture: str, flat: dict[str, Any]) -> dict[str, Any]:
     own = VISION[architecture]
     text = {**flat, **own["text_config"]}
     del text["sliding_window"]
-    return {"text_config": text, "vision_config": {**SMALL_TOWER, **own["vision_config"]}}
+    return {**own, "text_config": text, "vision_config": {**SMALL_TOWER, **own["vision_config"]}}
 
 
 def cases() -> list[Case]:
@@ -176,16 +267,27 @@ def cases() -> list[Case]:
     return list(found.values())
 
 
-def few_cases(first: int = 0) -> list[Case]:
-    """Every architecture as it is, and every variant of one of them: the next one for each variant,
-    counted from `first`."""
+def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Case]:
+    """Every architecture as it is, and every variant of one of them, which the backend supports:
+    the next one for each variant, counted from `first`."""
     every = cases()
     found = [case for case in every if case.variant == "plain"]
     own = [variant for variants in OWN_VARIANTS.values() for variant in variants]
     for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
-        found.append(same[turn % len(same)])
+        if support is not None:
+            same = [case for case in same if support.supports(describe(case.config())) is None]
+        if same:
+            found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))
+
+
+def distinct(cases: list[Case]) -> list[Case]:
+    """The cases that differ in their features, for slow backends."""
+    found: dict[tuple[str, frozenset[str]], Case] = {}
+    for case in cases:
+        found.setdefault((case.variant, features_of(describe(case.config()))), case)
+    return list(found.values())
 
 
 def tokens_of(length: int, seed: int) -> list[int]:

@@ -14,7 +14,7 @@ from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.model import Model
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import Case, few_cases
+from tests.conformance.architectures import Case, distinct, few_cases
 from tests.conformance.model_backends import Comparison
 from tests.runner.sequences import OnCPU, logits_of
 from tests.runner.support import stepped
@@ -60,6 +60,6 @@ class NativeBackend:
 
 
 BACKENDS = [
-    NativeBackend("native int8", Dummy, few_cases),
-    NativeBackend("native int4", FourBits, partial(few_cases, 5)),
+    NativeBackend("native int8", Dummy, lambda: distinct(few_cases(0, NATIVE))),
+    NativeBackend("native int4", FourBits, lambda: distinct(few_cases(5, NATIVE))),
 ]

@@ -16,6 +16,7 @@ import paceline.runner.attention
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import CellShape, Kept
 from tests.runner.support import Blocks, Piece, batch_of, spoil_passed, tiny
 
 NEEDS_CARD = {"flashinfer", "triton"}  # tests/gpu judges these, in the precision they are for
@@ -41,6 +42,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     block_size: int
+    is_latent: bool = False  # cells have one vector, which is key and value
 
 
 def store(shape: Shape, blocks: int, dtype: torch.dtype = torch.float32) -> KVStore:
@@ -51,7 +53,8 @@ def store(shape: Shape, blocks: int, dtype: torch.dtype = torch.float32) -> KVSt
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
     )
-    kv = KVStore(config, blocks, shape.block_size, dtype)
+    kept = Kept(CellShape(1, shape.head_dim)) if shape.is_latent else None
+    kv = KVStore(config, blocks, shape.block_size, dtype, kept=kept)
     kv.content.normal_(generator=torch.Generator().manual_seed(1))
     return kv
 
@@ -88,7 +91,10 @@ def reference(
         seen = torch.arange(0 if window is None else max(position - window + 1, 0), position + 1)
         blocks = batch.block_table[0, row, seen // kv.block_size]
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
-        keys, values = cells.repeat_interleave(group, 1).chunk(2, 1)  # [seen, heads, head_dim]
+        keys, values = (  # [seen, heads, head_dim]
+            part.repeat_interleave(group, 1)
+            for part in (cells[:, : kv.kv_heads], cells[:, -kv.kv_heads :])
+        )
         scores = (keys * query[index].float()).sum(-1) * scale  # [seen, heads]
         scores = scores if cap is None else cap * (scores / cap).tanh()
         scores = scores if sinks is None else torch.cat((scores, sinks[None]))
@@ -139,6 +145,13 @@ def test_blocks_of_every_size(name: str, block_size: int) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (5, 5), (8, 1), (9, 3)])
 def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
     compare(name, MIXED, Shape(heads, kv_heads, 8, 4), None)
+
+
+@every_backend
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS], ids=str)
+def test_cells_of_one_vector(name: str, counts: list[tuple[int, int]]) -> None:
+    if load(name).support.latents:
+        compare(name, counts, Shape(20, 1, 24, 8, is_latent=True), None)
 
 
 @every_backend

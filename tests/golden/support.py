@@ -74,6 +74,9 @@ def made(case: Case) -> Any:
         is_norm = label.endswith("norm.weight")
         spread = 0.3 if is_norm or label.endswith("bias") else tensor.shape[-1] ** -0.5
         tensor.normal_(centre if is_norm else 0.0, spread, generator=generator)
+    for label, tensor in model.named_buffers():
+        if label.endswith("correction_bias"):
+            tensor.normal_(0.0, 0.3, generator=generator)
     return model
 
 

@@ -37,7 +37,14 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
-PAIRED = ("llama", "mixtral")
+PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee")
+# Architectures that files name otherwise.
+CALLED = {
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "seedoss": "seed_oss",
+    "hunyuandensev1": "hunyuan-dense",
+}
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -48,6 +55,11 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
 def gguf_name(name: str, architecture: str) -> str:
+    if architecture in NAMED_BY_PACKAGE:
+        kind = gguf.MODEL_ARCH[CALLED.get(architecture, architecture).upper().replace("-", "_")]
+        found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
+        assert found is not None, name
+        return found
     stem, _, kind = name.rpartition(".")
     names = {**NAMES, **(GEMMA_NORMS if architecture in GEMMAS else NORMS)}
     if stem in names:
@@ -95,9 +107,11 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
 def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
     ropes = config.rope_parameters
     rope = ropes.get("full_attention", ropes)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    grown = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * grown)
     if "partial_rotary_factor" in rope:
-        writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
     if rope["rope_type"] in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "yarn":
@@ -110,17 +124,36 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
+def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
+    written = {
+        "logit_scale": writer.add_logit_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "attention_multiplier": writer.add_attention_scale,
+    }
+    for name, add in written.items():
+        if hasattr(config, name):
+            add(getattr(config, name))
+
+
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
-    writer = gguf.GGUFWriter(path, "llama" if architecture == "mixtral" else architecture)
+    writer = gguf.GGUFWriter(path, CALLED.get(architecture, architecture))
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_dim)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
+        writer.add_layer_norm_eps(getattr(config, eps))
     write_rope(writer, config)
+    write_multipliers(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
@@ -148,6 +181,20 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
     return logits_of(OnCPU(Model.load(open_checkpoint(path)), "paged"), tokens)
 
 
+NAMED_BY_PACKAGE = (
+    "arcee",
+    "cohere2",
+    "ernie4_5",
+    "exaone4",
+    "glm4",
+    "granite",
+    "hunyuandensev1",
+    "olmo2",
+    "olmo3",
+    "seedoss",
+    "smollm3",
+    "starcoder2",
+)
 CASES = [
     *(Case(architecture) for architecture in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
     Case("mixtral"),
@@ -155,6 +202,8 @@ CASES = [
     *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
+    *(Case(architecture) for architecture in NAMED_BY_PACKAGE),
+    Case("hunyuandensev1", "alpha"),
 ]
 
 
@@ -224,9 +273,9 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
     tensors, path = tensors_of(theirs, "llama"), tmp_path / "model.gguf"
     wrong = {
         "missing: model.layers.1.mlp.up_proj.weight": without(tensors, "blk.1.ffn_up.weight"),
-        "unknown: blk.0.attn_q.bias": {
+        "unknown: blk.0.attn_k.bias": {
             **tensors,
-            "blk.0.attn_q.bias": np.zeros(64, np.float32),
+            "blk.0.attn_k.bias": np.zeros(64, np.float32),
         },
         r"wrong shape: model.norm.weight \[31\] instead of \[32\]": {
             **tensors,

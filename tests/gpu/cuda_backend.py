@@ -18,7 +18,7 @@ from paceline.runner.models.layer_groups import BackendSupport, LayerGroups
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import MIXED_TRAITS, Case, few_cases
+from tests.conformance.architectures import MIXED_TRAITS, Case, distinct, few_cases
 from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
@@ -86,10 +86,12 @@ class CudaBackend:
     refuses: ClassVar[bool] = True
 
     def cases(self) -> list[Case]:
-        is_interpreted = self.device == "cpu"
-        wanted = [case for case in few_cases() if not is_interpreted or case.variant in SHAPES]
+        every = few_cases(support=CUDA)
+        if self.device != "cpu":
+            return every
+        wanted = distinct([case for case in every if case.variant in SHAPES])
         # The decoder of a model with images is one that is here without them too.
-        return [one for one in wanted if not (is_interpreted and find(one.architecture).vision)]
+        return [one for one in wanted if not find(one.architecture).vision]
 
     def compared(self, case: Case) -> Comparison:
         ours, truth = both(case, self.device)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.layers import mlp
+from paceline.runner.models.architecture import ExpertGroups, Routing
 from tests.gpu.fp8_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
 
@@ -27,7 +29,7 @@ def added(kernel: ExpertKernel | None, x: Tensor, scores: Tensor, chosen: int) -
 
     def run() -> Tensor:
         total = torch.ones_like(x)
-        kernel.add_to(total, x, choose_experts(scores, chosen, True))
+        kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
         return total
 
     return replayed(run, times=20).float() - 1
@@ -92,8 +94,22 @@ def test_a_router_chooses_the_same_every_time(rows: int, is_biased: bool) -> Non
     hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(128, 2048, device="cuda")
     bias = torch.randn(128, device="cuda") if is_biased else None
-    router = ExpertRouter.of(weight, bias, 8, shares_sum_to_one=True)
+    router = ExpertRouter.of(weight, bias, Routing(8, True))
     x, _ = router.choose(hidden, 0.5)
     due, _ = torch.nn.functional.linear(x.float(), weight, bias).topk(8)
     got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
     torch.testing.assert_close(got, due.softmax(dim=-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_a_router_with_groups_chooses_as_torch_does(rows: int) -> None:
+    """Of the sizes of DeepSeek V3."""
+    hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    weight, correction = torch.randn(256, 2048, device="cuda") / 45, torch.rand(256, device="cuda")
+    routing = Routing(8, True, "sigmoid", ExpertGroups(8, 4, 2), 2.5)
+    router = ExpertRouter.of(weight, None, routing, correction)
+    x, _ = router.choose(hidden, 0.5)
+    outputs = torch.nn.functional.linear(x.float(), weight)
+    _, due = mlp.choose_experts(outputs, routing, correction)
+    got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
+    torch.testing.assert_close(got, due, rtol=1e-3, atol=1e-3)

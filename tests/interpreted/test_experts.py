@@ -9,6 +9,8 @@ from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.moe import expert_kernel
+from paceline.runner.layers import mlp as layers
+from paceline.runner.models.architecture import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close
@@ -18,7 +20,7 @@ from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantiz
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_the_largest_shares_are_chosen(is_whole: bool) -> None:
     scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 2.5], [0.1, 0.2, 0.3]]).repeat(2, 1)
-    choice = choose_experts(scores, 2, is_whole)
+    choice = choose_experts(scores, Routing(2, is_whole))
     share, _ = scores.softmax(dim=-1).topk(2)
     if is_whole:
         share = share / share.sum(dim=-1, keepdim=True)
@@ -49,7 +51,7 @@ def test_each_pair_is_in_one_tile_of_its_expert(
     scores = torch.randn(rows, experts)
     if favourite is not None:
         scores[:, favourite] += 10
-    choice = choose_experts(scores, 2, True)
+    choice = choose_experts(scores, Routing(2, True))
     due = scores.topk(2).indices.flatten().tolist()
     assert experts_by_pair(choice, 2 * rows) == due
 
@@ -59,7 +61,7 @@ def test_each_pair_is_in_one_tile_of_its_expert(
 def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> None:
     hidden, weight = torch.randn(rows, 40), torch.randn(12, 40)
     bias = torch.randn(12) if is_biased else None
-    router = ExpertRouter.of(weight, bias, 3, shares_sum_to_one=True)
+    router = ExpertRouter.of(weight, bias, Routing(3, True))
     for _ in range(2):  # the second finds its counters as the first did
         x, choice = router.choose(hidden, 0.5)
         length = (hidden.square().sum(dim=1, keepdim=True) + 0.25).sqrt()
@@ -67,6 +69,26 @@ def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> N
         share, due = torch.nn.functional.linear(x, weight, bias).topk(3)
         assert experts_by_pair(choice, 3 * rows) == due.flatten().tolist()
         torch.testing.assert_close(choice.share, share.softmax(dim=-1), rtol=1e-4, atol=1e-4)
+
+
+ROUTINGS = {
+    "sigmoids": Routing(3, True, "sigmoid", scale=2.5),
+    "groups": Routing(4, False, "sigmoid", ExpertGroups(4, 2, 2)),
+    "groups of softmax": Routing(2, False, groups=ExpertGroups(3, 1, 1), scale=16.0),
+}
+
+
+@pytest.mark.parametrize("rows", [2, 17])
+@pytest.mark.parametrize("is_corrected", [True, False])
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+def test_routings_are_those_of_torch(rows: int, is_corrected: bool, routing: Routing) -> None:
+    hidden, correction = torch.randn(rows, 40), 0.5 * torch.randn(12) if is_corrected else None
+    ours = ExpertRouter.of(torch.randn(12, 40), None, routing, correction)
+    x, found = ours.choose(hidden, 0.5)
+    outputs = torch.nn.functional.linear(x, ours.weight)
+    due, share = layers.choose_experts(outputs, routing, correction)
+    assert experts_by_pair(found, routing.chosen * rows) == due.flatten().tolist()
+    torch.testing.assert_close(found.share, share, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [2, 19])
@@ -84,7 +106,7 @@ def test_grouped_gemms(rows: int, favourite: int | None) -> None:
     kernel = Grouped.of(weights)
     assert kernel is not None
     total = torch.ones(rows, width)
-    kernel.add_to(total, x, choose_experts(scores, chosen, False))
+    kernel.add_to(total, x, choose_experts(scores, Routing(chosen, False)))
     due = 1 + expected_experts(x, scores, weights, chosen, False)
     torch.testing.assert_close(total, due, rtol=1e-4, atol=1e-4)
 
@@ -98,7 +120,7 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool) -> None:
     assert kernel is not None
     x, scores = torch.randn(rows, 256).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 256).half()
-    kernel.add_to(total, x, choose_experts(scores, chosen, True))
+    kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
     close(total, expected_experts(x, scores, weights, chosen, True), 6e-2)
 
 
@@ -111,7 +133,7 @@ def test_grouped_gemms_of_codes(name: str) -> None:
     assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()
-    kernel.add_to(total, x, choose_experts(scores, chosen, True))
+    kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))
     close(total, expected_experts(x, scores, weights, chosen, True), 6e-3)
 
 

@@ -106,14 +106,14 @@ Owner = TypeVar("Owner")
 class NewTokens:
     """The part of a delivery that belongs to open choices."""
 
-    place: Index  # rows of the delivery
+    offset: Index  # rows of the delivery
     row: Index  # rows of the choices
     ids: I32
     count: I32
 
     def where(self, some: Bool) -> "NewTokens":
         """Those of some rows."""
-        return NewTokens(self.place[some], self.row[some], self.ids[some], self.count[some])
+        return NewTokens(self.offset[some], self.row[some], self.ids[some], self.count[some])
 
     @property
     def total(self) -> int:

@@ -25,6 +25,7 @@ class AttentionSupport:
     mixed_graphs    CUDA graphs can include rows of any length
     windows         sliding windows
     caps, sinks     soft caps of scores, and sinks
+    latents         cells of one vector, which is key and value: see `LatentSizes`
     head_dims       head sizes; empty: all
     dtypes          types of keys and values; empty: all
     plans_on_host   the host must know where rows begin
@@ -36,6 +37,7 @@ class AttentionSupport:
     windows: bool = True
     caps: bool = True
     sinks: bool = True
+    latents: bool = False
     head_dims: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     plans_on_host: bool = False
@@ -49,6 +51,7 @@ class AttentionSupport:
             "sliding windows": not self.windows and any(model.windows),
             f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
             "sinks": not self.sinks and model.has_sinks,
+            "latent attention": not self.latents and model.latent is not None,
         }
         return [name for name, is_lacking in found.items() if is_lacking]
 

@@ -1,6 +1,7 @@
 """Adapters in PEFT's format, written by hand, and models with an adapter in their weights."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,16 @@ def write_config(folder: Path, **fields: Any) -> PeftConfig:
     return PeftConfig.read(folder)
 
 
+UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)$")
+
+
 def write_adapter(folder: Path, config: ModelConfig, seed: int = 0, **fields: Any) -> Path:
     """An adapter that changes the model so much that its tokens are others."""
     own = write_config(folder, **fields)
     tensors: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     for module, (outputs, inputs) in modules_of(config).items():
-        if ".experts." in module or module.endswith((".gate", ".router")) or not own.adapts(module):
+        if UNADAPTED.search(module) or not own.adapts(module):
             continue
         rank = own.rank_of(module)
         a = torch.randn(rank, inputs, generator=generator) * inputs**-0.5

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.norm import LayerInputs, Norm, Rotation, UnscaledNorm
+from paceline.runner.layers.norm import HeadNorm, LayerInputs, Norm, Rotation, UnscaledNorm
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import Piece, batch_of, tiny
@@ -19,10 +19,19 @@ def test_a_norm_is_torchs(size: float) -> None:
     """Also where the eps is larger than the mean square."""
     x, weight, eps = torch.randn(3, 4, 16) * size, torch.randn(16), 1e-5
     expected = F.rms_norm(x, (16,), weight, eps)
-    norm = Norm(UnscaledNorm((16 * eps) ** 0.5, "cpu"), weight * 4)
+    unscaled = UnscaledNorm((16 * eps) ** 0.5, "cpu")
+    norm, of_heads = Norm(unscaled, weight * 4), HeadNorm(unscaled, weight * 4)
     torch.testing.assert_close(norm(x), expected, rtol=1e-5, atol=1e-6)
-    norm.apply_to(x)
+    of_heads.apply_to(x)
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e4])
+def test_a_centred_norm_is_torchs_layer_norm(size: float) -> None:
+    x, weight, bias, eps = torch.randn(3, 16) * size + size, torch.randn(16), torch.randn(16), 1e-5
+    norm = Norm(UnscaledNorm((16 * eps) ** 0.5, "cpu", is_centred=True), weight * 4, bias)
+    expected = F.layer_norm(x, (16,), weight, bias, eps)
+    torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_zeros_stay_zeros() -> None:
@@ -35,7 +44,7 @@ def test_halves_are_normalised_in_full() -> None:
     expected = F.rms_norm(x.float(), (64,), eps=1e-6)
     assert got(x).dtype == torch.bfloat16
     torch.testing.assert_close(got(x).float(), expected, rtol=1e-2, atol=1e-2)
-    got.apply_to(x)
+    HeadNorm(UnscaledNorm(8e-3, "cpu"), got.factor).apply_to(x)
     torch.testing.assert_close(x.float(), expected, rtol=1e-2, atol=1e-2)
 
 

@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import ExpertSizes
+from paceline.runner.models.architecture import Routing
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSizes
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny
@@ -118,7 +119,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": None}, "architecture '' is not supported; supported are gemma"),
+        ({"architectures": None}, "architecture '' is not supported; supported are apertus"),
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "'GPT2LMHeadModel' is not supported; supported models that generate text .* llama, ",
@@ -210,9 +211,11 @@ def test_what_is_refused_of_gguf(changes: dict[str, Any], message: str) -> None:
 def test_gguf_says_by_its_tensors_which_products_have_biases() -> None:
     plain = ModelConfig.of_gguf(GGUF)
     assert (plain.attention_bias, plain.mlp_bias, plain.tied_embedding) == (False, False, True)
-    names = ("blk.0.attn_output.bias", "blk.0.ffn_down.bias", "output.weight")
-    biased = ModelConfig.of_gguf(GGUF, GGUFTensors(names))
+    assert not plain.output_bias
+    biases = (f"blk.0.{linear}.bias" for linear in ("attn_q", "attn_output", "ffn_down"))
+    biased = ModelConfig.of_gguf(GGUF, GGUFTensors((*biases, "output.weight")))
     assert (biased.attention_bias, biased.mlp_bias, biased.tied_embedding) == (True, True, False)
+    assert biased.output_bias
 
 
 def test_caps() -> None:
@@ -262,10 +265,10 @@ EXPERTS = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
 
 def test_experts() -> None:
     mixtral = tiny(**EXPERTS, num_experts_per_tok=2).experts
-    assert mixtral == ExpertSizes(4, 2, 40, True, (True, True))
+    assert mixtral == ExpertSizes(4, 40, (True, True), Routing(2, True))
     names = {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 16}
     qwen = tiny(**names, num_experts=8, num_experts_per_tok=3, mlp_only_layers=[0]).experts
-    assert qwen == ExpertSizes(8, 3, 16, False, (False, True))
+    assert qwen == ExpertSizes(8, 16, (False, True), Routing(3, False))
     assert tiny(num_local_experts=4, num_experts_per_tok=2).experts is None  # of a Llama
 
 
@@ -273,7 +276,7 @@ def test_a_llama_of_gguf_with_experts_is_a_mixtral() -> None:
     known = {**GGUF, "llama.expert_count": 4, "llama.expert_used_count": 2}
     config = ModelConfig.of_gguf(known, GGUFTensors(["blk.1.ffn_gate_inp.weight"]))
     assert config.architecture == "mixtral"
-    assert config.experts == ExpertSizes(4, 2, 40, True, (False, True))
+    assert config.experts == ExpertSizes(4, 40, (False, True), Routing(2, True))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from typing import Any
 
-from paceline.runner.models.architecture import LayerSpec, MLPSpec, MoESpec
+from paceline.runner.models.architecture import LayerSpec, MLPSpec, MoESpec, Routing
 from paceline.runner.models.describe import describe, manifest
 from paceline.runner.models.rope import Rope, frequencies
 from paceline.runner.models.tensor_spec import GGUFForm
@@ -83,7 +83,7 @@ def test_a_mixture_has_a_router_and_experts() -> None:
         architectures=["MixtralForCausalLM"], num_local_experts=3, num_experts_per_tok=2
     ).mlp
     assert isinstance(mixture, MoESpec)
-    assert (mixture.chosen, mixture.shares_sum_to_one, mixture.width) == (2, True, 40)
+    assert (mixture.routing, mixture.width) == (Routing(2, True), 40)
     block = "model.layers.1.block_sparse_moe"
     (router,) = mixture.router.weights
     assert (router.name, router.shape) == (f"{block}.gate.weight", (3, 24))

@@ -13,9 +13,15 @@ from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
+    HeadNorms,
+    LatentAttentionSpec,
+    LatentQuerySpec,
     LayerSpec,
     MLPSpec,
     MoESpec,
+    NormSpec,
+    Routing,
+    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
@@ -28,6 +34,7 @@ from paceline.runner.models.layer_groups import (
 )
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TowerSpec
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
@@ -74,7 +81,12 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-SPECS = (DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, MoESpec, Rope)
+EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+LATENT_SPECS = (LatentAttentionSpec, LatentQuerySpec)
+SPECS = (
+    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS),
+    *(NormSpec, HeadNorms, Rope, TowerSpec),
+)
 
 
 @dataclass(frozen=True, slots=True)

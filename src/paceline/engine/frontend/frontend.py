@@ -9,8 +9,9 @@ from uuid import uuid4
 import numpy as np
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
-from paceline.core.plan import Ended, PromptScores, Timings
-from paceline.core.pooling import LAST, PooledMean
+from paceline.core.events import Timings
+from paceline.core.plan import Ended
+from paceline.core.pooling import LAST, PooledMean, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows, NewTokens
@@ -256,7 +257,7 @@ class Frontend:
         """Pass on the tokens that have a reader. Returns the choices that they end."""
         ends = {(one.request_id, one.child): one for one in delivery.ended}
         scored, aborts = delivery.logprob is not None, list[Abort]()
-        columns = new.place, new.row, new.ids, new.count
+        columns = new.offset, new.row, new.ids, new.count
         for entry, row, ids, count in zip(*(one.tolist() for one in columns), strict=True):
             choice = self._rows.owner(row)
             of = choice.request

@@ -184,7 +184,7 @@ class SequenceRows:
         new = self._rows.new_tokens(delivery)
         self._rows.tokens.append(new.row, new.ids, new.count)
         theirs = np.full(len(delivery.handle), NOBODY)
-        theirs[new.place] = self._theirs[new.row]
+        theirs[new.offset] = self._theirs[new.row]
         return replace(delivery, handle=theirs)
 
     def tokens(self, own: EncodedRequest) -> list[tuple[int, ...]]:

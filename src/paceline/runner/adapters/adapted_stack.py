@@ -21,7 +21,7 @@ from paceline.runner.parallel.group import SummedLinear
 class AdaptedRows:
     """Positions grouped by adapter, so that each adapter has one GEMM for all of its rows.
 
-    It is set before the linears of a step, and again when a step goes on with some positions.
+    It is set before the linears of a step, and again when later layers compute fewer positions.
     """
 
     def __init__(self, adapters: Mapping[int, AdapterWeights]) -> None:
@@ -31,33 +31,33 @@ class AdaptedRows:
 
     def set(self, indices: Tensor) -> None:
         """The index of the adapter of each position, [positions]."""
-        own = [
+        rows = [
             (weights, (indices == index).nonzero()[:, 0])
             for index, weights in self._adapters.items()
         ]
-        self._groups = [(weights, index) for weights, index in own if len(index)]
+        self._groups = [(weights, index) for weights, index in rows if len(index)]
 
     def add(self, out: Tensor, x: Tensor, site: Site) -> None:
-        """out += what the adapters add to a linear of x."""
+        """Add the adapters' outputs for a linear of x."""
         for weights, index in self._groups:
             parts = weights.sites.get(site)
             if parts is None:
                 continue
-            own = x[index]
+            inputs = x[index]
             for part in parts:
-                found = torch.mm(torch.mm(own, part.a), part.b)
+                found = torch.mm(torch.mm(inputs, part.a), part.b)
                 out[:, part.first : part.end].index_add_(0, index, found)
 
 
 def adapted(linear: Linear, rows: AdaptedRows, site: Site) -> Linear:
-    """A linear with adapters. Ranks that sum their linears sum those of adapters with them."""
+    """A linear with adapters. Where ranks sum a linear, they sum its adapters with it."""
     if isinstance(linear, SummedLinear):
         return linear.around(AdaptedLinear(linear.part, rows, site))
     return AdaptedLinear(linear, rows, site)
 
 
 class AdaptedLinear:
-    """A linear of the model, and what the adapters of its rows add."""
+    """A linear of the model plus the adapters of its rows."""
 
     def __init__(self, linear: Linear, rows: AdaptedRows, site: Site) -> None:
         self._linear, self._rows, self._site = linear, rows, site
@@ -73,7 +73,7 @@ class AdaptedLinear:
 
 
 class AdaptedStack:
-    """The layers of a stack, with the same weights in linears that add those of adapters."""
+    """The layers of a stack, whose linears add those of adapters. The weights are shared."""
 
     def __init__(self, stack: TorchStack, adapters: Mapping[int, AdapterWeights]) -> None:
         """`adapters` has the weights by index."""
@@ -83,13 +83,14 @@ class AdaptedStack:
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
         found, rows = copy(layer), self._rows
         found.attention, found.mlp = copy(layer.attention), copy(layer.mlp)
-        found.attention.qkv = adapted(layer.attention.qkv, rows, Site(number, "qkv"))
-        found.attention.output = adapted(layer.attention.output, rows, Site(number, "output"))
+        if (attention := found.attention) is not None:
+            attention.qkv = adapted(attention.qkv, rows, Site(number, "qkv"))
+            attention.output = adapted(attention.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
-            own = found.mlp.linears = copy(layer.mlp.linears)
-            own.gate_up = adapted(own.gate_up, rows, Site(number, "gate_up"))
-            own.down = adapted(own.down, rows, Site(number, "down"))
+            linears = found.mlp.linears = copy(layer.mlp.linears)
+            linears.gate_up = adapted(linears.gate_up, rows, Site(number, "gate_up"))
+            linears.down = adapted(linears.down, rows, Site(number, "down"))
         return found
 
     def __call__(
@@ -106,6 +107,8 @@ class AdaptedStack:
         assert indices is not None, "a step without adapters"
         self._rows.set(indices)
         for number, layer in enumerate(self._layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             seen = layer.attend(hidden, context)

@@ -22,7 +22,7 @@ class HostAdapters:
         max_lora_rank: int,
         form: Callable[[AdapterWeights], AdapterWeights] = lambda adapter: adapter,
     ) -> None:
-        """`form` gives an adapter that was read the form in which the device needs it."""
+        """`form` converts an adapter to what the device needs."""
         self._targets, self._most_rank, self._form = targets, max_lora_rank, form
         self._kept: dict[str, AdapterWeights] = {}
 
@@ -103,7 +103,7 @@ class AdapterTable:
 
 
 class ResidentAdapters:
-    """Adapters of residents on a CPU, whose weights stay where the host has them."""
+    """Adapters of residents on a CPU, which computes with the weights of `HostAdapters`."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ResidentAdapters:
         max_loras: int,
         slots: int,
     ) -> None:
-        """`weights` of the model get the adapters by index."""
+        """`weights` are those of the model by adapter index; adapters are added there."""
         self.host, self._weights = host, weights
         self._table = AdapterTable(max_loras, slots, self._fill)
 

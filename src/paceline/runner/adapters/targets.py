@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
-from paceline.runner.layers.factory import LayerFactory, paired_order
+from paceline.runner.layers.factory import LayerFactory, attention_order
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LinearSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, LinearSpec, MLPSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
 
@@ -71,13 +70,14 @@ class AdapterTargets:
         self.modules: dict[str, ModuleTarget] = {}
         self.sites: dict[Site, SiteShape] = {}
         for layer, one in enumerate(spec.layers):
-            attention, mlp = one.attention, one.mlp
-            order = attention_order(attention)
-            before = factory.factor(attention.norm).cpu()
-            self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
-            self._add(factory, Site(layer, "output"), attention.output)
+            if (attention := one.attention) is not None:
+                order = attention_order(attention)
+                before = factory.folded(attention.norm)
+                self._add(factory, Site(layer, "qkv"), attention.qkv, before, order)
+                self._add(factory, Site(layer, "output"), attention.output)
+            mlp = one.mlp
             if isinstance(mlp, MLPSpec):
-                before = factory.factor(mlp.norm).cpu()
+                before = factory.folded(mlp.norm)
                 self._add(factory, Site(layer, "gate_up"), mlp.gate_up, before)
                 self._add(factory, Site(layer, "down"), mlp.down)
 
@@ -89,7 +89,7 @@ class AdapterTargets:
         factor: Tensor | None = None,
         order: Tensor | None = None,
     ) -> None:
-        first = 0
+        first, factor = 0, None if factor is None else factor.cpu()
         for weight, kv_scale in zip(linear.weights, linear.scales, strict=True):
             outputs, _ = weight.shape
             own = None if order is None else order[first : first + outputs] - first
@@ -99,16 +99,6 @@ class AdapterTargets:
             first += outputs
         parts = tuple(weight.shape[0] for weight in linear.weights)
         self.sites[site] = SiteShape(linear.inputs, parts)
-
-
-def attention_order(attention: AttentionSpec) -> Tensor | None:
-    """Where the outputs of queries, keys and values come from, [outputs]; None: as they are."""
-    if attention.rotary_dim == attention.head_dim:
-        return None
-    heads = torch.arange(attention.qkv.outputs).view(-1, attention.head_dim)
-    turned = heads[: attention.heads + attention.kv_heads]
-    turned.copy_(turned[:, paired_order(attention)])
-    return heads.flatten()
 
 
 NAME = "adapter_config.json"

@@ -20,7 +20,7 @@ class Native(Attention):
     Falls back to `Paged` without a compiler, or if the store is not float32 on a CPU.
     """
 
-    support = AttentionSupport()
+    support = AttentionSupport(latents=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.
@@ -56,6 +56,7 @@ class NativeStep(Prepared):
                 batch.block_table.shape[2],
                 kv.groups.layers_per_block,
                 kv.block_size,
+                kv.cell.vectors,
                 kv.kv_heads,
                 kv.head_dim,
             )

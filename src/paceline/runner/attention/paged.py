@@ -19,7 +19,7 @@ SCRATCH_BYTES = 2 << 20  # size of gathered pieces that stay in the processor's 
 class Paged(Attention):
     """Copies contexts into contiguous memory, as torch's GEMMs need."""
 
-    support = AttentionSupport()
+    support = AttentionSupport(latents=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)
@@ -140,7 +140,7 @@ class Scratch:
 
     def __init__(self, kv: KVStore, blocks: int, dtype: torch.dtype) -> None:
         self.kv = kv
-        shape = (blocks, kv.block_size, 2 * kv.kv_heads, kv.head_dim)
+        shape = (blocks, kv.block_size, kv.cell.vectors, kv.head_dim)
         self.gathered = torch.empty(shape, dtype=kv.dtype, device=kv.content.device)
         is_same = dtype == kv.dtype
         self.converted = self.gathered if is_same else torch.empty_like(self.gathered, dtype=dtype)
@@ -158,9 +158,9 @@ class GatheredContext:
         self._runs = kv.runs(blocks).unbind()
         self._gathered = scratch.gathered[: rows * width]
         self._converted = scratch.converted[: rows * width]
-        cells = self._converted.view(rows, width * kv.block_size, 2 * kv.kv_heads, kv.head_dim)
-        # [rows, kv_heads, cells, head_dim] each
-        self.keys, self.values = torch.split(cells.transpose(1, 2), kv.kv_heads, dim=1)
+        cells = self._converted.view(rows, width * kv.block_size, kv.cell.vectors, kv.head_dim)
+        vectors = cells.transpose(1, 2)  # [rows, vectors, cells, head_dim]
+        self.keys, self.values = vectors[:, : kv.kv_heads], vectors[:, -kv.kv_heads :]
 
     def fill(self, layer: int) -> None:
         self._kv.gather(self._runs[layer], self._gathered)

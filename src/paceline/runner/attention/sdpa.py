@@ -69,7 +69,7 @@ def explicit_attention(
 class Sdpa(Attention):
     """Gathers each row through its block table, and computes the formula."""
 
-    support = AttentionSupport()
+    support = AttentionSupport(latents=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "SdpaStep":
         return SdpaStep(batch, kv)
@@ -121,4 +121,4 @@ class SdpaStep(Prepared):
         group, index = kv.groups.group[layer], kv.groups.index[layer]
         blocks = self._batch.block_table[group, row, first // size : -(-end // size)]
         cells = kv.content[blocks, index].flatten(0, 1)[: end - first].float()
-        return cells[:, : kv.kv_heads], cells[:, kv.kv_heads :]
+        return cells[:, : kv.kv_heads], cells[:, -kv.kv_heads :]

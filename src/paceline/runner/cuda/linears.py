@@ -16,7 +16,7 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized
+from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.architecture import LinearSpec, NormSpec
@@ -67,7 +67,8 @@ class CudaLinear:
 
 
 class NormedLinear:
-    """A linear of the normalised residual stream, or act(gate) * up of it.
+    """A linear of the normalised residual stream, or act(gate) * up of it. Without a norm, it is a
+    linear of the residual stream itself.
 
     In steps with adapters, the linear is that of all adapters too, whatever the number of rows.
     """
@@ -75,13 +76,18 @@ class NormedLinear:
     def __init__(
         self,
         linear: CudaLinear,
-        norm: NormSpec,
+        norm: NormSpec | None,
         widen: Widen = not_adapted,
         is_gated: bool = False,
     ) -> None:
         self._adapted = widen(linear)
-        self._kernels = linear.choice(Use.GATED if is_gated else Use.NORMED)
-        self._weights, self._floor = linear.weights, norm.floor
+        normed = Use.GATED if is_gated else Use.NORMED
+        self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
+        self._weights, self._floor = linear.weights, None if norm is None else norm.floor
+
+    @property
+    def is_normed(self) -> bool:
+        return self._floor is not None
 
     def __str__(self) -> str:
         return str(self._kernels)
@@ -89,13 +95,22 @@ class NormedLinear:
     def __call__(
         self, hidden: Tensor, adapters: Tensor | None = None
     ) -> tuple[Tensor, DeferredNorm]:
+        if self._floor is None:
+            return self._plain(hidden, adapters), DeferredNorm(hidden, 0.0, 0)
         if adapters is None:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
         return with_room(self._adapted)(x, adapters), late
 
+    def _plain(self, x: Tensor, adapters: Tensor | None) -> Tensor:
+        if adapters is None:
+            return self._kernels.of(len(x)).plain(x)
+        return with_room(self._adapted)(x, adapters)
+
     def gated(self, hidden: Tensor, is_silu: bool, adapters: Tensor | None = None) -> Tensor:
         """Return act(gate) * up, of a linear that computes both."""
+        if self._floor is None:
+            return gated(self._plain(hidden, adapters), is_silu, DeferredNorm(hidden, 0.0, 0))
         if adapters is None:
             return self._kernels.of(len(hidden)).gated(hidden, self._floor, is_silu)
         x, late = deferred(hidden, self._floor, self._weights)

@@ -25,12 +25,14 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec, attentions
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
+from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 # Attention in a graph has one shape for all layers, and so has the store.
@@ -39,8 +41,10 @@ CUDA = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
+            "layers.attention.norm=none",
             "layers.attention.rope.axes",
             "layers.attention.head_norms",
             "layers.attention.window",
@@ -48,6 +52,7 @@ CUDA = BackendSupport(
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
+            "layers.mlp.norm=none",
             "layers.mlp.activation=gelu_pytorch_tanh",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
@@ -57,12 +62,16 @@ CUDA = BackendSupport(
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",
             "layers.mlp.clamp",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
+            "layers.mlp.routing.scores=sigmoid",
+            "layers.mlp.routing.groups",
+            "layers.mlp.routing.scale",
+            "layers.mlp.correction",
+            "layers.mlp.shared",
+            "layers.mlp.shared.gate",
         }
-    ),
-    one_value={**STORED, "number of heads": lambda layer: [layer.attention.heads]},
+    )
+    | TOWER_FEATURES,
+    one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
 
@@ -87,10 +96,12 @@ class CudaLayer:
         factory: LayerFactory[CudaLinear],
         spec: LayerSpec,
         layer: int,
-        rotary: RotaryTable,
+        tables: Mapping[Rope, RotaryTable],
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
+        assert attention is not None, "CUDA has no such feature"
+        rotary = tables[attention.rope]
         self._attention, self._layer = attention, layer
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
         output = attention.output, attention.output_norm
@@ -105,9 +116,7 @@ class CudaLayer:
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
-        mlp = self._mlp
-        found = mlp.kernels() if isinstance(mlp, CudaMLP) else {"experts": str(mlp)}
-        return {"qkv": str(self._qkv), "output": str(self._out), **found}
+        return {"qkv": str(self._qkv), "output": str(self._out), **self._mlp.kernels()}
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -116,7 +125,8 @@ class CudaLayer:
         n, attention, spec = len(hidden), step.attention, self._attention
         how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
         adapters, is_few = step.adapters, takes(*hidden.shape) and step.adapters is None
-        rotating = attention if is_few and attention.rotates else None
+        # The kernel that rotates follows a linear that is ordered, as those after norms are.
+        rotating = attention if is_few and self._qkv.is_normed and attention.rotates else None
         rotation, by_row = self._rotation, step.rotary.get(self._rotary)
         if by_row is not None:
             rotation = replace(rotation, cos_sin=by_row, is_by_row=True)
@@ -179,7 +189,7 @@ class CudaModel:
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
-        scale = torch.tensor(spec.embedding_scale, dtype=factory.dtype)  # rounded as in training
+        scale = factory.embedding_scale(spec)
         table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self.first_image_id, ids = self.config.vocab, len(table)
@@ -190,15 +200,15 @@ class CudaModel:
         self._embedding, self._embed = table, factory.embedding(table, ids)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
-            for rope in dict.fromkeys(one.attention.rope for one in spec.layers)
+            for rope in dict.fromkeys(one.rope for one in attentions(spec.layers))
         }
         self._rotary = tuple(rotary.values())
         self._layers = [
-            CudaLayer(factory, one, layer, rotary[one.attention.rope], self._beside(layer))
+            CudaLayer(factory, one, layer, rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
         self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
-        self._head = factory.head(spec.head, spec.norm)
+        self._head = factory.head(spec.head, spec.norm, spec.logit_scale)
         self._logit_cap = spec.logit_cap
 
     @staticmethod

@@ -4,16 +4,23 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights
+from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights, Use
 from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
-from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.models.architecture import LinearSpec, MoESpec
+from paceline.runner.models.architecture import (
+    Activation,
+    LinearSpec,
+    MoESpec,
+    NormSpec,
+    SharedExpertSpec,
+)
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
@@ -30,20 +37,55 @@ class CudaMoE:
         biases = spec.router.biases
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.norm)
-        self._router = ExpertRouter.of(weight, bias, spec.chosen, spec.shares_sum_to_one)
+        correction = None if spec.correction is None else factory.read(spec.correction).flatten()
+        self._router = ExpertRouter.of(weight, bias, spec.routing, correction)
+        self._shared = None
+        if spec.shared is not None:
+            self._shared = CudaSharedExpert(factory, spec.shared, spec.norm, spec.activation)
         self._experts, self._floor = expert_kernel(expert_weights(factory, spec)), spec.norm.floor
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
-    def __str__(self) -> str:
-        return str(self._experts)
+    def kernels(self) -> dict[str, str]:
+        shared = {} if self._shared is None else self._shared.kernels()
+        return {"experts": str(self._experts), **shared}
 
     def add_to(self, hidden: Tensor, _adapters: Tensor | None = None) -> None:
         """Add the experts of the residual stream to it. Experts are not adapted."""
         x, choice = self._router.choose(hidden, self._floor)
+        gated = None if self._shared is None else self._shared.gated(hidden, x)
         total = torch.zeros_like(hidden) if self._has_parts else hidden
         self._experts.add_to(total, x, choice)
+        if self._shared is not None and gated is not None:
+            self._shared.down.add_to(total, gated)
         if self._has_parts:
             hidden.add_(self._summed(total))
+
+
+class CudaSharedExpert:
+    """The expert of every position."""
+
+    def __init__(
+        self,
+        factory: LayerFactory[CudaLinear],
+        spec: SharedExpertSpec,
+        norm: NormSpec,
+        activation: Activation,
+    ) -> None:
+        self._gate_up = NormedLinear(factory.linear(spec.gate_up, norm), norm, is_gated=True)
+        self.down = factory.linear(spec.down)
+        self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
+        self._is_silu = activation == "silu"
+
+    def kernels(self) -> dict[str, str]:
+        down = self.down.choice(Use.ADDED)
+        return {"shared gate_up": str(self._gate_up), "shared down": str(down)}
+
+    def gated(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """The input of `down`, from the residual stream and its normalised rows."""
+        found = self._gate_up.gated(hidden, self._is_silu)
+        if self._gate is not None:
+            found.mul_(F.linear(x.float(), self._gate).sigmoid_())
+        return found
 
 
 def expert_kernel(

@@ -21,7 +21,6 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     LinearSpec,
     MLPSpec,
-    MoESpec,
     NormSpec,
 )
 from paceline.runner.models.config_entries import ConfigEntries
@@ -291,14 +290,14 @@ def of_decoder(spec: DecoderSpec) -> EncoderSpec:
 
 def _layer_of(layer: LayerSpec) -> EncoderLayer:
     attention, mlp = layer.attention, layer.mlp
-    assert not isinstance(mlp, MoESpec)  # not in OF_DECODERS
+    assert attention is not None and isinstance(mlp, MLPSpec)  # OF_DECODERS has no other features
     return EncoderLayer(_attention_of(attention), _mlp_of(mlp))
 
 
 def _attention_of(one: AttentionSpec) -> EncoderAttention:
     norms = one.head_norms
     return EncoderAttention(
-        around=Around(_rms(one.norm), _optional_rms(one.output_norm)),
+        around=Around(_optional_rms(one.norm), _optional_rms(one.output_norm)),
         qkv=_linear_of(one.qkv),
         output=_linear_of(one.output),
         heads=one.heads,
@@ -314,7 +313,7 @@ def _attention_of(one: AttentionSpec) -> EncoderAttention:
 
 def _mlp_of(one: MLPSpec) -> EncoderMLP:
     return EncoderMLP(
-        Around(_rms(one.norm), _optional_rms(one.output_norm)),
+        Around(_optional_rms(one.norm), _optional_rms(one.output_norm)),
         _linear_of(one.gate_up),
         _linear_of(one.down),
         one.activation,

@@ -10,12 +10,20 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
-from paceline.runner.models.architecture import AttentionSpec, LayerSpec, MLPSpec
+from paceline.runner.models.architecture import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +50,7 @@ class SelfAttention:
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
+        self._norms_rotated = spec.head_norms is not None and spec.head_norms.rotated
         self.output = factory.summed(spec.output)
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
 
@@ -50,9 +59,13 @@ class SelfAttention:
         spec, layer = self._spec, self._layer
         qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
         rotated = qkv[:, : self._rotated]
+        rotation = context.rotations[spec.rope]
+        if self._norms_rotated:
+            rotation.rotate(rotated)
         if self.norm is not None:
             self.norm.apply_to(rotated)
-        context.rotations[spec.rope].rotate(rotated)
+        if not self._norms_rotated:
+            rotation.rotate(rotated)
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
@@ -64,11 +77,18 @@ class DecoderLayer:
     """A decoder layer. It adds to the residual stream in place: the sum is part of the linear."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: LayerSpec, layer: int) -> None:
-        self.attention = SelfAttention(factory, spec.attention, layer)
+        self.attention, self.latent, self.attention_norm = None, None, None
+        if (attention := spec.attention) is not None:
+            self.attention = SelfAttention(factory, attention, layer)
+            self.attention_norm = factory.optional_norm(attention.output_norm)
+        if spec.latent is not None:
+            self.latent = LatentAttention(factory, spec.latent, layer)
+        mixer = attention or spec.latent
+        assert mixer is not None
+        self._input_norm = factory.input_norm(mixer.norm)
         mlp = spec.mlp
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
-        self._input_norm = factory.unscaled_norm(spec.attention.norm.floor)
-        self.attention_norm = factory.optional_norm(spec.attention.output_norm)
+        self._is_parallel = spec.parallel
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
@@ -82,33 +102,60 @@ class DecoderLayer:
 
     def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
         """The output of attention, before its last linear."""
-        return self.attention(self._input_norm(hidden), context)
+        x = self._input_norm(hidden)
+        if self.attention is not None:
+            return self.attention(x, context)
+        assert self.latent is not None
+        rotation = context.rotations[self.latent.spec.rope]
+        cells = context.cells[self.latent.layer]
+        return self.latent(x, rotation, context.kv, cells, context.attention)
 
     def finish(self, hidden: Tensor, seen: Tensor) -> None:
         """Add attention and MLP to the residual stream."""
-        add_linear(hidden, seen, self.attention.output, self.attention_norm)
-        self.mlp.add_to(hidden)
+        attention = self.attention or self.latent
+        assert attention is not None
+        if self._is_parallel:  # the MLP reads what attention has read
+            self.mlp.add_to(hidden)
+        add_linear(hidden, seen, attention.output, self.attention_norm)
+        if not self._is_parallel:
+            self.mlp.add_to(hidden)
 
 
 # The store has one shape for all layers.
 STORED: dict[str, Values] = {
-    "number of heads of keys": lambda layer: [layer.attention.kv_heads],
-    "size of heads": lambda layer: [layer.attention.head_dim],
+    "number of heads of keys": lambda layer: [one.kv_heads for one in attentions(layer)],
+    "size of heads": lambda layer: [one.head_dim for one in attentions(layer)],
 }
 TORCH = BackendSupport(
     backend="torch",
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
+            "norm.centred",
+            "norm.bias",
+            "layers.parallel",
+            "layers.attention.norm=none",
+            "layers.attention.norm.centred",
+            "layers.attention.norm.bias",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
+            "layers.attention.head_norms.whole",
+            "layers.attention.head_norms.rotated",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
+            "layers.mlp.norm=none",
+            "layers.mlp.norm.centred",
+            "layers.mlp.norm.bias",
+            "layers.mlp.gated",
+            "layers.mlp.xielu",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.activation=relu2",
+            "layers.mlp.activation=xielu",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
@@ -117,12 +164,25 @@ TORCH = BackendSupport(
             "layers.mlp.experts.gate_up.biases",
             "layers.mlp.experts.down.biases",
             "layers.mlp.clamp",
+            "layers.mlp.routing.scores=sigmoid",
+            "layers.mlp.routing.groups",
+            "layers.mlp.routing.scale",
+            "layers.mlp.correction",
+            "layers.mlp.shared",
+            "layers.mlp.shared.gate",
+            "layers.mlp.shared.gate_up.biases",
+            "layers.mlp.shared.down.biases",
             "layers.attention.rope.axes",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
+            "layers.latent",
+            "layers.latent=mla",
+            "layers.latent.query_latent",
+            "layers.latent.query_latent.linear.biases",
+            "layers.latent.latent.biases",
+            "layers.latent.output.biases",
+            "vision.deep",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value=STORED,
 )
 
@@ -137,7 +197,7 @@ class TorchStack:
         self._dtype = factory.dtype
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
-            for rope in dict.fromkeys(spec.attention.rope for spec in layers)
+            for rope in dict.fromkeys(parts_of(layers, Rope))
         }  # [2, head_dim / 2] each
         self._axes = {
             rope: torch.tensor(rope.axes, device=factory.device) for rope in self.ropes if rope.axes
@@ -157,6 +217,8 @@ class TorchStack:
         context = self.context(batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
-from paceline.runner.layers.norm import Norm, UnscaledNorm
+from paceline.runner.layers.norm import HeadNorm, Norm, UnscaledNorm, WholeHeadNorm
 from paceline.runner.models.architecture import (
     AttentionSpec,
+    DecoderSpec,
     HeadNorms,
     KVScale,
     LinearSpec,
@@ -57,8 +58,24 @@ class LayerFactory(Generic[L_co]):
         read = [self.read(tensor) for tensor in tensors]
         return torch.cat(read) if len(read) > 1 else read[0]
 
-    def unscaled_norm(self, floor: float) -> UnscaledNorm:
-        return UnscaledNorm(floor, self.device)
+    def embedding_scale(self, spec: DecoderSpec) -> float:
+        """The factor of the embedding, rounded if that is what the model was trained with."""
+        scale = spec.embedding_scale
+        return float(torch.tensor(scale, dtype=self.dtype)) if spec.rounds_scale else scale
+
+    def unscaled_norm(self, norm: NormSpec) -> UnscaledNorm:
+        return UnscaledNorm(norm.floor, self.device, norm.centred)
+
+    def input_norm(self, norm: NormSpec | None) -> Callable[[Tensor], Tensor]:
+        """The norm before a linear that has the norm's `folded` factor."""
+        if norm is None:
+            return whole
+        return self.unscaled_norm(norm) if norm.bias is None else self.norm(norm)
+
+    def folded(self, norm: NormSpec | None) -> Tensor | None:
+        """The factor of a norm that is folded into the linear after it, [width]. A norm with a bias
+        has its factor itself."""
+        return None if norm is None or norm.bias is not None else self.factor(norm)
 
     def factor(self, norm: NormSpec) -> Tensor:
         """The factor sqrt(width) * weight of a norm, [width]."""
@@ -77,22 +94,27 @@ class LayerFactory(Generic[L_co]):
 
     def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
         """The norm factors of all query heads, then key heads, [heads + kv_heads, head_dim]."""
-        query, key = self.factor(norms.query), self.factor(norms.key)
+        query = self.factor(norms.query).view(-1, attention.head_dim)
+        key = self.factor(norms.key).view(-1, attention.head_dim)
         heads = query.expand(attention.heads, -1), key.expand(attention.kv_heads, -1)
         return torch.cat(heads)[:, paired_order(attention)]
 
     def norm(self, norm: NormSpec) -> Norm:
-        return Norm(self.unscaled_norm(norm.floor), self.factor(norm).to(self.dtype))
+        bias = None if norm.bias is None else self.read(norm.bias).to(self.dtype)
+        return Norm(self.unscaled_norm(norm), self.factor(norm).to(self.dtype), bias)
 
     def optional_norm(self, norm: NormSpec | None) -> Norm | None:
         return None if norm is None else self.norm(norm)
 
-    def head_norm(self, attention: AttentionSpec) -> Norm | None:
-        """One norm for the heads of queries and keys, which are adjacent."""
-        if attention.head_norms is None:
+    def head_norm(self, attention: AttentionSpec) -> HeadNorm | WholeHeadNorm | None:
+        """The norm of queries and keys, which are adjacent."""
+        if (norms := attention.head_norms) is None:
             return None
-        factor = self.head_factor(attention, attention.head_norms)
-        return Norm(self.unscaled_norm(attention.head_norms.floor), factor.to(self.dtype))
+        factor = self.head_factor(attention, norms).to(self.dtype)
+        query, key = self.unscaled_norm(norms.query), self.unscaled_norm(norms.key)
+        if norms.whole:
+            return WholeHeadNorm(query, key, attention.heads, factor)
+        return HeadNorm(query, factor)
 
     def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> L_co:
         """A linear that also applies the factor of the norm `before` it, if given."""
@@ -100,7 +122,7 @@ class LayerFactory(Generic[L_co]):
 
     def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
         bias = torch.cat(list(self._biases(linear))) if linear.biases else None  # [outputs]
-        factor = None if before is None else self.factor(before)  # [inputs]
+        factor = self.folded(before)  # [inputs]
         read = partial(self.matrix, linear)
         return LinearParts(linear.name, read, bias, factor, self.dtype)
 
@@ -136,9 +158,16 @@ class LayerFactory(Generic[L_co]):
         part = self.linear(linear)
         return part if self.group is None else SummedLinear(part, self.group)
 
-    def head(self, linear: LinearSpec, before: NormSpec | None = None) -> Linear:
-        """A linear whose outputs are gathered on rank 0; other ranks get none."""
-        part = self.linear(linear, before)
+    def head(
+        self, linear: LinearSpec, before: NormSpec | None = None, scale: float = 1.0
+    ) -> Linear:
+        """A linear whose outputs are gathered on rank 0; other ranks get none. The scale is
+        folded into the factor of the norm before it."""
+        parts = self.parts(linear, before)
+        if scale != 1.0:
+            assert parts.factor is not None
+            parts = replace(parts, factor=parts.factor * scale)
+        part = self.build(parts)
         return part if self.group is None else GatheredLinear(part, self.group)
 
     def embedding(self, table: Tensor, ids: int | None = None) -> Callable[[Tensor], Tensor]:
@@ -165,21 +194,22 @@ class LayerFactory(Generic[L_co]):
 
     def qkv(self, attention: AttentionSpec) -> L_co:
         """The linear for queries, keys and values; the first two are in `paired_order`."""
-        parts = self.parts(attention.qkv)
-        factor = self.factor(attention.norm)
-        if attention.second_norm is not None:
-            factor = torch.cat((factor, self.factor(attention.second_norm)))
-        parts = replace(parts, factor=factor)
-        if attention.rotary_dim < attention.head_dim:
-            heads = torch.arange(attention.qkv.outputs, device=self.device)
-            heads = heads.view(-1, attention.head_dim)
-            rotated = heads[: attention.heads + attention.kv_heads]
-            rotated.copy_(rotated[:, paired_order(attention)])
-            order = heads.flatten()
+        parts = self.parts(attention.qkv, attention.norm)
+        if parts.factor is not None and attention.second_norm is not None:
+            both = parts.factor, self.factor(attention.second_norm)
+            parts = replace(parts, factor=torch.cat(both))
+        if (order := attention_order(attention)) is not None:
+            order = order.to(self.device)
             bias = None if parts.bias is None else parts.bias[order]
             read = partial(self._selected, attention.qkv, order)
             parts = replace(parts, read=read, bias=bias)
         return self.build(parts)
+
+    def reordered(self, linear: LinearSpec, outputs: Tensor, before: NormSpec) -> L_co:
+        """A linear with its outputs in another order, and the factor of the norm before it."""
+        parts, order = self.parts(linear, before), outputs.to(self.device)
+        bias = None if parts.bias is None else parts.bias[order]
+        return self.build(replace(parts, read=partial(self._selected, linear, order), bias=bias))
 
     def _selected(self, linear: LinearSpec, outputs: Tensor) -> Matrix:
         return self.matrix(linear).select(outputs)
@@ -193,17 +223,30 @@ def whole(total: Tensor) -> Tensor:
 def paired_order(attention: AttentionSpec) -> list[int]:
     """An order of the dimensions of a head in which pair i is (x[i], x[i + head_dim / 2]).
 
-    Checkpoints have such pairs only within the rotated dimensions, which come first:
+    Checkpoints have such pairs only within the rotated dimensions, which come first, or have the
+    two of a pair side by side:
 
-        checkpoint   x0 x1 y0 y1 | a b c d
+        checkpoint   x0 x1 y0 y1 | a b c d, or x0 y0 x1 y1 | a b c d
         here         x0 x1 a b     y0 y1 c d
 
     Scores do not depend on the order of dimensions if it is the same for queries and keys. So
     layers rotate whole heads, and the rope does not change the other pairs.
     """
     dims, rotated = range(attention.head_dim), attention.rotary_dim
-    turning, rest = dims[:rotated], dims[rotated:]
+    turning, rest = list(dims[:rotated]), dims[rotated:]
+    if attention.adjacent_pairs:
+        turning = turning[::2] + turning[1::2]
     return [
         *(*turning[: rotated // 2], *rest[: len(rest) // 2]),
         *(*turning[rotated // 2 :], *rest[len(rest) // 2 :]),
     ]
+
+
+def attention_order(attention: AttentionSpec) -> Tensor | None:
+    """Where the outputs of queries, keys and values come from, [outputs]; None: as they are."""
+    if (order := paired_order(attention)) == list(range(attention.head_dim)):
+        return None
+    heads = torch.arange(attention.qkv.outputs).view(-1, attention.head_dim)
+    rotated = heads[: attention.heads + attention.kv_heads]
+    rotated.copy_(rotated[:, order])
+    return heads.flatten()

@@ -15,7 +15,13 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, MoESpec, NormSpec, parts_of
+from paceline.runner.models.architecture import (
+    LayerSpec,
+    MoESpec,
+    NormSpec,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.native.library import (
     DecoderStruct,
@@ -24,6 +30,7 @@ from paceline.runner.native.library import (
     MoEStruct,
     library,
 )
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 # `struct decoder` in decoder.c has these once for all layers.
 NATIVE = BackendSupport(
@@ -31,6 +38,7 @@ NATIVE = BackendSupport(
     features=frozenset(
         {
             "embedding_scale",
+            "logit_scale",
             "logit_cap",
             "layers.attention.qkv.biases",
             "layers.attention.head_norms",
@@ -43,16 +51,14 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=moe",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value={
         **STORED,
-        "number of heads": lambda layer: [layer.attention.heads],
-        "query scale": lambda layer: [layer.attention.scale],
-        "score cap": lambda layer: [layer.attention.score_cap],
+        "number of heads": lambda layer: [one.heads for one in attentions(layer)],
+        "query scale": lambda layer: [one.scale for one in attentions(layer)],
+        "score cap": lambda layer: [one.score_cap for one in attentions(layer)],
         "activation": lambda layer: [layer.mlp.activation],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
@@ -71,16 +77,19 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
+        assert attention is not None  # NATIVE has no such feature
+        norm = attention.norm
+        assert norm is not None  # nor this one
         self._decoder = DecoderStruct(
             self._layers,
             0,
             len(layers),
-            attention.norm.width,
+            norm.width,
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
             mlp.activation == "gelu_pytorch_tanh",
-            attention.norm.eps,
+            norm.eps,
             attention.scale,
             attention.score_cap or 0.0,
         )
@@ -130,6 +139,7 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
+        assert attention is not None and spec.attention is not None
         norms = attention.norm, layer.attention_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):
@@ -158,8 +168,8 @@ def _moe(moe: MoE, spec: MoESpec) -> MoEStruct:
         moe.router.data_ptr(),
         (ExpertStruct * len(structs))(*structs),
         len(structs),
-        spec.chosen,
-        spec.shares_sum_to_one,
+        spec.routing.chosen,
+        spec.routing.shares_sum_to_one,
     )
 
 

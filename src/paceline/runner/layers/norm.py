@@ -1,4 +1,4 @@
-"""RMS norms, rotary embeddings, and copies of layer inputs."""
+"""Norms, rotary embeddings, and copies of layer inputs."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,12 @@ class UnscaledNorm:
     """A norm without its factor sqrt(width) * weight.
 
     The linear after a norm has the factor folded into its weights; elsewhere `Norm` applies it.
-    The floor is sqrt(width * eps), the least divisor of a row.
+    The floor is sqrt(width * eps), the least divisor of a row. A centred norm subtracts the mean
+    of a row first.
     """
 
-    def __init__(self, floor: float, device: torch.device | str) -> None:
-        self._floor = torch.tensor(floor, device=device)
+    def __init__(self, floor: float, device: torch.device | str, is_centred: bool = False) -> None:
+        self._floor, self._is_centred = torch.tensor(floor, device=device), is_centred
 
     def length(self, x: Tensor) -> Tensor:
         """sqrt(width) * sqrt(mean(x * x) + eps) = hypot(|x|, floor), in float32."""
@@ -25,21 +26,44 @@ class UnscaledNorm:
         return size.hypot_(self._floor)  # [..., 1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x / self.length(x)).to(x.dtype)
+        given = x - x.mean(dim=-1, keepdim=True, dtype=torch.float32) if self._is_centred else x
+        return (given / self.length(given)).to(x.dtype)
 
 
 class Norm:
-    """An RMS norm with its factor."""
+    """A norm with its factor and, if it has one, its bias."""
 
-    def __init__(self, unscaled: UnscaledNorm, factor: Tensor) -> None:
-        self._unscaled, self.factor = unscaled, factor  # [..., width]
+    def __init__(self, unscaled: UnscaledNorm, factor: Tensor, bias: Tensor | None = None) -> None:
+        self._unscaled, self.factor, self._bias = unscaled, factor, bias  # [width] each
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._unscaled(x).mul_(self.factor)
+        found = self._unscaled(x).mul_(self.factor)
+        return found if self._bias is None else found.add_(self._bias)
+
+
+class HeadNorm:
+    """An RMS norm of each head of queries and keys, which are adjacent."""
+
+    def __init__(self, unscaled: UnscaledNorm, factor: Tensor) -> None:
+        self._unscaled, self.factor = unscaled, factor  # [heads + kv_heads, head_dim]
 
     def apply_to(self, x: Tensor) -> None:
-        """Norm `x` in place."""
+        """Norm heads [positions, heads + kv_heads, head_dim] in place."""
         x.div_(self._unscaled.length(x)).mul_(self.factor)
+
+
+class WholeHeadNorm:
+    """Two RMS norms: one over all heads of queries, and one over all heads of keys."""
+
+    def __init__(self, query: UnscaledNorm, key: UnscaledNorm, heads: int, factor: Tensor) -> None:
+        self._query, self._key, self._heads = query, key, heads
+        self.factor = factor  # [heads + kv_heads, head_dim]
+
+    def apply_to(self, x: Tensor) -> None:
+        """Norm heads [positions, heads + kv_heads, head_dim] in place."""
+        for norm, part in ((self._query, x[:, : self._heads]), (self._key, x[:, self._heads :])):
+            part.div_(norm.length(part.flatten(1)).unsqueeze(-1))
+        x.mul_(self.factor)
 
 
 def add_linear(total: Tensor, x: Tensor, linear: Linear, norm: Norm | None) -> None:

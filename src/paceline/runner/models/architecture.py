@@ -7,12 +7,15 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
+from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights.weight_format import WeightFormat
 
-Activation = Literal["silu", "gelu_pytorch_tanh"]
+Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]
 Part = TypeVar("Part")
-EVERY_BACKEND = "every backend"  # in the metadata of a field that is no feature
+# In the metadata of fields: one that is no feature, and one without a default that may be None,
+# which is a feature.
+EVERY_BACKEND, OPTIONAL = "every backend", "optional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,16 @@ class KVScale:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset)."""
+    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset) + bias.
+
+    centred  x is taken minus its mean first, which makes this a layer norm
+    """
 
     weight: TensorSpec  # [width]
     eps: float
     offset: float
+    centred: bool = False
+    bias: TensorSpec | None = None  # [width]
     scale: KVScale | None = field(default=None, metadata={EVERY_BACKEND: True})
 
     @property
@@ -105,13 +113,19 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Norms of each head of queries and of keys, before the rotation."""
+    """Norms of queries and of keys, before the rotation.
+
+    whole   one norm over all heads of queries, and one over all heads of keys, not of each head
+    rotated queries and keys are rotated first
+    """
 
     query: NormSpec
     key: NormSpec
+    whole: bool = False
+    rotated: bool = False
 
     def __post_init__(self) -> None:
-        if self.query.floor != self.key.floor:
+        if not self.whole and self.query.floor != self.key.floor:
             raise ConfigError(
                 "norms of queries and keys must have the same eps and width: "
                 f"{self.query}, {self.key}"
@@ -124,14 +138,15 @@ class HeadNorms:
 
 # In the classes below, a field without a default is implemented by every backend. A field with a
 # default is a feature: the default is the plain decoder, and a backend lists the features that it
-# implements. `models.backend_support` compares the two when a model is loaded.
+# implements. So is None in an OPTIONAL field. `layer_groups` compares the two when a model
+# is loaded.
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
-    norm               of the residual stream
+    norm               of the residual stream; None: there is none
     qkv                queries, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
@@ -145,9 +160,10 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
-    norm: NormSpec
+    norm: NormSpec | None = field(metadata={OPTIONAL: True})
     qkv: LinearSpec
     heads: int
     kv_heads: int
@@ -162,6 +178,59 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
+
+
+@dataclass(frozen=True, slots=True)
+class LatentQuerySpec:
+    """norm(linear(x)): a latent vector, of which all queries are linears."""
+
+    linear: LinearSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Attention whose keys and values are linears of one latent vector: see `LatentSizes`.
+
+    norm                of the residual stream
+    query               queries of all heads, of the residual stream or of `query_latent`
+    latent              the latent vector, and then the key that rotates
+    latent_norm         of the latent vector
+    expand              from the latent vector to keys and values: of each head, first its key
+    output              from all heads to the width of the residual stream
+    heads               of queries, keys and values
+    key_dim, value_dim  of each head; the rest of a query rotates
+    rope                of this rest, and of the key that rotates
+    adjacent_pairs      a checkpoint has pairs of rotated dimensions side by side
+    scale               factor of the scores before the softmax
+    query_latent        what `query` reads; None: the residual stream
+    """
+
+    FEATURE: ClassVar[str] = "mla"
+
+    norm: NormSpec
+    query: LinearSpec
+    latent: LinearSpec
+    latent_norm: NormSpec
+    expand: LinearSpec
+    output: LinearSpec
+    heads: int
+    key_dim: int
+    value_dim: int
+    rope: Rope
+    adjacent_pairs: bool
+    scale: float
+    query_latent: LatentQuerySpec | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of the latent vector."""
+        return self.latent_norm.width
+
+    @property
+    def rope_dim(self) -> int:
+        return self.latent.outputs - self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +242,35 @@ class ClampedGate:
 
 
 @dataclass(frozen=True, slots=True)
-class MLPSpec:
-    """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x))."""
+class XIELU:
+    """An activation with learned numbers, one number each:
 
-    norm: NormSpec
+    x > 0   softplus(up) * x * x + beta * x
+    else    (beta + softplus(down)) * (exp(min(x, eps)) - 1 - x) + beta * x
+    """
+
+    up: TensorSpec
+    down: TensorSpec
+    beta: TensorSpec
+    eps: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MLPSpec:
+    """x + output_norm(down(activation(gate) * up)), where gate and up are gate_up(norm(x)).
+
+    norm    of the residual stream; None: there is none
+    gated   otherwise there is no gate, gate_up has up alone, and down reads activation(up)
+    xielu   the activation instead
+    """
+
+    norm: NormSpec | None = field(metadata={OPTIONAL: True})
     gate_up: LinearSpec
     down: LinearSpec
     activation: Activation = "silu"
     output_norm: NormSpec | None = None
+    gated: bool = True
+    xielu: XIELU | None = None
 
     @property
     def width(self) -> int:
@@ -196,27 +286,74 @@ class ExpertSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpertSpec:
+    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
+
+    gate_up: LinearSpec
+    down: LinearSpec
+    gate: LinearSpec | None = None  # [1, width]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of adjacent experts. A position chooses among the experts of the best groups.
+
+    count    groups of a layer
+    chosen   groups of a position
+    judges   experts of a group, the best ones, whose scores add up to the score of the group
+    """
+
+    count: int
+    chosen: int
+    judges: int
+
+
+ExpertScores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a position chooses experts, and how much each counts.
+
+    chosen             experts of a position: those with the best scores
+    shares_sum_to_one  the shares of the chosen experts are their scores divided by the sum of them;
+                       otherwise shares are scores
+    scores             what turns the outputs of the router into scores
+    groups             which experts are considered; None: all
+    scale              factor of the shares
+    """
+
+    chosen: int
+    shares_sum_to_one: bool
+    scores: ExpertScores = "softmax"
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class MoESpec:
-    """x + the sum of share * expert(norm(x)), over the experts with the largest shares.
+    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
 
     norm               of the residual stream
-    router             from the residual stream to a score for each expert; shares are their softmax
+    router             from the residual stream to an output for each expert
+    routing            from these outputs to experts and their shares
     experts            all of one shape
-    chosen             experts of a position
-    shares_sum_to_one  shares of the chosen experts are divided by their sum
     activation         of all experts
     clamp              what experts compute of gate and up instead; None: activation(gate) * up
+    correction         [experts]; added to scores where experts are chosen, and not to shares
+    shared             computes every position; None: there is none
     """
 
     FEATURE: ClassVar[str] = "moe"
 
     norm: NormSpec
     router: LinearSpec
+    routing: Routing
     experts: tuple[ExpertSpec, ...]
-    chosen: int
-    shares_sum_to_one: bool
     activation: Activation = "silu"
     clamp: ClampedGate | None = None
+    correction: TensorSpec | None = None
+    shared: SharedExpertSpec | None = None
 
     @property
     def width(self) -> int:
@@ -226,8 +363,15 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    attention: AttentionSpec
+    """Attention, of one kind or the other; then the MLP.
+
+    parallel   both read the residual stream before the layer; their norms are the same
+    """
+
+    attention: AttentionSpec | None
     mlp: MLPSpec | MoESpec
+    latent: LatentAttentionSpec | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +381,11 @@ class DecoderSpec:
     architecture       its name, for messages
     embedding          [vocab, width]
     embedding_scale    factor of the embedding where the residual stream begins
+    rounds_scale       this factor is rounded to the type of the model
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
     vision             the tower that turns images into embeddings; None: the model has no images
     """
@@ -250,6 +396,8 @@ class DecoderSpec:
     norm: NormSpec
     head: LinearSpec
     embedding_scale: float = 1.0
+    rounds_scale: bool = field(default=False, metadata={EVERY_BACKEND: True})
+    logit_scale: float = 1.0
     logit_cap: float | None = None
     vision: VisionSpec | None = None
 
@@ -272,6 +420,11 @@ def stored_tensors(spec: Any) -> Iterator[TensorSpec]:
             yield part
 
 
+def attentions(spec: Any) -> Iterator[AttentionSpec]:
+    """The attention of all layers in a description that have some."""
+    return parts_of(spec, AttentionSpec)
+
+
 def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[Part]:
     """Every part of these kinds in a description, in order; not the parts of such a part."""
     if isinstance(spec, kind):
@@ -285,28 +438,12 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSizes:
-    """Sizes of MoE layers.
+class Multipliers:
+    """Factors of the embedding, of what layers add to the residual stream, and of logits."""
 
-    count              experts of a layer
-    chosen             experts that compute a position
-    width              inside an expert
-    shares_sum_to_one  shares of the chosen experts are divided by their sum
-    layers             whether each layer is an MoE; the others have a plain MLP
-    clamp              what experts compute of gate and up, if not activation(gate) * up
-    """
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
-    count: int
-    chosen: int
-    width: int
-    shares_sum_to_one: bool
-    layers: tuple[bool, ...]
-    clamp: ClampedGate | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 < self.chosen <= self.count:
-            raise ConfigError(
-                f"a position must choose between 1 and all {self.count} experts, not {self.chosen}"
-            )
-        if self.width < 1:
-            raise ConfigError(f"the width of experts must be positive, not {self.width}")
+NO_MULTIPLIERS = Multipliers()

@@ -7,11 +7,14 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
-from paceline.runner.models.architecture import ExpertSizes
+from paceline.runner.models.architecture import NO_MULTIPLIERS, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
+from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.traits import Traits, VisionConfig, find
+from paceline.runner.models.traits import Traits, find
+from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -37,18 +40,10 @@ class CellShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StateShape:
-    """What a layer keeps of each sequence instead: so many numbers."""
-
-    values: int
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """What layers keep: cells of positions, and states, if some layers have one."""
+    """What layers keep: a cell of each position."""
 
     cell: CellShape
-    state: StateShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class ModelConfig:
     width             of the residual stream
     mlp_width         inside the MLP
     heads, kv_heads   of queries; of keys and values. The first is a multiple of the second
-    head_dim          of each head
+    head_dim          of each head; with latent attention, the part that rotates
     vocab             token ids
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
@@ -69,18 +64,22 @@ class ModelConfig:
     windows           of each layer: positions that one position sees, including itself; None: all
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that rotate, from the first one on
+    unrotated         of each layer: whether queries and keys stay as they are; empty: none do
     attention_bias    the linears of attention have biases; traits may give them to some
+    output_bias       so has the one after attention
     mlp_bias          the linears of the MLP have biases
     query_scale       factor of the scores before the softmax
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
+    latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
     eos               tokens that end a text
     generates         it has a head; otherwise it only makes embeddings or scores
     ignored           what the names of tensors begin with that are no part of the decoder
     quantization      the format of the weights of each linear
+    multipliers       of the embedding, of what layers add, and of logits
     """
 
     architecture: str
@@ -107,10 +106,14 @@ class ModelConfig:
     experts: ExpertSizes | None
     bos: int | None
     eos: tuple[int, ...]
-    vision: VisionConfig | None = None
+    latent: LatentSizes | None = None
+    vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
     quantization: Quantization = UNQUANTIZED
+    unrotated: tuple[bool, ...] = ()
+    output_bias: bool = False
+    multipliers: Multipliers = NO_MULTIPLIERS
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -149,13 +152,20 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head. No architecture here has states."""
+        """Keys and values of every head, or a latent vector."""
+        if self.latent is not None:
+            return Kept(CellShape(1, self.latent.width))
         return Kept(CellShape(2 * self.kv_heads, self.head_dim))
 
     @property
     def has_sinks(self) -> bool:
         """Whether each head has a score that takes weight and has no value."""
         return self.traits.sinks
+
+    @property
+    def has_whole_norms(self) -> bool:
+        """Whether one norm spans all heads of queries, and one all heads of keys."""
+        return self.traits.qk_norm and self.traits.qk_norms.whole
 
     @classmethod
     def of_hf(
@@ -173,9 +183,10 @@ class ModelConfig:
             read = hf_config.of_decoder(whole, named)
             weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)
-            if (vision := named.traits.vision) is None:
+            if named.traits.vision is None:
                 return found
-            return replace(found, vision=vision.of_hf(whole, found.width, images))
+            vision = named.traits.vision(whole, found.width, images)
+            return replace(found, vision=vision, ignored=(*found.ignored, *vision.unread))
 
     @classmethod
     def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":
@@ -183,6 +194,13 @@ class ModelConfig:
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
+        kv_heads = read.get("num_key_value_heads") or heads
+        scale, latent = hf_config.query_scale(read, head_dim), None
+        if traits.latent:
+            latent = latent_of_hf(read)
+            head_dim, kv_heads, scale = latent.rope_dim, 1, score_scale(read, latent)
+        windows = hf_config.windows(read, layers, traits)
+        attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
         return cls(
             architecture=architecture,
             traits=traits,
@@ -190,29 +208,37 @@ class ModelConfig:
             width=read.number("hidden_size"),
             mlp_width=read.number("intermediate_size"),
             heads=heads,
-            kv_heads=read.get("num_key_value_heads") or heads,
+            kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=read.number("vocab_size"),
             max_position=read.number("max_position_embeddings"),
-            norm_eps=float(read.get("rms_norm_eps") or 1e-6),
+            norm_eps=hf_config.norm_eps(read),
             # A model that generates nothing has no head. The embedding stands for it, because
             # every request gets a token.
             tied_embedding=not named.generates
             or read.get("tie_word_embeddings", traits.tied_embedding),
-            windows=hf_config.windows(read, layers, traits),
+            windows=windows,
             rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
-            attention_bias=bool(read.get("attention_bias")),
-            mlp_bias=bool(read.get("mlp_bias")),
-            query_scale=(read.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            unrotated=hf_config.unrotated(read, windows, traits),
+            attention_bias=attention_bias,
+            output_bias=output_bias,
+            mlp_bias=mlp_bias,
+            query_scale=scale,
             score_cap=hf_config.cap(read, "attn_logit_softcapping", traits.score_cap),
             logit_cap=hf_config.cap(read, "final_logit_softcapping", traits.logit_cap),
-            experts=hf_config.experts(read, layers, traits),
+            experts=experts_of_hf(read, layers, traits.experts),
+            latent=latent,
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
             ignored=named.ignored,
+            multipliers=Multipliers(
+                float(read.get("embedding_multiplier", 1.0)),
+                float(read.get("residual_multiplier", 1.0)),
+                float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
+            ),
         )
 
     @classmethod
@@ -220,17 +246,18 @@ class ModelConfig:
         """Read the fields of a GGUF header. The format says some things by its tensors."""
         name = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
-        # The format has one name for Llama and Mixtral.
-        architecture = "mixtral" if name == "llama" and read.get("expert_count") else name
+        architecture = gguf_config.architecture(name, read)
         traits = find(architecture)
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.
         is_widest = layers == GEMMA_27B_LAYERS.get(architecture)
         head_dim = read.get("attention.key_length") or width // heads
+        scaled_dim = width // heads if is_widest else head_dim
         rope = local = gguf_config.rope(read, head_dim, tensors)
         if traits.local_theta:
             local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
+        windows = traits.windows(layers, read.get("attention.sliding_window"))
         ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         return cls(
             architecture=architecture,
@@ -243,18 +270,21 @@ class ModelConfig:
             head_dim=head_dim,
             vocab=read.get("vocab_size") or len(raw.get("tokenizer.ggml.tokens", ())),
             max_position=read.number("context_length"),
-            norm_eps=read.need("attention.layer_norm_rms_epsilon"),
+            norm_eps=gguf_config.norm_eps(read, traits),
             tied_embedding=not tensors.has_head,
-            windows=traits.windows(layers, read.get("attention.sliding_window")),
+            windows=windows,
             rope=rope,
             local_rope=local,
             rotary_dim=gguf_config.rotary_dim(read, head_dim),
-            attention_bias=tensors.has_attention_bias,
-            mlp_bias=tensors.has_mlp_bias,
-            query_scale=(width // heads if is_widest else head_dim) ** -0.5,
+            unrotated=traits.unrotated(windows),
+            attention_bias=tensors.has_bias("attn_q") or tensors.has_bias("attn_qkv"),
+            output_bias=tensors.has_bias("attn_output"),
+            mlp_bias=tensors.has_bias("ffn_down"),
+            query_scale=read.get("attention.scale") or scaled_dim**-0.5,
             score_cap=read.get("attn_logit_softcapping", traits.score_cap),
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
-            experts=gguf_config.experts(read, layers, traits, tensors),
+            experts=experts_of_gguf(read, layers, traits.experts, tensors.names),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
+            multipliers=gguf_config.multipliers(read, traits),
         )

@@ -134,10 +134,11 @@ def describe_head(config: Eagle3Config, max_model_len: int | None = None) -> Eag
     """Name every tensor of a head, as a decoder of one layer with some more."""
     plain = describe(config.decoder, max_model_len)
     width, attention = config.decoder.width, plain.layers[0].attention
+    assert attention is not None
     doubled = (
         replace(weight, shape=(weight.shape[0], 2 * width)) for weight in attention.qkv.weights
     )
-    norm = NormSpec(named(HIDDEN_NORM, width), attention.norm.eps, 0.0)
+    norm = NormSpec(named(HIDDEN_NORM, width), config.decoder.norm_eps, 0.0)
     attention = replace(
         attention, qkv=replace(attention.qkv, weights=tuple(doubled)), second_norm=norm
     )
@@ -170,7 +171,7 @@ class Eagle3Head:
     ) -> None:
         layer = spec.layer
         assert isinstance(layer.mlp, MLPSpec)
-        assert layer.attention.second_norm is not None
+        assert layer.attention is not None and layer.attention.second_norm is not None
         self.config, self._rope = config, layer.attention.rope
         self._dtype = factory.dtype
         self._frequencies = torch.tensor(
@@ -178,7 +179,7 @@ class Eagle3Head:
         )
         self._fuse = factory.linear(spec.fuse)
         self._attention = SelfAttention(factory, layer.attention, 0)
-        self._input_norm = factory.unscaled_norm(layer.attention.norm.floor)
+        self._input_norm = factory.input_norm(layer.attention.norm)
         self._hidden_norm = factory.norm(layer.attention.second_norm)
         self._mlp = MLP(factory, layer.mlp)
         self._norm = factory.norm(spec.decoder.norm)

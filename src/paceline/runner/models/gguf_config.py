@@ -6,10 +6,10 @@ from math import log
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import ExpertSizes
+from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
-from paceline.runner.models.traits import Traits
+from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
 ROPE_FACTORS = "rope_freqs.weight"
@@ -32,16 +32,33 @@ class GGUFTensors:
     def has_head(self) -> bool:
         return HEAD in self.names
 
-    def has_router(self, layer: int) -> bool:
-        return f"blk.{layer}.ffn_gate_inp.weight" in self.names
+    def has_bias(self, linear: str) -> bool:
+        """Whether a linear of all layers has one."""
+        return f"blk.0.{linear}.bias" in self.names
 
-    @property
-    def has_attention_bias(self) -> bool:
-        return "blk.0.attn_output.bias" in self.names
 
-    @property
-    def has_mlp_bias(self) -> bool:
-        return "blk.0.ffn_down.bias" in self.names
+def architecture(name: str, read: ConfigEntries) -> str:
+    """The architecture of a file. The format has one name for Llama and Mixtral, and one for OLMo 2
+    and 3."""
+    if name == "llama" and read.get("expert_count"):
+        return "mixtral"
+    if name == "olmo2" and read.get("attention.sliding_window"):
+        return "olmo3"
+    return named_in_gguf(name)
+
+
+def norm_eps(read: ConfigEntries, traits: Traits) -> float:
+    name = "layer_norm_epsilon" if traits.layer_norm else "layer_norm_rms_epsilon"
+    return float(read.need(f"attention.{name}"))
+
+
+def multipliers(read: ConfigEntries, traits: Traits) -> Multipliers:
+    logits = float(read.get("logit_scale", 1.0))
+    return Multipliers(
+        float(read.get("embedding_scale", 1.0)),
+        float(read.get("residual_scale", 1.0)),
+        1 / logits if traits.divided_logits else logits,
+    )
 
 
 def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice:
@@ -55,21 +72,6 @@ def rope(read: ConfigEntries, head_dim: int, tensors: GGUFTensors) -> RopeChoice
     else:
         found = scaled(plain, _scaling(read), read.number("context_length"))
     return found.padded(head_dim // 2)
-
-
-def experts(
-    read: ConfigEntries, layers: int, traits: Traits, tensors: GGUFTensors
-) -> ExpertSizes | None:
-    """The sizes of MoE layers. llama.cpp lets shares sum to one, if the file is silent."""
-    if traits.experts is None or not read.get("expert_count"):
-        return None
-    return ExpertSizes(
-        count=read.number("expert_count"),
-        chosen=read.number("expert_used_count"),
-        width=read.get("expert_feed_forward_length") or read.number("feed_forward_length"),
-        shares_sum_to_one=read.get("expert_weights_norm", True),
-        layers=tuple(tensors.has_router(layer) for layer in range(layers)),
-    )
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

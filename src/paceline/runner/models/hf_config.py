@@ -1,15 +1,13 @@
 """Reads parts of a config.json of any version of transformers."""
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
-from paceline.runner.models.architecture import ClampedGate, ExpertSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits, architectures, unsupported
+from paceline.runner.models.traits import Traits, architectures, find, nearest_to, unsupported
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -20,7 +18,6 @@ ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = ("use_bidirectional_attention",)
-NEAR = 0.65  # how alike a name must be to be the nearest one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +51,26 @@ def architecture(read: ConfigEntries) -> Found:
             raise unsupported_name(name, ending)
         return Found(short, traits, generates=ending == TEXT, ignored=IGNORED.get(ending, ()))
     if traits.vision is not None:
-        return Found(short, traits)
+        return Found(short, with_decoder(read, traits))
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
     traits = replace(traits, decoder=part.decoder)
     return Found(short, traits, is_text_part=True, ignored=part.images)
+
+
+def with_decoder(read: ConfigEntries, traits: Traits) -> Traits:
+    """The traits of a model with images, whose decoder may be of an architecture that text_config
+    names."""
+    if not traits.text_model:
+        return traits
+    named = str(read.get("text_config", {}).get("model_type") or traits.text_model)
+    decoder = find(named.removesuffix("_text").replace("_", ""))
+    return replace(
+        decoder,
+        decoder=traits.decoder,
+        vision=traits.vision,
+        text_defaults=traits.text_defaults,
+    )
 
 
 def unsupported_name(name: str, ending: str) -> ConfigError:
@@ -74,10 +86,8 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
         known, what = with_images, "models with images"
     else:
         known, what = [*encoders, *texts], "models that embed or classify texts"
-    stem = name.removesuffix(ending).lower()
-    stems = {one.removesuffix("Model").lower(): one for one in known}
-    near = get_close_matches(stem, stems, 1, NEAR)
-    nearest = f"; the nearest is {stems[near[0]]}" if near else ""
+    near = nearest_to(name.removesuffix(ending), known)
+    nearest = f"; the nearest is {near}" if near else ""
     listed = ", ".join(known)
     if known[0] in encoders:
         listed = f"{', '.join(encoders)}, and their {CLASSIFIER}; and Model and {CLASSIFIER} of "
@@ -92,13 +102,14 @@ def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     them beside it."""
     text = read.get("text_config")
     if text is None or not (found.is_text_part or found.traits.vision is not None):
-        return read
+        return ConfigEntries({**dict(found.traits.defaults), **read.raw}, read.where)
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
     where = f"{read.where}, text_config"
+    given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
-        given = {key: value for key, value in text.items() if value is not None}
         return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
-    return ConfigEntries({**text, "tie_word_embeddings": False, **whole}, where)
+    usual = {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
+    return ConfigEntries({**usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
@@ -142,6 +153,25 @@ def ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def biases(read: ConfigEntries, traits: Traits) -> tuple[bool, bool, bool]:
+    """Whether the linears of attention, the one after it, and those of the MLP have biases."""
+    every = bool(read.get("use_bias"))
+    attention = every or bool(read.get("attention_bias"))
+    output = bool(read.get("attention_out_bias", attention and traits.output_bias))
+    return attention, output, every or bool(read.get("mlp_bias"))
+
+
+def norm_eps(read: ConfigEntries) -> float:
+    names = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+    return float(next((eps for name in names if (eps := read.get(name))), 1e-6))
+
+
+def query_scale(read: ConfigEntries, head_dim: int) -> float:
+    if (given := read.get("attention_multiplier")) is not None:
+        return float(given)
+    return (read.get("query_pre_attn_scalar") or head_dim) ** -0.5
+
+
 def cap(read: ConfigEntries, key: str, default: float | None) -> float | None:
     """A soft cap. Unlike a missing entry, null means that there is none."""
     found = read.raw.get(key, default)
@@ -162,28 +192,13 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     return traits.windows(layers, window, every)
 
 
-def experts(read: ConfigEntries, layers: int, traits: Traits) -> ExpertSizes | None:
-    """The sizes of MoE layers, and which layers these are."""
-    count = read.get("num_local_experts") or read.get("num_experts")
-    if traits.experts is None or not count:
-        return None
-    every, plain = read.get("decoder_sparse_step", 1), set(read.get("mlp_only_layers", ()))
-    return ExpertSizes(
-        count=int(count),
-        chosen=read.number("num_experts_per_tok"),
-        width=int(read.get("moe_intermediate_size") or read.number("intermediate_size")),
-        shares_sum_to_one=read.get("norm_topk_prob", traits.shares_sum_to_one),
-        layers=tuple(layer not in plain and (layer + 1) % every == 0 for layer in range(layers)),
-        clamp=clamp(read, traits),
-    )
-
-
-def clamp(read: ConfigEntries, traits: Traits) -> ClampedGate | None:
-    """Limits of gates and ups in experts; None: there are none."""
-    if (usual := traits.clamp) is None:
-        return None
-    alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)
-    return ClampedGate(float(alpha), float(limit))
+def unrotated(
+    read: ConfigEntries, windows: tuple[int | None, ...], traits: Traits
+) -> tuple[bool, ...]:
+    """Whether queries and keys of each layer stay as they are."""
+    if (rotated := read.get("no_rope_layers")) is not None:  # 1 where they rotate
+        return tuple(not one for one in rotated)
+    return traits.unrotated(windows, read.get("no_rope_layer_interval"))
 
 
 def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeChoice:
@@ -207,7 +222,9 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    return found if sections is None else found.with_sections(sections)
+    if sections is None:
+        return found
+    return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import repeat
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import EVERY_BACKEND, DecoderSpec, LayerSpec
+from paceline.runner.models.architecture import EVERY_BACKEND, OPTIONAL, DecoderSpec, LayerSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 
 Values = Callable[[LayerSpec], Iterable[object]]
@@ -51,7 +51,8 @@ def features_of(spec: DecoderSpec) -> frozenset[str]:
 
     The name is the path of the field, such as `layers.attention.window`. Where the value is one
     of several names, it is part of the feature: `layers.mlp.activation=gelu_pytorch_tanh`. A part
-    of another kind than the plain decoder has names its FEATURE: `layers.mlp=moe`.
+    of another kind than the plain decoder has names its FEATURE: `layers.mlp=moe`. One that the
+    plain decoder has and the model lacks is `layers.mlp.norm=none`.
     """
     return frozenset(_features(spec, ""))
 
@@ -72,16 +73,16 @@ def _features(part: Any, path: str) -> Iterator[str]:
         if EVERY_BACKEND in one.metadata:
             continue
         value, name = getattr(part, one.name), f"{path}.{one.name}".lstrip(".")
-        if one.default is not MISSING and value != one.default:
+        if OPTIONAL in one.metadata and value is None:
+            yield f"{name}=none"
+        elif one.default is not MISSING and value != one.default:
             yield f"{name}={value}" if isinstance(value, str) else name
         yield from _features(value, name)
 
 
 SPREAD = 1.25  # windows whose numbers of layers differ by less have one group each
 
-STATE: Literal["state"] = "state"
-# What a layer reads: so many positions, its own included; None: all; or the state of its sequence.
-Window = int | Literal["state"] | None
+Window = int | None  # positions that a position reads, itself included; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,5 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
 
 
 def _order(window: Window) -> tuple[int, int]:
-    """Full attention first, then windows, the shortest first, then states."""
-    if window is None:
-        return 0, 0
-    return (2, 0) if window == STATE else (1, window)
+    """Full attention first, then windows, the shortest first."""
+    return (0, 0) if window is None else (1, window)

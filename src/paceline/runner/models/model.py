@@ -35,20 +35,17 @@ class Model:
         self.dtype = factory.dtype
         self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
         self._embed = factory.embedding(self._embedding)
-        self._embedding_scale = torch.tensor(
-            spec.embedding_scale, dtype=factory.dtype, device=factory.device
-        )
+        self._embedding_scale = factory.embedding_scale(spec)
         stack = TorchStack(factory, spec.layers)
         # The kernel for all layers does not stop for the other ranks.
-        is_native = isinstance(stack.layers[0].attention.qkv, NativeLinear)
-        is_one_call = is_native and group is None and NATIVE.supports(spec) is None
+        is_one_call = has_native_linears(stack) and group is None and NATIVE.supports(spec) is None
         self._layers = NativeStack(stack, spec.layers) if is_one_call else stack
         self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
         self._head = factory.head(spec.head)
-        self._logit_cap = spec.logit_cap
+        self._spec = spec
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self._shared = factory.share_among_ranks()
 
@@ -95,7 +92,8 @@ class Model:
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
-            hidden[batch.images.at] = self._shared(batch.images.values)
+            self._shared(batch.images.values)
+            batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
         return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 
@@ -112,6 +110,14 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in float32; [n, 0] on ranks that do not sample."""
         logits = self._head(self.normed(hidden)).float()
-        if self._logit_cap is not None:
-            logits.div_(self._logit_cap).tanh_().mul_(self._logit_cap)
+        scale, cap = self._spec.logit_scale, self._spec.logit_cap
+        if scale != 1.0:
+            logits.mul_(scale)
+        if cap is not None:
+            logits.div_(cap).tanh_().mul_(cap)
         return logits
+
+
+def has_native_linears(stack: TorchStack) -> bool:
+    attention = stack.layers[0].attention
+    return attention is not None and isinstance(attention.qkv, NativeLinear)

@@ -60,14 +60,19 @@ class RopeChoice:
     def padded(self, pairs: int) -> "RopeChoice":
         return RopeChoice(self.short.padded(pairs), self.long.padded(pairs), self.limit)
 
-    def with_sections(self, sections: Sequence[int]) -> "RopeChoice":
-        """The first pairs rotate by the first coordinate of a position, the next by the second …"""
-        axes = tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
-        if len(sections) != AXES or len(axes) != len(self.long.frequencies):
+    def with_sections(self, sections: Sequence[int], is_interleaved: bool = False) -> "RopeChoice":
+        """So many pairs rotate by the first coordinate of a position, so many by the second … They
+        stand one behind the other, or take turns for as long as the second and third last."""
+        pairs = len(self.long.frequencies)
+        if len(sections) != AXES or sum(sections) != pairs:
             raise ConfigError(
-                f"mrope_section is {list(sections)!r}; it must have {AXES} numbers, of "
-                f"{len(self.long.frequencies)} pairs together"
+                f"mrope_section is {list(sections)!r}; it must have {AXES} numbers, of {pairs} "
+                "pairs together"
             )
+        axes = tuple(axis for axis, number in enumerate(sections) for _ in range(number))
+        if is_interleaved:
+            turns = ((pair, pair % AXES) for pair in range(pairs))
+            axes = tuple(axis if pair < AXES * sections[axis] else 0 for pair, axis in turns)
         return RopeChoice(replace(self.short, axes=axes), replace(self.long, axes=axes), self.limit)
 
 
@@ -178,9 +183,19 @@ def divided(plain: Frequencies, factors: Sequence[float], where: str) -> Frequen
     return tuple(frequency / by for frequency, by in zip(plain, factors, strict=True))
 
 
+def _dynamic(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> RopeChoice:
+    """Hunyuan's: a larger base, whatever the length. Pair i of n has a part i / (n - 1) of it."""
+    if "alpha" not in scaling:
+        raise ConfigError("rope scaling 'dynamic' is supported with an alpha alone")
+    alpha, last = float(scaling["alpha"]), len(plain) - 1
+    found = (one * alpha ** (-pair / last) for pair, one in enumerate(plain))
+    return RopeChoice.always(Rope.plain(tuple(found)))
+
+
 # By name, as in `rope_scaling`.
 SCALINGS: dict[str, Callable[[Frequencies, Mapping[str, Any], int], RopeChoice]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

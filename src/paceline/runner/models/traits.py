@@ -1,49 +1,77 @@
 """Traits that all models of an architecture have in common."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation, ClampedGate
+from paceline.runner.models.architecture import Activation
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.tensor_spec import VisionSpec
+from paceline.runner.models.experts import ExpertTraits
+from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of the linears of an MoE in HF's files.
-
-    A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
-    down>`.
-
-    is_stacked   one tensor has a linear of all experts: `<block>.experts.gate_up_proj`, in which
-                 gate and up alternate, and `<block>.experts.down_proj`
-    has_biases   all linears have biases
-    """
-
-    block: str
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    router: str = "gate"
-    is_stacked: bool = False
-    has_biases: bool = False
+NEAR = 0.65  # how alike a name must be to be the nearest one
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderNames:
     """Prefix of the decoder's tensors in HF's files.
 
-    `older` is the prefix in files of older versions of transformers; empty: the same.
+    `older` is the prefix in files of older versions of transformers, and `older_head` the head;
+    empty: the same.
     """
 
     prefix: str = "model"
     older: str = ""
+    older_head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Names of the norms of a layer in HF's files; empty: there is none.
+
+    attention, mlp              of the residual stream, before them
+    attention_output, mlp_output before they are added to the residual stream
+    mlp_in_gguf                 the one before the MLP in GGUF files
+    """
+
+    attention: str = "input_layernorm"
+    attention_output: str = ""
+    mlp: str = "post_attention_layernorm"
+    mlp_output: str = ""
+    mlp_in_gguf: str = "ffn_norm"
+
+
+# Norms on both sides, as Gemma has them, and norms behind alone.
+AROUND = NormNames(
+    attention_output="post_attention_layernorm",
+    mlp="pre_feedforward_layernorm",
+    mlp_output="post_feedforward_layernorm",
+)
+BEHIND = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorms:
+    """Norms of queries and keys: see `HeadNorms`."""
+
+    query: str = "q_norm"
+    key: str = "k_norm"
+    whole: bool = False
+    rotated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MLPNames:
+    """Names of the linears of an MLP in HF's files. Without a gate, it has up and down alone."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,67 +87,86 @@ class TextPart:
     images: tuple[str, ...]
 
 
-class VisionConfig(Protocol):
-    """The sizes of a vision tower."""
-
-    @classmethod
-    def of_hf(
-        cls, whole: ConfigEntries, output: int, settings: Mapping[str, Any]
-    ) -> "VisionConfig":
-        """Read a config.json and the settings of the image processor. `output` is the width of the
-        decoder."""
-        ...
-
-    def describe(self) -> VisionSpec: ...
+# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
+DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
     """Differences of an architecture from the plain decoder: pre-norm, rotary, gated MLP.
 
+    defaults           entries of config.json that a file may leave out
+    gguf               its name in GGUF files; empty: the same
     activation         of the MLP
+    mlp                names of its linears
     qkv_bias           the linears for queries, keys and values have biases
-    qk_norm            each head of queries and keys has a norm
-    post_norms         attention and MLP have a norm before they are added
+    output_bias        attention_bias is for the linear after attention too *
+    qk_norm            queries and keys have norms
+    qk_norms           which norms, if they have some
+    norms              norms of a layer
+    layer_norm         norms subtract the mean
+    norm_bias          norms have biases
     norm_offset        a norm multiplies by its weight plus this
+    parallel           attention and MLP read the same input
+    adjacent_pairs     pairs of rotated dimensions are side by side
+    unrotated_every    n: queries and keys of layers n, 2n, … do not rotate; 0: all do *
+    unrotated_global   they do not rotate in layers without a window, if others have one
     scaled_embedding   times the square root of the width
     tied_embedding     the head is the embedding *
     global_every       n: layers n, 2n, … see the whole context, the others a window; 0: none does *
     local_theta        the rotary base of layers with a window, if it differs *
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
+    divided_logits     GGUF files have a number that logits are divided by
     experts            layers may be MoE
-    shares_sum_to_one  shares of the chosen experts are divided by their sum *
-    clamp              what experts compute of gate and up, if not activation(gate) * up *
+    latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
     fused_linears      queries, keys, values are one tensor, and so are gate and up
+    fused_gate_up      gate and up are one tensor
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
+    text_model         text_config names the architecture of the decoder, which has all other
+                       traits; this one, if it names none
+    text_defaults      entries that text_config may leave out
     text_part          where the decoder is in a model with images that are not supported
 
     * unless the file says otherwise
     """
 
+    defaults: tuple[tuple[str, Any], ...] = ()
+    gguf: str = ""
     activation: Activation = "silu"
+    mlp: MLPNames = MLPNames()
     qkv_bias: bool = False
+    output_bias: bool = True
     qk_norm: bool = False
-    post_norms: bool = False
+    qk_norms: QKNorms = QKNorms()
+    norms: NormNames = NormNames()
+    layer_norm: bool = False
+    norm_bias: bool = False
     norm_offset: float = 0.0
+    parallel: bool = False
+    adjacent_pairs: bool = False
+    unrotated_every: int = 0
+    unrotated_global: bool = False
     scaled_embedding: bool = False
     tied_embedding: bool = False
     global_every: int = 1
     local_theta: float | None = None
     score_cap: float | None = None
     logit_cap: float | None = None
-    experts: ExpertNames | None = None
-    shares_sum_to_one: bool = False
-    clamp: ClampedGate | None = None
+    divided_logits: bool = False
+    experts: ExpertTraits | None = None
+    latent: bool = False
     sinks: bool = False
     fused_linears: bool = False
+    fused_gate_up: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
-    vision: type[VisionConfig] | None = None
+    vision: DescribeTower | None = field(default=None, repr=False)
+    text_model: str = ""
+    text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
 
     def windows(
@@ -129,6 +176,15 @@ class Traits:
         every = self.global_every if global_every is None else global_every
         every = every or layers + 1
         return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
+    def unrotated(
+        self, windows: tuple[int | None, ...], every: int | None = None
+    ) -> tuple[bool, ...]:
+        """Whether queries and keys of each layer stay as they are."""
+        if self.unrotated_global and any(windows):
+            return tuple(window is None for window in windows)
+        every = (self.unrotated_every if every is None else every) or len(windows) + 1
+        return tuple((layer + 1) % every == 0 for layer in range(len(windows)))
 
 
 def architectures() -> dict[str, Traits]:
@@ -146,6 +202,22 @@ def find(architecture: str) -> Traits:
     return traits
 
 
+def named_in_gguf(name: str) -> str:
+    """The architecture that GGUF files call so."""
+    return next((one for one, traits in architectures().items() if traits.gguf == name), name)
+
+
 def unsupported(architecture: str) -> ConfigError:
-    known = ", ".join(architectures())
-    return ConfigError(f"architecture {architecture!r} is not supported; supported are {known}")
+    known = list(architectures())
+    nearest = f"; the nearest is {near}" if (near := nearest_to(architecture, known)) else ""
+    listed = ", ".join(known)
+    return ConfigError(
+        f"architecture {architecture!r} is not supported{nearest}; supported are {listed}"
+    )
+
+
+def nearest_to(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like a name, whatever the case of its letters; empty: none is."""
+    by_stem = {one.removesuffix("Model").lower(): one for one in known}
+    near = get_close_matches(name.lower(), by_stem, 1, NEAR)
+    return by_stem[near[0]] if near else ""

@@ -1,9 +1,9 @@
 /* Causal attention that reads keys and values in place, block by block.
  *
- * A query goes through its context in chunks that begin at fixed positions, and keeps a largest
- * score, a total of weights and a sum of values as it goes. Queries that share keys go together,
- * each with its own three. So the result of a query is the same bits alone, beside others, and in
- * a step that computes any number of positions.
+ * A query reads its context in chunks that begin at fixed positions, and keeps a running maximum
+ * of the scores, a sum of weights and a sum of values (online softmax). Queries that share keys
+ * read a chunk together, each with its own sums. So the result of a query has the same bits alone,
+ * beside others, and in a step of any number of positions.
  */
 #include "attention.h"
 #include "threads.h"
@@ -12,15 +12,15 @@
 #endif
 
 enum { CHUNK = 64, VECTORS = CHUNK / FLOATS, TILE = 16, TOGETHER = 4 };
-enum { LINE = 16 }; /* floats that come from memory together */
-enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that registers have room for */
-enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* if there are fewer than TOGETHER */
-/* Where vectors are short, summing across them costs less than transposing keys for GEMMs with
- * many at once, and keys are announced as they are read, so many positions ahead. */
+enum { LINE = 16 }; /* floats of a cache line */
+enum { HELD = FLOATS == 8 ? 2 : 4 }; /* vectors of each query that are kept in registers */
+enum { MOST_HELD = FLOATS == 4 ? 8 : HELD }; /* with fewer queries than TOGETHER */
+/* With short vectors, summing across them is cheaper than transposing keys for GEMMs of many
+ * queries. Keys are prefetched so many positions ahead. */
 enum { IS_TRANSPOSED = FLOATS > 4, AHEAD = 8 };
 
-/* How scores are made: of which positions, times what, below which soft cap (0: none), and beside
- * which sink of each head, or NULL. */
+/* How scores are computed: the window, the scale, the soft cap (0: none), and the sink of each
+ * head, or NULL. */
 struct scores {
     int64_t window;
     float scale, cap;
@@ -30,16 +30,16 @@ struct scores {
 struct query {
     const float *at; /* [head_dim] */
     float *out;      /* [head_dim]; sum of values so far */
-    int64_t first, end; /* positions it sees */
+    int64_t first, end; /* positions that it reads */
     float top;
-    floats total; /* to be added up at the end */
+    floats total; /* its lanes are summed at the end */
 };
 
-/* Keys and values of CHUNK positions. Past the end it is the last one again: read, not weighed. */
+/* Keys and values of CHUNK positions. Behind the end, the last one is repeated with weight 0. */
 struct chunk {
     const float *keys[CHUNK];
-    const float *transposed; /* [head_dim, CHUNK]; the keys, for GEMMs with many at once */
-    const struct query *first; /* of those that go through it, who announces what others will read */
+    const float *transposed; /* [head_dim, CHUNK]; the keys, for GEMMs of many queries */
+    const struct query *first; /* the query that prefetches for all that read this chunk */
     int64_t from, to_values, head_dim;
     float scale, cap;
 };
@@ -99,13 +99,13 @@ static inline floats capped(floats x, float cap) {
     return chosen(x < 0.0f, (floats){0} - found, found);
 }
 
-/* The weights of a chunk's positions from their scores, in place; what was summed is rescaled. */
+/* Turn the scores of a chunk into weights, in place, and rescale the sums so far. */
 static inline void weigh(struct query *query, const struct chunk *chunk, floats weight[VECTORS]) {
     const floats least = (floats){0} - INFINITY;
     int64_t first = query->first - chunk->from, last = query->end - chunk->from;
     int begin = first > 0 ? (int)(first < CHUNK ? first : CHUNK) : 0;
     int end = last < CHUNK ? (int)last : CHUNK;
-    if (begin >= end) { /* It sees nothing here. */
+    if (begin >= end) { /* It reads nothing in this chunk. */
         for (int v = 0; v < VECTORS; v++) weight[v] = (floats){0};
         return;
     }
@@ -132,7 +132,7 @@ static inline void weigh(struct query *query, const struct chunk *chunk, floats 
     }
 }
 
-/* Cells are too far apart for a processor to guess where the next ones are. */
+/* Cells are too far apart for the prefetcher of the processor. */
 static inline void announce(const float *key, int64_t head_dim) {
     for (int64_t d = 0; d < head_dim; d += LINE) __builtin_prefetch(key + d);
 }
@@ -147,7 +147,7 @@ static inline floats sums_of(const floats x[4]) {
 #endif
 }
 
-/* Scores of `count` queries with four keys as they lie; a constant wherever this is called. */
+/* Scores of `count` queries with four keys that are not transposed. All callers pass constants. */
 static inline __attribute__((always_inline)) void score(
     const int count, const struct query *queries, const struct chunk *chunk, int at,
     floats found[][VECTORS]) {
@@ -178,7 +178,7 @@ static inline __attribute__((always_inline)) void score_all(
     for (int c = 0; c < end; c += FLOATS) score(count, queries, chunk, c, found);
 }
 #else
-/* Scores of `count` queries with `vectors` of keys; both are constants wherever this is called. */
+/* Scores of `count` queries with `vectors` of keys. All callers pass constants. */
 static inline __attribute__((always_inline)) void score(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
     int first, floats found[][VECTORS]) {
@@ -208,7 +208,7 @@ static inline __attribute__((always_inline)) void score_all(
 }
 #endif
 
-/* Add the weighed values of `count` queries, `vectors` of head_dim from d on; both constants. */
+/* Add the weighted values of `count` queries, `vectors` of head_dim from d on: both constants. */
 static inline __attribute__((always_inline)) void add_values(
     const int count, const int vectors, const struct query *queries, const struct chunk *chunk,
     const float each[][CHUNK], int64_t d, int begin, int end) {
@@ -228,7 +228,7 @@ static inline __attribute__((always_inline)) void add_values(
         for (int v = 0; v < vectors; v++) ((floats *)(queries[q].out + d))[v] = sum[q][v];
 }
 
-/* Let `count` queries take in a chunk; a constant wherever this is called. */
+/* Add a chunk to the sums of `count` queries. All callers pass a constant. */
 static inline __attribute__((always_inline)) void take(
     const int count, struct query *queries, const struct chunk *chunk) {
     int64_t head_dim = chunk->head_dim, first = INT64_MAX, last = 0, d = 0;
@@ -267,7 +267,7 @@ static void take_all(struct query *queries, int64_t count, const struct chunk *c
 static void attend_tile(
     const struct step *step, const int64_t *tile, int64_t kv_head, int64_t layer,
     struct scores scores, const float *query, int64_t query_stride, int64_t heads, float *out) {
-    int64_t head_dim = step->head_dim, size = step->block_size, cell = 2 * step->kv_heads * head_dim;
+    int64_t head_dim = step->head_dim, size = step->block_size, cell = step->vectors * head_dim;
     int64_t group = heads / step->kv_heads, count = tile[2], at = tile[1];
     int64_t first = step->position[at], end = first + count, window = scores.window;
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
@@ -280,7 +280,7 @@ static void attend_tile(
     struct chunk chunk = {
         .transposed = transposed,
         .first = queries,
-        .to_values = cell / 2,
+        .to_values = (step->vectors - step->kv_heads) * head_dim,
         .head_dim = head_dim,
         .scale = scores.scale,
         .cap = scores.cap};
@@ -296,7 +296,7 @@ static void attend_tile(
         memset(queries[q].out, 0, (size_t)head_dim * sizeof(float));
     }
     for (int64_t from = seen / CHUNK * CHUNK; from < end; from += CHUNK) {
-        /* Blocks in front of the window are not this row's any more: its first position instead. */
+        /* The row has released the blocks before the window: read its first position instead. */
         int64_t begin = from > seen ? from : seen, skipped = begin - from;
         int64_t entry = begin / size, offset = begin % size;
         const float *key = keys + table[entry] * block + offset * cell;
@@ -328,7 +328,7 @@ struct attending {
     float *out;
 };
 
-/* An item is a tile and a head of keys. */
+/* A unit of work is a tile and a KV head. */
 static void attend_tiles(const void *task, int64_t begin, int64_t end) {
     const struct attending *a = task;
     int64_t kv_heads = a->step->kv_heads;

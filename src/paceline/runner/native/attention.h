@@ -8,16 +8,18 @@
 struct step {
     const int64_t *tiles;    /* [tile_count, 3]: row, first position in the batch, positions */
     const int64_t *position; /* [positions]; index in its sequence */
-    const int64_t *cell;     /* [groups, positions]; block * block_size + offset: it is written there */
+    const int64_t *cell;     /* [groups, positions]; block * block_size + offset, where it is written */
     const int64_t *table;    /* [groups, rows, table_width]; block of each run of block_size positions */
     const int64_t *group;       /* [layers]; whose table a layer reads */
     const int64_t *layer_index; /* [layers]; of a layer in its block */
-    float *content;             /* [blocks, layers_per_block, block_size, 2 * kv_heads, head_dim] */
-    int64_t positions, tile_count, rows, table_width, layers_per_block, block_size, kv_heads, head_dim;
+    float *content;             /* [blocks, layers_per_block, block_size, vectors, head_dim]; the
+                                 * first kv_heads of a cell are keys, and the last are values */
+    int64_t positions, tile_count, rows, table_width, layers_per_block, block_size;
+    int64_t vectors, kv_heads, head_dim;
 };
 
-/* Attention of a layer, by all threads. A window or a cap of 0 is none. `sinks` are a further score
- * of each head, which takes weight and has no value, or NULL. `out` is [positions, heads, head_dim]. */
+/* Attention of a layer, by all threads. A window or a cap of 0 means none. `sinks` has an extra
+ * softmax score of each head that has no value, or is NULL. `out` is [positions, heads, head_dim]. */
 void attend(
     const struct step *step, int64_t layer, int64_t window, float scale, float cap,
     const float *sinks, const float *query, int64_t query_stride, int64_t heads, float *out, int threads);

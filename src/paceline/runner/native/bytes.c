@@ -1,15 +1,15 @@
-/* Weights of 8 bits: an output has one scale.
+/* Weights of 8 bits with one scale for each output.
  *
- * Where inputs become whole numbers of 16 bits, a row has one scale too. Where they are of 8 bits,
- * a row has a scale for every GROUP inputs, so that a large one takes precision from few others,
- * and the sums of groups are added in their order.
+ * Inputs that are rounded to 16 bits have one scale for each row. Inputs that are rounded to 8 bits
+ * have one for every GROUP inputs of a row, so that a large input costs precision in its group only.
+ * The sums of groups are added in order.
  *
  *     packed weights   | panel 0                     | panel 1 …      LANES * VECS outputs each
  *                      | inputs 0 … DEPTH-1 | next … |                DEPTH inputs together
  *                      | output 0 | output 1 | …     |                DEPTH bytes each
  *
- * A vector of weights meets DEPTH inputs that are repeated for every output of it, and the sums
- * of a vector belong to its outputs: nothing is ever summed across a vector.
+ * A vector of weights is multiplied with DEPTH inputs that are repeated for each of its outputs.
+ * Each lane sums its own output, so nothing is summed across a vector.
  */
 #include <float.h>
 
@@ -74,16 +74,16 @@ static int64_t bytes_of(const struct matrix *m, int64_t rows) {
     return rows * (scales + m->width * (int64_t)sizeof(whole));
 }
 
-/* The largest whole number of an input, such that no sum of `count` products leaves 32 bits. */
+/* The largest rounded input for which a sum of `count` products fits in 32 bits. */
 static inline float limit_of(int64_t count) {
     int64_t fits = INT32_MAX / (128 * count), most = sizeof(whole) == 1 ? INT8_MAX : INT16_MAX;
     return (float)(fits < most ? fits : most);
 }
 
-/* Round inputs to whole numbers, and return what they are multiples of. */
+/* Round inputs to integers, and return their scale. */
 static float rounded(const float *x, const float *factor, int64_t count, whole *to) {
     float limit = limit_of(count);
-    floats tops = {0}, none = {0}; /* zero, unless an input is infinite or no number */
+    floats tops = {0}, none = {0}; /* zero, unless an input is infinite or NaN */
     for (int64_t i = 0; i < count; i += FLOATS) {
         floats part = some_of(x + i, count - i);
         if (factor) part *= some_of(factor + i, count - i);
@@ -115,14 +115,14 @@ static void round_row(
     memset(to + m->inputs, 0, (size_t)(m->width - m->inputs) * sizeof *to);
 }
 
-/* What a group adds to the outputs of a row. */
+/* The sums of a group, added to the outputs of a row. */
 static inline __attribute__((always_inline)) void add_group(
     lanes found[VECS], const sums sum[VECS], float scale) {
     for (int v = 0; v < VECS; v++)
         found[v] += __builtin_convertvector((whole_lanes)sum[v], lanes) * scale;
 }
 
-/* One panel of outputs for `count` rows, a constant wherever that matters. */
+/* One panel of outputs for `count` rows, which is a constant in the fast paths. */
 static inline __attribute__((always_inline)) void tile(
     const int count, const struct matrix *m, const int8_t *w, const whole *x, const float *scale,
     lanes found[][VECS]) {
@@ -190,7 +190,7 @@ static void panel(
         const float *by = scale + r * groups;
         count = rows - r;
 #ifdef ADD_AT
-        count = count < ROWS ? count : ROWS; /* rows come one by one, so any number is as good */
+        count = count < ROWS ? count : ROWS; /* callers take rows one by one, so any number works */
         if (count > 1) tile((int)count, m, w, part, by, found);
         else tile(1, m, w, part, by, found);
 #else

@@ -11,7 +11,7 @@ struct expert {
 };
 
 struct moe {
-    const float *router; /* [count, width]; its scores are of rows divided by their lengths */
+    const float *router; /* [count, width]; it reads normed rows */
     const struct expert *experts;
     int64_t count, chosen;
     int64_t shares_sum_to_one; /* of the chosen experts; else of all */
@@ -21,8 +21,8 @@ struct layer {
     const struct matrix *qkv, *out;
     struct expert mlp;     /* NULLs in an MoE */
     const struct moe *moe; /* or NULL */
-    const float *heads; /* [heads + kv_heads, head_dim]; factors of the norms of q and k, or NULL */
-    const float *after_attention, *after_mlp; /* [width]; factors of norms there, or NULL */
+    const float *heads; /* [heads + kv_heads, head_dim]; weights of the norms of q and k, or NULL */
+    const float *after_attention, *after_mlp; /* [width]; weights of the norms there, or NULL */
     const float *rope; /* [2, head_dim / 2]; frequencies, then amplitudes */
     int64_t mlp_width; /* or of an expert */
     int64_t window;    /* 0: none */
@@ -30,7 +30,7 @@ struct layer {
 
 struct decoder {
     const struct layer *layers;
-    int64_t first; /* layer to compute; those before it were computed by an earlier call */
+    int64_t first; /* first layer to compute; an earlier call computed those before it */
     int64_t count, width, heads, kv_heads, head_dim;
     int64_t is_gelu; /* by tanh; else SiLU */
     float norm_eps, query_scale, score_cap; /* a cap of 0: none */
@@ -39,7 +39,7 @@ struct decoder {
 /* Memory of a step, for any layer. */
 struct room {
     int64_t *chosen, *pairs; /* [positions * chosen]; experts, and pairs of a position and an expert */
-    int64_t *starts;         /* [experts + 1]; of each expert among the pairs, which are in its order */
+    int64_t *starts;         /* [experts + 1]; first pair of each expert: pairs are sorted by it */
     float *shares;           /* [positions * chosen] */
     float *total;            /* [positions, width]; of all experts */
     float *cos_sin; /* [positions, head_dim]; cosines, then sines */
@@ -100,7 +100,7 @@ int64_t decoder_scratch_bytes(const struct decoder *d, int64_t rows) {
     return lay_out(d, rows, 0, &room) + rounded;
 }
 
-/* What a norm divides by, times the square root of the width: see layers/norm.py. */
+/* The divisor of a norm, times the square root of the width: see layers/norm.py. */
 static float length(const float *x, int64_t width, float eps) {
     floats sum = {0};
     for (int64_t i = 0; i < width; i += FLOATS) {
@@ -110,16 +110,16 @@ static float length(const float *x, int64_t width, float eps) {
     return sqrtf(sum_of(sum) + (float)width * eps);
 }
 
-/* What the phases of a layer read and write. A phase computes rows `begin` to `end`. */
+/* Inputs and outputs of the phases of a layer. A phase computes rows `begin` to `end`. */
 struct pass {
     const struct decoder *d;
     const struct layer *l;
     const struct step *s;
     const struct room *room;
     const float *hidden; /* of all positions */
-    float *rest;         /* hidden rows that are kept, all of them or those of positions `at` */
+    float *rest;         /* hidden rows that are computed further: all, or those of positions `at` */
     const int64_t *at;
-    int64_t rows; /* that are kept */
+    int64_t rows; /* of `rest` */
     int threads;
 };
 
@@ -137,7 +137,7 @@ static void find_rotations(const void *task, int64_t begin, int64_t end) {
         }
 }
 
-/* Norm a head of queries or keys, if it has factors, and rotate its pairs. */
+/* Norm a head of queries or keys, if there is a norm, and rotate it. */
 static void rotate(float *x, const float *factor, const float *cos_sin, int64_t head_dim, float eps) {
     int64_t half = head_dim / 2;
     float by = factor ? 1.0f / length(x, head_dim, eps) : 1.0f;
@@ -167,7 +167,7 @@ static void turn_and_write(const void *task, int64_t begin, int64_t end) {
     }
 }
 
-/* gate * sigmoid(gate) * up, or with a polynomial of the gate inside, which is GELU by tanh. */
+/* SiLU(gate) * up, or GELU(gate) * up by tanh, which is SiLU of a polynomial. */
 static void gate(const struct decoder *d, float *row, int64_t width) {
     for (int64_t i = 0; i < width; i += FLOATS) {
         floats x = some_of(row + i, width - i), up = some_of(row + width + i, width - i);
@@ -178,7 +178,7 @@ static void gate(const struct decoder *d, float *row, int64_t width) {
     }
 }
 
-/* A hidden row divided by its length, rounded to an input of a GEMM. */
+/* Norm a hidden row and round it to an input of a GEMM. */
 static void round_direction(
     const struct decoder *d, const struct matrix *m, const float *x, void *to, int64_t r,
     int64_t rows) {
@@ -200,7 +200,7 @@ static void round_for_out(const void *task, int64_t begin, int64_t end) {
     }
 }
 
-/* Rows that go through an MLP or an expert together. */
+/* Rows that an MLP or an expert computes together. */
 struct group {
     const struct pass *p;
     const struct expert *expert;
@@ -208,7 +208,7 @@ struct group {
     int64_t rows;
 };
 
-/* The hidden row that row r of a group is. */
+/* The hidden row of row r of a group. */
 static int64_t row_of(const struct group *g, int64_t r) {
     return g->pairs ? g->pairs[r] / g->p->l->moe->chosen : r;
 }
@@ -238,7 +238,7 @@ static void pick(const void *task, int64_t begin, int64_t end) {
         memcpy(p->rest + r * width, p->hidden + p->at[r] * width, (size_t)width * sizeof(float));
 }
 
-/* Rows of a GEMM, to be normed and added to hidden rows. */
+/* Outputs of a GEMM that are normed and added to hidden rows. */
 struct addition {
     const struct pass *p;
     const float *factor;
@@ -254,14 +254,14 @@ static void add_normed(const void *task, int64_t begin, int64_t end) {
     }
 }
 
-/* Add a linear of the rounded rows to the hidden rows, by way of a norm if it has factors. */
+/* Add a linear of the rounded rows to the hidden rows, after a norm if there is one. */
 static void add_product(const struct pass *p, const struct matrix *m, const float *factor) {
     float *to = factor ? p->room->found : p->rest;
     multiply(&(struct gemm){m, p->room->rounded, p->rows, to, p->d->width, !factor}, p->threads);
     if (factor) share(add_normed, &(struct addition){p, factor}, p->rows, p->threads);
 }
 
-/* Attention of all positions, which are in the store afterwards. */
+/* Attention of all positions, whose keys and values are in the store afterwards. */
 static void attention(const struct pass *p) {
     const struct decoder *d = p->d;
     const struct layer *l = p->l;
@@ -293,7 +293,7 @@ static void add_mlp(const struct pass *p) {
     add_product(p, p->l->mlp.down, p->l->after_mlp);
 }
 
-/* Write the experts of a row, those with the largest scores, and their shares. */
+/* Write the experts with the largest scores of a row, and their shares. */
 static void route(
     const struct decoder *d, const struct moe *m, const float *x, int64_t *chosen,
     float *shares) {
@@ -357,8 +357,8 @@ static void add_total(const void *task, int64_t begin, int64_t end) {
     for (int64_t i = begin * p->d->width; i < end * p->d->width; i++) p->rest[i] += p->room->total[i];
 }
 
-/* Every expert that is chosen computes all of its rows at once. A row adds up its experts in their
- * order, so its result does not depend on the rows beside it. */
+/* Every chosen expert computes all of its rows at once. A row adds up its experts in order, so its
+ * result does not depend on other rows. */
 static void add_moe(const struct pass *p) {
     const struct moe *m = p->l->moe;
     const struct room *room = p->room;
@@ -376,9 +376,9 @@ static void add_moe(const struct pass *p) {
     share(add_total, p, p->rows, p->threads);
 }
 
-/* Take hidden rows [positions, width] through the layers, in place; or, unless `wanted` is negative,
- * those of the positions `at` to `out` [wanted, width]: after the last attention, the others are not
- * needed. The scratch is of `decoder_scratch_bytes` for the larger number. */
+/* Compute the layers for hidden rows [positions, width], in place. Unless `wanted` is negative, write
+ * only those of the positions `at` to `out` [wanted, width]: the others end with the last attention.
+ * The scratch has `decoder_scratch_bytes` for the larger number of rows. */
 void decode(
     const struct decoder *d, const struct step *s, float *hidden, const int64_t *at, int64_t wanted,
     float *out, void *scratch, int threads) {

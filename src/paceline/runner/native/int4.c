@@ -1,9 +1,9 @@
-/* Weights of 4 bits: in every GROUP of inputs an output has a step and a least weight.
+/* Weights of 4 bits, with a step and a least weight for each output and GROUP of inputs.
  *
- * A weight is step * (0 … 15) + least. An input is scale * (-127 … 127), with a scale for every
- * group too. So a group adds step * scale * (their whole product) + least * (sum of its inputs).
+ * A weight is step * (0 … 15) + least. An input is scale * (-127 … 127), with one scale for each
+ * group too. So a group adds step * scale * (integer dot product) + least * (sum of its inputs).
  * With a table, a weight is step * (one of 16 numbers from 0 to TABLE_MOST) + least. With an order,
- * inputs are put into it while they are rounded.
+ * inputs are permuted while they are rounded.
  *
  *     packed weights   | panel 0                        | panel 1 …    PANEL outputs each
  *                      | group 0             | group 1… |              GROUP inputs each
@@ -11,8 +11,8 @@
  *                      a byte is a weight of the first vector, and above it one of the second
  *     scales           | panel | group | steps of PANEL outputs, then leasts |       as halves
  *
- * A vector of weights meets four inputs that are repeated for every output of it, and the sums
- * of a vector belong to its outputs: nothing is ever summed across a vector.
+ * A vector of weights is multiplied with four inputs that are repeated for each of its outputs.
+ * Each lane sums its own output, so nothing is summed across a vector.
  */
 #include <float.h>
 
@@ -86,7 +86,7 @@ int int4_lanes(void) { return LANES; }
 int int4_group(void) { return GROUP; }
 int int4_table_most(void) { return TABLE_MOST; }
 
-/* The largest whole number of an input. Sums of 16 bits hold 16 products of weights up to 15 and
+/* The largest rounded input. Sums of 16 bits hold 16 products of weights up to 15 and
  * inputs up to 127, or of TABLE_MOST and 85. */
 static inline float limit_of(const struct matrix *m) {
 #ifdef SUMS_OF_16_BITS
@@ -106,7 +106,7 @@ static struct scaled rounded(
     floats tops = size_of(part[0]), none = part[0] - part[0];
     for (int i = 1; i < GROUP / FLOATS; i++) {
         tops = larger(tops, size_of(part[i]));
-        none += part[i] - part[i]; /* zero, unless one is infinite or no number */
+        none += part[i] - part[i]; /* zero, unless one is infinite or NaN */
     }
     float top = largest(tops);
     float factor = top > FLT_MIN ? limit / top : 0.0f, scale = top / limit * by + sum_of(none);
@@ -120,7 +120,7 @@ static struct scaled rounded(
     return (struct scaled){scale, scale * sum_of(__builtin_convertvector(sum, floats))};
 }
 
-/* Inputs from `at` on, of which some are left, with their factors. */
+/* A vector of inputs from `at` on, times their factors; zeros behind the last `left` of them. */
 static inline floats inputs_at(const struct matrix *m, const float *x, int64_t at, int64_t left) {
     if (!m->order) {
         floats part = some_of(x + at, left);
@@ -163,7 +163,7 @@ static inline struct scales scales_at(const uint16_t *steps) {
     return found;
 }
 
-/* What a group adds to the outputs of a row. */
+/* The sums of a group, added to the outputs of a row. */
 static inline __attribute__((always_inline)) void add_group(
     lanes found[VECS], const bytes sum[VECS], struct scaled by, const struct scales *scales) {
     for (int v = 0; v < VECS; v++) {
@@ -173,7 +173,7 @@ static inline __attribute__((always_inline)) void add_group(
     }
 }
 
-/* One panel of outputs for `count` rows, a constant wherever that matters. */
+/* One panel of outputs for `count` rows, which is a constant in the fast paths. */
 static inline __attribute__((always_inline)) void tile(
     const int count, const uint8_t *const codes, int64_t width, const int8_t *w,
     const uint16_t *steps, const int8_t *x, const struct scaled *scaled, lanes found[][VECS]) {
@@ -230,7 +230,8 @@ static void settle(
     }
 }
 
-/* `codes` is the table of the matrix, or NULL: a constant, so that each case has code of its own. */
+/* `codes` is the table of the matrix, or NULL. All callers pass a constant, so that each case is
+ * compiled by itself. */
 static inline __attribute__((always_inline)) void panel_of(
     const uint8_t *const codes, const struct matrix *m, const void *scratch, int64_t rows,
     int64_t panel, float *out, int64_t out_stride, int is_added) {
@@ -245,7 +246,7 @@ static inline __attribute__((always_inline)) void panel_of(
         const struct scaled *by = scaled + r * groups;
         count = rows - r;
 #ifdef ADD_AT
-        count = count < ROWS ? count : ROWS; /* rows come one by one, so any number is as good */
+        count = count < ROWS ? count : ROWS; /* callers take rows one by one, so any number works */
         if (count > 1) tile((int)count, codes, width, w, steps, part, by, found);
         else tile(1, codes, width, w, steps, part, by, found);
 #else

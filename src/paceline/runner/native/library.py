@@ -31,7 +31,8 @@ class StepStruct(Structure):
         *((name, c_void_p) for name in ("tiles", "position", "cell", "table")),
         *((name, c_void_p) for name in ("group", "layer_index", "content")),
         *((name, c_int64) for name in ("positions", "tile_count", "rows", "table_width")),
-        *((name, c_int64) for name in ("layers_per_block", "block_size", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("layers_per_block", "block_size", "vectors", "kv_heads")),
+        ("head_dim", c_int64),
     ]
 
 

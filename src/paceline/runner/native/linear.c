@@ -1,4 +1,4 @@
-/* Products with weights of any width, by all threads. */
+/* Linears with weights of any width, by all threads. */
 #include "linear.h"
 
 int64_t linear_scratch_bytes(const struct matrix *m, int64_t rows) {
@@ -29,7 +29,7 @@ static void round_rows(const void *task, int64_t begin, int64_t end) {
         way_of(r->m)->round(r->m, r->x + i * r->x_stride, 1.0f, r->scratch, i, r->rows);
 }
 
-/* out (+)= x * weights + bias. The scratch is of `linear_scratch_bytes`. */
+/* out (+)= x * weights + bias. The scratch has `linear_scratch_bytes`. */
 void linear(
     const struct matrix *m, const float *x, int64_t x_stride, int64_t rows,
     float *out, int64_t out_stride, int is_added, void *scratch, int threads) {

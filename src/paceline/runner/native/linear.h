@@ -1,8 +1,8 @@
-/* Products of float rows with weights that are whole numbers of 8 bits, or of 4.
+/* Linears of float rows with weights of 8 or 4 bits.
  *
- * A row is rounded to whole numbers by scales of its own and multiplied in whole numbers, which is
- * exact; the floats that follow are added in the same order for every row. So a row's result is
- * the same bits alone, beside others, and in any order.
+ * Each row is rounded to integers with its own scales. Integer dot products are exact, and floats
+ * are added in the same order for every row. So the result of a row has the same bits alone, beside
+ * others, and in any order.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -11,22 +11,22 @@
 
 struct matrix {
     const int8_t *packed;
-    const void *scale;   /* of the whole numbers: see bytes.c and int4.c */
+    const void *scale;   /* of the integers: see bytes.c and int4.c */
     const float *bias;   /* [outputs], or NULL */
-    const float *factor; /* [inputs] that inputs are multiplied by first, or NULL */
-    const uint8_t *table; /* [16] what codes of 4 bits stand for, or NULL: themselves */
-    const int32_t *order; /* [inputs] that weights of 4 bits are of, or NULL: in their order */
+    const float *factor; /* [inputs] inputs are multiplied by it first; or NULL */
+    const uint8_t *table; /* [16] values of codes of 4 bits; NULL: the codes */
+    const int32_t *order; /* [inputs] order of the inputs of weights of 4 bits, or NULL */
     int64_t inputs, width, outputs; /* width: inputs, padded with zeros */
     int64_t bits;
 };
 
-/* How one width of weights is multiplied. Rounded rows lie in memory of `bytes(m, rows)`. */
+/* The functions for one width of weights. Rounded rows take `bytes(m, rows)` of memory. */
 struct way {
     int64_t (*bytes)(const struct matrix *m, int64_t rows);
-    /* Round a row, which is to be multiplied by `by`. */
+    /* Round a row, times `by`. */
     void (*round)(
         const struct matrix *m, const float *x, float by, void *rounded, int64_t row, int64_t rows);
-    /* One panel of outputs of all rows, added to what is there or put in its place. */
+    /* Compute one panel of outputs of all rows; add it to `out` or overwrite it. */
     void (*panel)(
         const struct matrix *m, const void *rounded, int64_t rows, int64_t panel, float *out,
         int64_t out_stride, int is_added);

@@ -1,4 +1,4 @@
-/* Vectors of floats, as the compiler knows them on every processor, and a few functions of them. */
+/* Vectors of floats in the compiler's own types, which every processor has, and functions of them. */
 #ifndef VECTORS_H
 #define VECTORS_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* As many as a register of the processor holds: of longer ones, compilers compare each by itself. */
+/* As many as fit in a register: compilers compare longer vectors element by element. */
 #if defined(__AVX512F__)
 #define FLOATS 16
 #elif defined(__AVX2__)
@@ -62,13 +62,13 @@ static inline float sum_of(floats x) {
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-/* Numbers of a size below 2^22, rounded to whole ones. */
+/* Numbers below 2^22 in magnitude, rounded to integers. */
 static inline floats whole_of(floats x) {
-    const float rounding = 3 << 22; /* a float this large has no digits after the point */
+    const float rounding = 3 << 22; /* a float this large has no fraction */
     return (x + rounding) - rounding;
 }
 
-/* exp of numbers up to zero: 2^whole * 2^part, the second by its series. */
+/* exp of numbers up to zero: 2^whole * 2^part, where 2^part is a polynomial. */
 static inline floats exp_of(floats x) {
     floats exponent = x * 1.44269504f, least = (floats){0} - 126.0f;
     exponent = chosen(exponent < least, least, exponent);

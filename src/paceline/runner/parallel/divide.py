@@ -7,10 +7,12 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     ExpertSpec,
+    LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
     MLPSpec,
     MoESpec,
+    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.tensor_spec import Run, TensorSpec
@@ -68,6 +70,7 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     }
     if model.experts is not None:
         divided["columns of an expert"] = model.experts.width
+        divided["columns of the shared expert"] = model.experts.shared_width
         if all(model.experts.layers):
             del divided["columns of the MLP"]
     found = [
@@ -77,6 +80,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.has_whole_norms and size > 1:
+        found.append("the norms of the model span all heads, which no rank has")
     return found
 
 
@@ -100,11 +105,18 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
-    attention, mlp = _attention(layer.attention, shard), layer.mlp
+    attention, latent, mlp = layer.attention, layer.latent, layer.mlp
     if isinstance(mlp, MLPSpec):
-        gated = _gate_up(mlp.gate_up, shard)
-        return LayerSpec(attention, replace(mlp, gate_up=gated, down=_some_inputs(mlp.down, shard)))
-    return LayerSpec(attention, _moe(mlp, shard))
+        split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
+        mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
+    else:
+        mlp = _moe(mlp, shard)
+    return replace(
+        layer,
+        attention=None if attention is None else _attention(attention, shard),
+        mlp=mlp,
+        latent=None if latent is None else _latent(latent, shard),
+    )
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
@@ -122,19 +134,42 @@ def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
     )
 
 
+def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
+    """Some heads. Latent vectors are complete, so all ranks keep the same."""
+    heads = shard.of(spec.heads)
+    return replace(
+        spec,
+        query=_some_outputs(spec.query, _times(heads, spec.key_dim + spec.rope_dim)),
+        expand=_some_outputs(spec.expand, _times(heads, spec.key_dim + spec.value_dim)),
+        output=_some_inputs(spec.output, shard),
+        heads=heads[1] - heads[0],
+    )
+
+
 def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
     """Each rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
         ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
         for expert in spec.experts
     )
-    return replace(spec, experts=experts)
+    shared = None if spec.shared is None else _shared(spec.shared, shard)
+    return replace(spec, experts=experts, shared=shared)
+
+
+def _shared(spec: SharedExpertSpec, shard: Shard) -> SharedExpertSpec:
+    """The same of the shared expert; its gate is complete."""
+    gate_up, down = _gate_up(spec.gate_up, shard), _some_inputs(spec.down, shard)
+    return replace(spec, gate_up=gate_up, down=down)
 
 
 def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
     width = linear.outputs // 2
     first, end = shard.of(width)
     return _some_outputs(linear, (first, end), (width + first, width + end))
+
+
+def _up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+    return _some_outputs(linear, shard.of(linear.outputs))
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:

@@ -1,5 +1,6 @@
 """Random weights, for tests and benchmarks without a download."""
 
+from math import prod
 from pathlib import Path
 
 import torch
@@ -10,6 +11,9 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.weights.weight_format import UNQUANTIZED
+
+# Numbers drawn for a tensor; a larger one repeats them. A prime, so that no two rows are alike.
+MOST_DRAWN = 4_194_301
 
 
 class Dummy:
@@ -33,7 +37,11 @@ class Dummy:
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
         generator.manual_seed(self._seed * len(self._index) + self._index[name])
-        drawn = torch.randn(shape, generator=generator, device=self._device)
+        count = prod(shape)
+        drawn = torch.randn(min(count, MOST_DRAWN), generator=generator, device=self._device)
+        if count > MOST_DRAWN:
+            drawn = drawn.repeat(-(-count // MOST_DRAWN))[:count]
+        drawn = drawn.view(shape)
         if not shape:
             return drawn.exp_()  # scales are positive
         if name in self._offset:

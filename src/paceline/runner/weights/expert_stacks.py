@@ -35,8 +35,8 @@ class ExpertStacks:
                 continue
             experts, *sizes = self._slice(form.name).get_shape()
             if experts == len(self._parts[form.name]):
-                outputs = len(range(form.first, sizes.pop(dim_of(form)), form.every))
-                found[name] = outputs, *sizes
+                outputs = range(sizes.pop(dim_of(form)))[outputs_of(form)]
+                found[name] = len(outputs), *sizes
         return found
 
     def __contains__(self, name: str) -> bool:
@@ -44,11 +44,15 @@ class ExpertStacks:
 
     def read(self, name: str) -> Tensor:
         form = self._forms[name]
-        own = slice(form.first, None, form.every)
-        return self._slice(form.name)[form.part].movedim(dim_of(form), 0)[own]
+        return self._slice(form.name)[form.part].movedim(dim_of(form), 0)[outputs_of(form)]
 
     def _slice(self, stored: str) -> Any:
         return self._files[stored].get_slice(stored)
+
+
+def outputs_of(form: StackedForm) -> slice:
+    """The outputs of a tensor among those that are stacked."""
+    return slice(form.first, form.end, form.every)
 
 
 def dim_of(form: StackedForm) -> int:

@@ -2,6 +2,7 @@
 scale per 16."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -47,8 +48,8 @@ class Mxfp4Matrix(Matrix):
         largest value."""
         groups = weight.float().view(len(weight), -1, GROUP)
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
-        exponent = torch.floor(torch.log2(largest)) - MOST_EXPONENT
-        scaled = torch.ldexp(groups, -exponent.int().unsqueeze(-1))
+        exponent = torch.frexp(largest).exponent - 1 - MOST_EXPONENT
+        scaled = groups * torch.ldexp(torch.ones_like(largest), -exponent).unsqueeze(-1)
         return Mxfp4Matrix(nearest(scaled), (exponent + BIAS).to(torch.uint8))
 
     def dense(self) -> Tensor:
@@ -113,8 +114,10 @@ class Nvfp4Matrix(Matrix):
 
 
 def nearest(numbers: Tensor) -> Tensor:
-    """The codes of numbers [outputs, groups, inputs], two per byte."""
-    sizes = torch.tensor(SIZES, device=numbers.device)
-    code = torch.bucketize(numbers.abs(), (sizes[1:] + sizes[:-1]) / 2)
-    code = (code + 8 * (numbers < 0)).flatten(1).to(torch.uint8)
+    """The codes of numbers [outputs, groups, inputs], two per byte. The numbers change."""
+    code = (numbers < 0).view(torch.uint8) * 8
+    size = numbers.abs_()
+    for low, high in pairwise(SIZES):
+        code += (size > (low + high) / 2).view(torch.uint8)
+    code = code.flatten(1)
     return code[:, ::2] | code[:, 1::2] << 4

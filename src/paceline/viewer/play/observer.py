@@ -25,7 +25,7 @@ from paceline.viewer.play.history import (
 )
 from paceline.viewer.play.plan_notes import Arrival, Notes, ending, varies
 
-PLACES = {
+QUEUES = {
     "waiting": Kind.WAITING,
     "parked": Kind.PARKED,
     "swapped": Kind.ON_HOST,
@@ -173,8 +173,8 @@ class Observer:
         """Cells of all live requests. A sequence has no line before it has forked."""
         cells: dict[str, Cell] = {}
         self._shown = {}
-        for place, kind in PLACES.items():
-            for name in state[place]:
+        for queue, kind in QUEUES.items():
+            for name in state[queue]:
                 first, *others = members[name]
                 born = [one.line for one in others if one.line in self._given]
                 self._shown[name] = [first.line, *born]

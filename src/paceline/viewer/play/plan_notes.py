@@ -124,8 +124,8 @@ class Notes:
         else:
             where = "still in the cache" if new.resumed else "in the cache"
         if loaded := self.moment(name, Happened.LOADED, step):
-            place = "loaded from host memory"
-            where = place if loaded.amount == hit else f"{where}, {loaded.amount} of them {place}"
+            source = "loaded from host memory"
+            where = source if loaded.amount == hit else f"{where}, {loaded.amount} of them {source}"
         return Note(one.kind, f"{does}: {hit} of its {tokens(known)} are {where}")
 
     def _forking(self, group: Group, plan: Plan) -> Note:
@@ -211,10 +211,10 @@ ABSENT = object()
 
 
 class ScriptError(PacelineError, ValueError):
-    """A workload that cannot be played, and the place of the error in it."""
+    """A workload that cannot be played, and the location of the error in it."""
 
-    def __init__(self, place: str, complaint: str) -> None:
-        super().__init__(f"{place}: {complaint}")
+    def __init__(self, location: str, complaint: str) -> None:
+        super().__init__(f"{location}: {complaint}")
 
 
 def shown(value: Any) -> str:
@@ -233,16 +233,16 @@ def whole(value: Any) -> bool:
 class Fields:
     """One mapping of a workload. `finish` refuses fields that were not read."""
 
-    def __init__(self, content: Any, place: str, root: bool = False) -> None:
-        self.place = place
+    def __init__(self, content: Any, location: str, root: bool = False) -> None:
+        self.location = location
         self._root = root
         if not isinstance(content, dict):
-            raise ScriptError(place, f"must be a mapping of fields, not {kind_of(content)}")
+            raise ScriptError(location, f"must be a mapping of fields, not {kind_of(content)}")
         self._content = cast(dict[Any, Any], content)
         self._known: list[str] = []
 
-    def place_of(self, name: str) -> str:
-        return f"{self.place}: {name}" if self._root else f"{self.place}.{name}"
+    def location_of(self, name: str) -> str:
+        return f"{self.location}: {name}" if self._root else f"{self.location}.{name}"
 
     def _take(self, name: str, default: Any) -> Any:
         """The value; a field whose default is None is required."""
@@ -251,24 +251,24 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise ScriptError(self.place, f"needs the field {name}")
+            raise ScriptError(self.location, f"needs the field {name}")
         return value
 
     def _complain(self, name: str, kind: str, value: Any) -> ScriptError:
-        return ScriptError(self.place_of(name), f"must be {kind}, not {shown(value)}")
+        return ScriptError(self.location_of(name), f"must be {kind}, not {shown(value)}")
 
     def finish(self) -> None:
         """Refuse unknown fields."""
         for name in self._content:
             if name not in self._known:
                 hint = nearest(str(name), self._known)
-                raise ScriptError(self.place, f"has an unknown field {name!r}{hint}")
+                raise ScriptError(self.location, f"has an unknown field {name!r}{hint}")
 
     def refuse(self, names: tuple[str, ...], complaint: str) -> None:
         """Refuse fields that have no meaning with the others."""
         for name in names:
             if self._content.get(name) is not None:
-                raise ScriptError(self.place_of(name), complaint)
+                raise ScriptError(self.location_of(name), complaint)
             self._known.append(name)
 
     # -- one method per type ------------------------------------------------
@@ -350,13 +350,13 @@ class Fields:
             raise self._complain(name, "a mapping", value)
         found = cast(dict[Any, Any], value)
         if unknown := [key for key in found if not isinstance(key, str)]:
-            raise ScriptError(self.place_of(name), f"has an unknown field {unknown[0]!r}")
+            raise ScriptError(self.location_of(name), f"has an unknown field {unknown[0]!r}")
         return found
 
     def nested(self, name: str) -> "Fields | None":
         """The fields of a nested mapping; None if absent."""
         value = self._take(name, ABSENT)
-        return None if value is ABSENT else Fields(value, self.place_of(name))
+        return None if value is ABSENT else Fields(value, self.location_of(name))
 
     def sequence(self, name: str) -> list[Any]:
         value = self._take(name, [])
@@ -365,10 +365,10 @@ class Fields:
         return cast(list[Any], value)
 
     def items(self, name: str) -> list[tuple[str, Any]]:
-        """The entries of a list, each with its place."""
+        """The entries of a list, each with its location."""
         self._take(name, None)
-        place = self.place_of(name)
-        return [(f"{place}[{index}]", one) for index, one in enumerate(self.sequence(name))]
+        location = self.location_of(name)
+        return [(f"{location}[{index}]", one) for index, one in enumerate(self.sequence(name))]
 
 
 def duration(text: str) -> float | None:

@@ -88,8 +88,8 @@ class ToyModel:
                 first = slot.position
                 sampled[label] = self._sampled(slot, drafts)
                 if slot.request.silent:
-                    places = range(first, slot.position + 1)
-                    scores[label] = [self._score(label, place) for place in places]
+                    positions = range(first, slot.position + 1)
+                    scores[label] = [self._score(label, position) for position in positions]
         return StepResult.of(plan, sampled, scores or None, candidates)
 
     # -- samples ------------------------------------------------------------
@@ -123,10 +123,10 @@ class ToyModel:
         known = ",".join(map(str, slot.tokens)).encode()
         stream = f"beam {blake2b(known, digest_size=8).hexdigest()}"
         first = draw(self._seed, stream, 0)
-        ids = [1 + (first + place) % (VOCABULARY - 1) for place in range(slot.request.candidates)]
+        ids = [1 + (first + column) % (VOCABULARY - 1) for column in range(slot.request.candidates)]
         if slot.output >= self._stop_at.get(slot.request.id, NEVER):
             ids[-1] = STOP_TOKEN
-        weights = {one: weight(self._seed, stream, 1 + place) for place, one in enumerate(ids)}
+        weights = {one: weight(self._seed, stream, 1 + column) for column, one in enumerate(ids)}
         ranked = sorted(ids, key=lambda one: (-weights[one], one))
         total = sum(weights.values())
         return [(one, log(weights[one] / total)) for one in ranked]

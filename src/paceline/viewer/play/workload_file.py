@@ -104,8 +104,8 @@ def parse_json(text: str, path: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"{path}:{error.lineno}:{error.colno}"
-        raise ScriptError(place, f"is not JSON: {error.msg}") from None
+        location = f"{path}:{error.lineno}:{error.colno}"
+        raise ScriptError(location, f"is not JSON: {error.msg}") from None
     except RecursionError:
         raise ScriptError(path, "is not JSON that can be read: nested too deeply") from None
     except ValueError:
@@ -123,9 +123,9 @@ def parse_yaml(text: str, path: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        location = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
-        raise ScriptError(place, f"is not YAML: {problem}") from None
+        raise ScriptError(location, f"is not YAML: {problem}") from None
 
 
 # -- from content to script -------------------------------------------------
@@ -137,31 +137,31 @@ def build(content: Any, path: str, overrides: Mapping[str, Any]) -> Script:
     about = top.text("about", "")
     seed = top.whole("seed", 0, 0, NEVER)
     acceptance = top.number("acceptance", 0.7, 0.0, 1.0)
-    settings = read_settings(top.mapping("settings"), top.place_of("settings"), overrides)
+    settings = read_settings(top.mapping("settings"), top.location_of("settings"), overrides)
     entries = top.items("requests")
     top.finish()
     if not entries:
-        raise ScriptError(top.place_of("requests"), "is empty; a workload needs a request")
-    requests = [read_scripted(Fields(one, place), seed) for place, one in entries]
-    refuse_twins(requests, [place for place, _ in entries])
-    refuse_impossible(requests, [place for place, _ in entries], settings, path)
+        raise ScriptError(top.location_of("requests"), "is empty; a workload needs a request")
+    requests = [read_scripted(Fields(one, location), seed) for location, one in entries]
+    refuse_twins(requests, [location for location, _ in entries])
+    refuse_impossible(requests, [location for location, _ in entries], settings, path)
     return Script(about, settings, tuple(requests), seed, acceptance)
 
 
 def read_settings(
-    own: Mapping[str, Any], place: str, overrides: Mapping[str, Any]
+    given: Mapping[str, Any], location: str, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Small defaults, then the file, then the command line."""
-    for settings, where in ((own, place), (overrides, "--set")):
+    for settings, where in ((given, location), (overrides, "--set")):
         for name, value in settings.items():
             check_setting(name, value, where)
-    return SMALL | dict(own) | dict(overrides)
+    return SMALL | dict(given) | dict(overrides)
 
 
-def check_setting(name: str, value: Any, place: str) -> None:
+def check_setting(name: str, value: Any, location: str) -> None:
     """Refuse a value of the wrong type; Config checks its meaning."""
     default = Config().to_dict().get(name)
-    where = f"{place}.{name}" if place != "--set" else f"--set {name}"
+    where = f"{location}.{name}" if location != "--set" else f"--set {name}"
     if isinstance(default, bool):
         kind, fits = "true or false", isinstance(value, bool)
     elif isinstance(default, int):
@@ -190,19 +190,19 @@ def read_scripted(fields: Fields, seed: int) -> ScriptedRequest:
     for what, step in (("abort_at", abort_step), ("park.until", wake_step)):
         if 0 < step < arrive_step:
             complaint = f"is step {step}, before the request arrives in step {arrive_step}"
-            raise ScriptError(fields.place_of(what), complaint)
+            raise ScriptError(fields.location_of(what), complaint)
     request = read_request(fields, name, seed, arrive_s or None, stops=bool(stop_at))
-    stops = read_stops(fields.place_of("stop_at"), stop_at, request)
+    stops = read_stops(fields.location_of("stop_at"), stop_at, request)
     return ScriptedRequest(request, arrive_step, arrive_s, abort_step, wake_step, parked, stops)
 
 
-def read_stops(place: str, given: list[int], request: Request) -> tuple[int, ...]:
+def read_stops(location: str, given: list[int], request: Request) -> tuple[int, ...]:
     """One number for each sequence; a single number holds for all."""
     if request.beam_width and len(given) > 1:
-        raise ScriptError(place, "is one number for all beams, not a list")
+        raise ScriptError(location, "is one number for all beams, not a list")
     if len(given) not in (0, 1, request.width):
         complaint = f"lists {len(given)} numbers for {request.width} sequences"
-        raise ScriptError(place, complaint)
+        raise ScriptError(location, complaint)
     return tuple(given) if len(given) > 1 else tuple(given or [NEVER]) * request.width
 
 
@@ -232,7 +232,7 @@ def read_request(
             **given,
         )
     except RequestError as error:
-        raise ScriptError(fields.place, str(error)) from None
+        raise ScriptError(fields.location, str(error)) from None
 
 
 def read_family(fields: Fields) -> dict[str, Any]:
@@ -261,10 +261,10 @@ def read_prompt(fields: Fields, name: str, seed: int) -> Any:
     prefix = fields.nested("prefix")
     if bool(ids) == bool(total):
         raise ScriptError(
-            fields.place, "needs one of prompt (token ids) and prompt_tokens (how many)"
+            fields.location, "needs one of prompt (token ids) and prompt_tokens (how many)"
         )
     if ids and prefix:
-        raise ScriptError(fields.place_of("prefix"), "goes with prompt_tokens, not with prompt")
+        raise ScriptError(fields.location_of("prefix"), "goes with prompt_tokens, not with prompt")
     if ids:
         return ids
     shared, stream = 0, ""
@@ -274,7 +274,7 @@ def read_prompt(fields: Fields, name: str, seed: int) -> Any:
         prefix.finish()
         if shared > total:
             complaint = f"is {shared}, more than the {total} prompt_tokens it is part of"
-            raise ScriptError(prefix.place_of("tokens"), complaint)
+            raise ScriptError(prefix.location_of("tokens"), complaint)
     common = [token(seed, f"prefix {stream}", position) for position in range(shared)]
     return common + [token(seed, f"prompt {name}", position) for position in range(shared, total)]
 
@@ -289,25 +289,25 @@ def read_park(fields: Fields) -> tuple[str, int]:
 # -- checks of the whole workload -------------------------------------------
 
 
-def refuse_twins(requests: Iterable[ScriptedRequest], places: Iterable[str]) -> None:
+def refuse_twins(requests: Iterable[ScriptedRequest], locations: Iterable[str]) -> None:
     """Refuse two requests or sequences with the same name, since rows of a plan are named."""
     seen: dict[str, str] = {}
-    for scripted, place in zip(requests, places, strict=True):
+    for scripted, location in zip(requests, locations, strict=True):
         name, width = scripted.request.id, scripted.request.width
-        here = place.rpartition(": ")[2]
+        here = location.rpartition(": ")[2]
         owned = {name: f"the id of {here}"}
         if width > 1:
             labels = [child_label(name, child) for child in range(width)]
             owned |= dict.fromkeys(labels, f"the name of a sequence of {here}")
         for one in owned:
             if one in seen:
-                raise ScriptError(f"{place}.id", f"{one!r} is already {seen[one]}")
+                raise ScriptError(f"{location}.id", f"{one!r} is already {seen[one]}")
         seen |= owned
 
 
 def refuse_impossible(
     requests: Iterable[ScriptedRequest],
-    places: Iterable[str],
+    locations: Iterable[str],
     settings: Mapping[str, Any],
     path: str,
 ) -> None:
@@ -316,9 +316,9 @@ def refuse_impossible(
         scheduler = Scheduler.create(**settings)
     except (PacelineError, TypeError, ValueError) as error:
         raise ScriptError(f"{path}: settings", str(error)) from None
-    for one, place in zip(requests, places, strict=True):
+    for one, location in zip(requests, locations, strict=True):
         try:
             scheduler.submit(one.request, now=0.0)
         except RequestError as error:
-            raise ScriptError(place, str(error)) from None
+            raise ScriptError(location, str(error)) from None
         scheduler.abort(one.request.id, now=0.0)

@@ -48,7 +48,7 @@ class CudaEagle3Head:
     ) -> None:
         layer, attention = spec.layer, spec.layer.attention
         assert isinstance(layer.mlp, MLPSpec)
-        assert attention.second_norm is not None
+        assert attention is not None and attention.second_norm is not None
         self.config, self._attention = config, attention
         self.dtype, self.device = factory.dtype, factory.device
         self._fuse, self._qkv = factory.linear(spec.fuse), factory.qkv(attention)
@@ -58,6 +58,8 @@ class CudaEagle3Head:
         self._out = ResidualLinear(ResidualParts.of(factory, attention.output, None))
         self._mlp = CudaMLP(factory, layer.mlp)
         self._floor = spec.decoder.norm.floor
+        assert attention.norm is not None
+        self._input_floor = attention.norm.floor
         self._head = factory.linear(spec.decoder.head, spec.decoder.norm)
 
     @staticmethod
@@ -81,7 +83,7 @@ class CudaEagle3Head:
         self, embedded: Tensor, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore
     ) -> Tensor:
         """Write keys and values of positions; return queries, keys and values, rotated."""
-        floor = self._attention.norm.floor
+        floor = self._input_floor
         read = torch.cat((normalized(embedded, floor), normalized(hidden, floor)), dim=1)
         qkv = self._qkv(read).view(len(read), -1, self._attention.head_dim)
         rotate_and_store(qkv, self._rotation, DeferredNorm(hidden, 0.0, 0), position, cells, kv, 0)
@@ -96,7 +98,7 @@ class CudaEagle3Head:
         how = 0, spec.window, spec.scale, spec.score_cap
         seen = attention.attend(qkv[:, : spec.heads], *how).view(len(hidden), -1)
         if self.config.norm_before_residual:
-            total = normalized(hidden, spec.norm.floor).mul_(self._factor)
+            total = normalized(hidden, self._input_floor).mul_(self._factor)
         else:
             total = hidden.clone()
         self._out(total, seen)

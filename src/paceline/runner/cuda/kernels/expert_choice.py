@@ -14,6 +14,7 @@ so that a graph fits every choice:
 # pyright: standard
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,35 +24,38 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.layers import normalized
+from paceline.runner.models.architecture import ExpertGroups, Routing
 
 LEAST_PAIRS, MOST_PAIRS = 16, 128  # of a tile
 ALONE = 4  # rows up to which each pair is a tile
 FEW = 16  # rows up to which one kernel computes norm, scores and choice
 EACH = 4  # experts that a program of that kernel has
 SORTED = 4096  # pairs that a program reads at a time
+NO_GROUPS = ExpertGroups(1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRouter:
     """Scores positions for experts, and chooses.
 
-    weight    [experts, width] in float32, the factor of the norm included
-    bias      [experts] in float32
-    ended     [FEW]; how many programs of a row have ended; zeros between kernels
+    weight      [experts, width] in float32, the factor of the norm included
+    bias        [experts] in float32
+    correction  [experts] in float32; see `MoESpec`
+    ended       [FEW]; how many programs of a row have ended; zeros between kernels
     """
 
     weight: Tensor
     bias: Tensor | None
-    chosen: int
-    shares_sum_to_one: bool
+    routing: Routing
+    correction: Tensor | None
     ended: Tensor
 
     @staticmethod
     def of(
-        weight: Tensor, bias: Tensor | None, chosen: int, shares_sum_to_one: bool
+        weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None = None
     ) -> "ExpertRouter":
         ended = torch.zeros(FEW, dtype=torch.int32, device=weight.device)
-        return ExpertRouter(weight.contiguous(), bias, chosen, shares_sum_to_one, ended)
+        return ExpertRouter(weight.contiguous(), bias, routing, correction, ended)
 
     def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         """The normalised rows of `hidden` [positions, width], and their experts."""
@@ -60,16 +64,17 @@ class ExpertRouter:
             return self._choose_at_once(hidden, floor)
         x = normalized(hidden, floor)
         scores = F.linear(x.float(), self.weight, self.bias)
-        return x, choose_experts(scores, self.chosen, self.shares_sum_to_one)
+        return x, choose_experts(scores, self.routing, self.correction)
 
     def _choose_at_once(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         (rows, width), experts = hidden.shape, len(self.weight)
-        found = _Found.of(rows, self.chosen, experts, hidden.device)
+        found = _Found.of(rows, self.routing.chosen, experts, hidden.device)
         x, scores = torch.empty_like(hidden), hidden.new_empty((rows, experts), dtype=torch.float32)
         _route[(experts // EACH, rows)](
             hidden,
             self.weight,
             self.weight if self.bias is None else self.bias,
+            self.weight if self.correction is None else self.correction,
             x,
             scores,
             self.ended,
@@ -79,21 +84,44 @@ class ExpertRouter:
             PADDED=triton.next_power_of_2(width),
             EACH=EACH,
             BIASED=self.bias is not None,
-            **found.sizes(self.shares_sum_to_one),
+            **found.sizes(self.routing, self.correction),
             num_warps=8,
             launch_pdl=True,
         )
         return x, found.choice()
 
 
-def choose_experts(scores: Tensor, chosen: int, shares_sum_to_one: bool) -> ExpertChoice:
-    """Choose by scores [positions, experts]."""
+def choose_experts(
+    scores: Tensor, routing: Routing, correction: Tensor | None = None
+) -> ExpertChoice:
+    """Choose by the outputs of a router, [positions, experts]."""
     rows, experts = scores.shape
-    found = _Found.of(rows, chosen, experts, scores.device)
+    found = _Found.of(rows, routing.chosen, experts, scores.device)
     _choose[(rows,)](
-        scores, *found.outputs, **found.sizes(shares_sum_to_one), num_warps=1, launch_pdl=True
+        scores,
+        scores if correction is None else correction,
+        *found.outputs,
+        **found.sizes(routing, correction),
+        num_warps=1,
+        launch_pdl=True,
     )
     return found.choice()
+
+
+def constants(
+    routing: Routing, is_corrected: bool
+) -> tuple[bool, bool, bool, float, int, int, int]:
+    """What `_best` reads of a routing."""
+    groups = routing.groups or NO_GROUPS
+    return (
+        routing.shares_sum_to_one,
+        routing.scores == "sigmoid",
+        is_corrected,
+        routing.scale,
+        groups.count,
+        groups.chosen,
+        groups.judges,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,14 +155,14 @@ class _Found:
     def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.expert, self.share, self.pairs, self.tiles
 
-    def sizes(self, shares_sum_to_one: bool) -> dict[str, int | bool]:
+    def sizes(self, routing: Routing, correction: Tensor | None) -> dict[str, Any]:
         rows, chosen = self.expert.shape
         return {
             "COUNT": self.experts,
             "EXPERTS": triton.next_power_of_2(self.experts),
             "CHOSEN": chosen,
             "RANKS": triton.next_power_of_2(chosen),
-            "SUM_TO_ONE": shares_sum_to_one,
+            "ROUTING": constants(routing, correction is not None),
             "TILED": rows <= ALONE,
         }
 
@@ -157,9 +185,40 @@ class _Found:
 
 
 @triton.jit
+def _of_best_groups(
+    ranked,
+    COUNT: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROUTING: tl.constexpr,
+):
+    """Scores [EXPERTS], with -inf for experts whose group is not chosen."""
+    GROUPS: tl.constexpr = ROUTING[4]
+    GROUPS_CHOSEN: tl.constexpr = ROUTING[5]
+    JUDGES: tl.constexpr = ROUTING[6]
+    SIZE: tl.constexpr = COUNT // GROUPS
+    expert = tl.arange(0, EXPERTS)
+    points = tl.full([EXPERTS], float("-inf"), tl.float32)  # of the group of each expert
+    for group in tl.static_range(GROUPS):
+        is_own = expert // SIZE == group
+        own = tl.where(is_own, ranked, float("-inf"))
+        sum_of_best = 0.0
+        for _ in tl.static_range(JUDGES):
+            sum_of_best += tl.max(own, 0)
+            own = tl.where(expert == tl.argmax(own, 0), float("-inf"), own)
+        points = tl.where(is_own, sum_of_best, points)
+    found = tl.full([EXPERTS], float("-inf"), tl.float32)
+    for _ in tl.static_range(GROUPS_CHOSEN):
+        is_best = expert // SIZE == tl.argmax(points, 0) // SIZE
+        found = tl.where(is_best, ranked, found)
+        points = tl.where(is_best, float("-inf"), points)
+    return found
+
+
+@triton.jit
 def _best(
     given,
     row,
+    correction,
     found,
     share,
     pairs,
@@ -168,26 +227,40 @@ def _best(
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     RANKS: tl.constexpr,
-    SUM_TO_ONE: tl.constexpr,
+    ROUTING: tl.constexpr,
     TILED: tl.constexpr,
 ):
-    """Write the best experts of a row by scores [EXPERTS]. `TILED`: each is a tile."""
+    """Write the best experts of a row by outputs of its router, [EXPERTS]. `TILED`: each is a
+    tile."""
+    SUM_TO_ONE: tl.constexpr = ROUTING[0]
+    SIGMOID: tl.constexpr = ROUTING[1]
+    CORRECTED: tl.constexpr = ROUTING[2]
+    SCALE: tl.constexpr = ROUTING[3]
     expert, rank = tl.arange(0, EXPERTS), tl.arange(0, RANKS)
-    powers = tl.exp(given - tl.max(given, 0))
-    total = tl.sum(powers, 0)
-    left = tl.where(expert < COUNT, powers, -1.0)
+    if SIGMOID:
+        scores, total = 1 / (1 + tl.exp(-given)), 1.0
+    else:
+        scores = tl.exp(given - tl.max(given, 0))
+        total = tl.sum(scores, 0)
+    left = scores
+    if CORRECTED:
+        left = scores / total + tl.load(correction + expert, mask=expert < COUNT, other=0.0)
+    left = tl.where(expert < COUNT, left, float("-inf"))
+    if ROUTING[4] > 1:
+        left = _of_best_groups(left, COUNT, EXPERTS, ROUTING)
     best = tl.zeros([RANKS], tl.int32)
     each = tl.zeros([RANKS], tl.float32)
     for at in tl.static_range(CHOSEN):
         one = tl.argmax(left, 0)
         best = tl.where(rank == at, one, best)
-        each = tl.where(rank == at, tl.max(left, 0), each)
-        left = tl.where(expert == one, -1.0, left)
+        own = tl.sum(tl.where(expert == one, scores, 0.0), 0) if CORRECTED else tl.max(left, 0)
+        each = tl.where(rank == at, own, each)
+        left = tl.where(expert == one, float("-inf"), left)
     if SUM_TO_ONE:
         total = tl.sum(each, 0)
     pair, there = row * CHOSEN + rank, rank < CHOSEN
     tl.store(found + pair, best, mask=there)
-    tl.store(share + pair, each / total, mask=there)
+    tl.store(share + pair, each / total * SCALE, mask=there)
     if TILED:
         tl.store(pairs + pair, pair, mask=there)
         tl.store(tiles + pair * 3, best, mask=there)
@@ -198,6 +271,7 @@ def _best(
 @triton.jit
 def _choose(
     scores,
+    correction,
     found,
     share,
     pairs,
@@ -206,7 +280,7 @@ def _choose(
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     RANKS: tl.constexpr,
-    SUM_TO_ONE: tl.constexpr,
+    ROUTING: tl.constexpr,
     TILED: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
@@ -214,8 +288,8 @@ def _choose(
     row, expert = tl.program_id(0), tl.arange(0, EXPERTS)
     spot = scores + row.to(tl.int64) * COUNT + expert
     given = tl.load(spot, mask=expert < COUNT, other=float("-inf"))
-    out = found, share, pairs, tiles
-    _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, SUM_TO_ONE, TILED)
+    out = correction, found, share, pairs, tiles
+    _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, ROUTING, TILED)
 
 
 @triton.jit
@@ -223,6 +297,7 @@ def _route(
     hidden,
     weight,
     bias,
+    correction,
     x,
     scores,
     ended,
@@ -239,7 +314,7 @@ def _route(
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     RANKS: tl.constexpr,
-    SUM_TO_ONE: tl.constexpr,
+    ROUTING: tl.constexpr,
     TILED: tl.constexpr,
 ):
     """Normalise a row, and score it for some experts. Of the programs of a row, the last one to
@@ -267,8 +342,8 @@ def _route(
         tl.store(ended + row, 0)
         every = scores + row * COUNT + expert
         given = tl.load(every, mask=expert < COUNT, other=float("-inf"), cache_modifier=".cg")
-        out = found, share, pairs, tiles
-        _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, SUM_TO_ONE, TILED)
+        out = correction, found, share, pairs, tiles
+        _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, ROUTING, TILED)
 
 
 @triton.jit(do_not_specialize=["size"])

@@ -1,10 +1,10 @@
 """Gemma: norms on both sides of attention and MLP, and layers with a window."""
 
-from paceline.runner.models.traits import DecoderNames, TextPart, Traits
+from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
 
 GEMMA2 = Traits(
     activation="gelu_pytorch_tanh",
-    post_norms=True,
+    norms=AROUND,
     norm_offset=1.0,
     scaled_embedding=True,
     tied_embedding=True,
@@ -16,7 +16,7 @@ GEMMA2 = Traits(
 GEMMA3 = Traits(
     activation="gelu_pytorch_tanh",
     qk_norm=True,
-    post_norms=True,
+    norms=AROUND,
     norm_offset=1.0,
     scaled_embedding=True,
     tied_embedding=True,

@@ -1,0 +1,1 @@
+"""Parts of the description of a model, for `describe`."""

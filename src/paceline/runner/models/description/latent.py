@@ -1,0 +1,39 @@
+"""Describes latent attention."""
+
+from paceline.runner.models.architecture import LatentAttentionSpec, LatentQuerySpec
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.description.tensors import LayerTensors
+from paceline.runner.models.latent import LatentSizes
+
+
+def describe_latent(
+    config: ModelConfig, sizes: LatentSizes, longest: int, tensors: LayerTensors
+) -> LatentAttentionSpec:
+    width, heads, has_bias = config.width, config.heads, config.attention_bias
+    queries = heads * (sizes.key_dim + sizes.rope_dim)
+    before, name, gguf, inputs = None, "q_proj", "attn_q", width
+    if (rank := sizes.query_rank) is not None:
+        before = LatentQuerySpec(
+            tensors.linear("self_attn.q_a_proj", "attn_q_a", (rank, width), has_bias),
+            tensors.norm("self_attn.q_a_layernorm", "attn_q_a_norm", rank),
+        )
+        name, gguf, inputs = "q_b_proj", "attn_q_b", rank
+    values = heads * sizes.value_dim
+    expanded = heads * sizes.key_dim + values
+    return LatentAttentionSpec(
+        norm=tensors.norm("input_layernorm", "attn_norm", width),
+        query=tensors.linear(f"self_attn.{name}", gguf, (queries, inputs)),
+        latent=tensors.linear(
+            "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", (sizes.width, width), has_bias
+        ),
+        latent_norm=tensors.norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", sizes.rank),
+        expand=tensors.linear("self_attn.kv_b_proj", "attn_kv_b", (expanded, sizes.rank)),
+        output=tensors.linear("self_attn.o_proj", "attn_output", (width, values), has_bias),
+        heads=heads,
+        key_dim=sizes.key_dim,
+        value_dim=sizes.value_dim,
+        rope=config.rope.at(longest),
+        adjacent_pairs=sizes.adjacent_pairs,
+        scale=config.query_scale,
+        query_latent=before,
+    )

@@ -1,0 +1,216 @@
+"""MoE layers: what their architectures have in common, and the sizes that files give."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import ClampedGate, ExpertGroups, ExpertScores, Routing
+from paceline.runner.models.config_entries import ConfigEntries
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """Tensors that have a linear of all experts, in HF's files.
+
+    gate_up     name within the block; it has the outputs of both
+    down        name within the block
+    alternates  outputs of gate and up alternate; otherwise those of gate come first
+    outputs     dimension of the outputs; -1: the last
+    """
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    alternates: bool = False
+    outputs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTraits:
+    """Names of the tensors of an MoE in HF's files, and what its router does.
+
+    A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
+    down>`.
+
+    stack              all experts are in these tensors instead
+    has_biases         all linears have biases
+    shared             an expert that computes every position; empty: there is none
+    shared_gate        its gate; empty: it has none
+    correction         of scores; empty: there is none
+    scores             what turns the outputs of the router into scores *
+    shares_sum_to_one  shares of the chosen experts are divided by their sum *
+    sums_in_gguf       the same in GGUF files *
+    clamp              what experts compute of gate and up, if not activation(gate) * up *
+
+    * unless the file says otherwise
+    """
+
+    block: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    router: str = "gate"
+    stack: ExpertStack | None = None
+    has_biases: bool = False
+    shared: str = ""
+    shared_gate: str = ""
+    correction: str = ""
+    scores: ExpertScores = "softmax"
+    shares_sum_to_one: bool = False
+    sums_in_gguf: bool = True
+    clamp: ClampedGate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Sizes of MoE layers.
+
+    count         experts of a layer
+    width         inside an expert
+    layers        whether each layer is an MoE; the others have a plain MLP
+    routing       how experts are chosen
+    shared_width  inside the shared expert; 0: there is none
+    clamp         what experts compute of gate and up, if not activation(gate) * up
+    """
+
+    count: int
+    width: int
+    layers: tuple[bool, ...]
+    routing: Routing
+    shared_width: int = 0
+    clamp: ClampedGate | None = None
+
+    def __post_init__(self) -> None:
+        chosen, groups = self.routing.chosen, self.routing.groups
+        if groups is not None:
+            if self.count % groups.count or not 0 < groups.chosen <= groups.count:
+                raise ConfigError(
+                    f"{self.count} experts cannot be divided into {groups.count} groups, of which "
+                    f"a position chooses {groups.chosen}"
+                )
+            most, where = self.count // groups.count * groups.chosen, " of its groups"
+        else:
+            most, where = self.count, ""
+        if not 0 < chosen <= most:
+            raise ConfigError(
+                f"a position must choose between 1 and all {most} experts{where}, not {chosen}"
+            )
+        if self.width < 1:
+            raise ConfigError(f"the width of experts must be positive, not {self.width}")
+
+
+SCORES: dict[str, ExpertScores] = {"softmax": "softmax", "sigmoid": "sigmoid"}
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+FIRST = ("first_k_dense_replace", "moe_layer_start_index")
+EVERY = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
+LIMITED = "group_limited_greedy"  # the best expert of a group is its score
+
+
+def experts_of_hf(
+    read: ConfigEntries, layers: int, traits: ExpertTraits | None
+) -> ExpertSizes | None:
+    """Read the sizes of MoE layers in a config.json."""
+    count = entry(read, COUNTS)
+    if traits is None or not count:
+        return None
+    width = int(entry(read, ("moe_intermediate_size",)) or read.number("intermediate_size"))
+    scores = read.get("scoring_func", traits.scores)
+    if scores not in SCORES:
+        raise ConfigError(f"{read.where}: scoring_func = {scores!r} is not supported")
+    return ExpertSizes(
+        count=int(count),
+        width=width,
+        layers=_layers_of_hf(read, layers),
+        routing=Routing(
+            chosen=int(entry(read, CHOSEN) or read.need(CHOSEN[0])),
+            shares_sum_to_one=read.get("norm_topk_prob", traits.shares_sum_to_one),
+            scores=SCORES[scores],
+            groups=_groups_of_hf(read),
+            scale=float(read.get("routed_scaling_factor", 1.0)),
+        ),
+        shared_width=shared_width(read, width) if traits.shared else 0,
+        clamp=clamp(read, traits),
+    )
+
+
+def entry(read: ConfigEntries, keys: tuple[str, ...]) -> Any:
+    """The first entry that a file has. Some files list it for each layer."""
+    key = next((key for key in keys if read.get(key) is not None), keys[0])
+    if not isinstance(found := read.get(key), list):
+        return found
+    values = set(cast("list[Any]", found))
+    if len(values) > 1:
+        raise ConfigError(f"{read.where}: {key} differs between layers: {found!r:.200}")
+    return values.pop()
+
+
+def shared_width(read: ConfigEntries, width: int) -> int:
+    """The width of all shared experts together, which are one expert."""
+    count = entry(read, SHARED)
+    return int(entry(read, SHARED_WIDTH) or width * (1 if count is None else count))
+
+
+def _groups_of_hf(read: ConfigEntries) -> ExpertGroups | None:
+    count, method = read.get("n_group", 1), read.get("topk_method")
+    if count == 1 or method == "greedy":
+        return None
+    judges = 1 if method == LIMITED else 2
+    return ExpertGroups(int(count), int(read.need("topk_group")), judges)
+
+
+def _layers_of_hf(read: ConfigEntries, layers: int) -> tuple[bool, ...]:
+    """Which layers are MoE."""
+    if (listed := read.get("moe_layers")) is not None:
+        return tuple(layer in listed for layer in range(layers))
+    if (step := read.get("moe_layer_freq", 1)) != 1:
+        raise ConfigError(f"{read.where}: moe_layer_freq = {step!r} is not supported")
+    first, every = entry(read, FIRST) or 0, entry(read, EVERY) or 1
+    last = read.get("moe_layer_end_index", -1)
+    last = layers - 1 if last < 0 else last
+    plain = read.get("mlp_only_layers", ())
+    return tuple(
+        first <= layer <= last and (layer + 1) % every == 0 and layer not in plain
+        for layer in range(layers)
+    )
+
+
+def clamp(read: ConfigEntries, traits: ExpertTraits) -> ClampedGate | None:
+    """Limits of gates and ups in experts; None: there are none."""
+    if (usual := traits.clamp) is None:
+        return None
+    alpha, limit = read.get("swiglu_alpha", usual.alpha), read.get("swiglu_limit", usual.limit)
+    return ClampedGate(float(alpha), float(limit))
+
+
+GGUF_SCORES: dict[int, ExpertScores] = {1: "softmax", 2: "sigmoid"}
+
+
+def experts_of_gguf(
+    read: ConfigEntries, layers: int, traits: ExpertTraits | None, tensors: Collection[str]
+) -> ExpertSizes | None:
+    """Read the sizes of MoE layers in a GGUF header. A layer with a router is an MoE."""
+    if traits is None or not read.get("expert_count"):
+        return None
+    width = read.get("expert_feed_forward_length") or read.number("feed_forward_length")
+    scores = GGUF_SCORES.get(read.get("expert_gating_func", 0), traits.scores)
+    groups = None
+    if (count := read.get("expert_group_count", 1)) > 1:
+        judges = 2 if scores == "sigmoid" else 1
+        groups = ExpertGroups(count, read.need("expert_group_used_count"), judges)
+    shared = read.get("expert_shared_feed_forward_length")
+    return ExpertSizes(
+        count=read.number("expert_count"),
+        width=width,
+        layers=tuple(f"blk.{layer}.ffn_gate_inp.weight" in tensors for layer in range(layers)),
+        routing=Routing(
+            chosen=read.number("expert_used_count"),
+            shares_sum_to_one=read.get("expert_weights_norm", traits.sums_in_gguf),
+            scores=scores,
+            groups=groups,
+            scale=read.get("expert_weights_scale") or 1.0,
+        ),
+        shared_width=(shared or width * read.get("expert_shared_count", 1)) if traits.shared else 0,
+    )

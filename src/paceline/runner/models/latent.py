@@ -1,0 +1,61 @@
+"""Sizes of multi-head latent attention (MLA), which files give."""
+
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.config_entries import ConfigEntries
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Keys and values of all heads are linears of one latent vector for each position. What is
+    kept of a position is this vector, and beside it a rotated key that all heads share.
+
+        cell    | latent, `rank` numbers | rotated key, `rope_dim` numbers |
+
+    query_rank      of the latent vector that queries are a linear of; None: of the residual stream
+    key_dim         dimensions of a head that do not rotate
+    rope_dim        dimensions of a head that rotate
+    value_dim       of a head
+    adjacent_pairs  a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
+    """
+
+    rank: int
+    query_rank: int | None
+    key_dim: int
+    rope_dim: int
+    value_dim: int
+    adjacent_pairs: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.rank, self.query_rank or 1, self.key_dim, self.value_dim) < 1:
+            raise ConfigError(f"sizes of latent attention must be positive: {self}")
+
+    @property
+    def width(self) -> int:
+        """Of a cell."""
+        return self.rank + self.rope_dim
+
+
+def latent_of_hf(read: ConfigEntries) -> LatentSizes:
+    return LatentSizes(
+        rank=read.number("kv_lora_rank"),
+        query_rank=read.get("q_lora_rank"),
+        key_dim=read.number("qk_nope_head_dim"),
+        rope_dim=read.number("qk_rope_head_dim"),
+        value_dim=read.number("v_head_dim"),
+        adjacent_pairs=bool(read.get("rope_interleave", True)),
+    )
+
+
+def score_scale(read: ConfigEntries, sizes: LatentSizes) -> float:
+    """The factor of scores. With YaRN, it grows by the square of a number that may be in the file,
+    where others let queries and keys grow."""
+    scale = (sizes.key_dim + sizes.rope_dim) ** -0.5
+    scaling: dict[str, Any] = read.get("rope_parameters") or read.get("rope_scaling", {})
+    every, factor = scaling.get("mscale_all_dim"), scaling.get("factor")
+    if not every or not factor or factor <= 1:
+        return scale
+    return scale * (0.1 * float(every) * log(float(factor)) + 1.0) ** 2
