@@ -27,8 +27,9 @@ from paceline.runner.cuda.moe import KERNELS as EXPERT_KERNELS
 from paceline.runner.cuda.moe import expert_weights
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.models.architecture import LayerSpec, MLPSpec, MoESpec
+from paceline.runner.models.architecture import LayerSpec, MLPSpec
 from paceline.runner.models.describe import config_in, describe
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.matrix import Matrix
 

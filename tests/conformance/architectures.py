@@ -51,6 +51,12 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 3.0,
     },
+    "gemma4": {
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    },
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
     "qwen2moe": {
         "num_experts": 4,

@@ -10,7 +10,7 @@ from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choo
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.moe import expert_kernel
 from paceline.runner.layers import mlp as layers
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close

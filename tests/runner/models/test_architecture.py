@@ -9,8 +9,9 @@ import pytest
 
 import paceline.runner
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import HeadNorms, LinearSpec, NormSpec, parts_of
+from paceline.runner.models.architecture import HeadNorms, parts_of
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from tests.runner.support import tiny
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.models.architecture import LinearSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify

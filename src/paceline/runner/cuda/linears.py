@@ -19,7 +19,7 @@ from paceline.runner.cuda.gemm.streamed_gemm import Streamed
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.models.architecture import LinearSpec, NormSpec
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (

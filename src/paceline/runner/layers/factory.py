@@ -13,14 +13,8 @@ from torch import Tensor
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import HeadNorm, Norm, UnscaledNorm, WholeHeadNorm
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    HeadNorms,
-    KVScale,
-    LinearSpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, HeadNorms
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part
@@ -91,6 +85,14 @@ class LayerFactory(Generic[L_co]):
             raise ConfigError(f"tensor {scale.tensor.name!r} is {found}; a scale must be positive")
         rounded = 2.0 ** ceil(log2(found))
         return 1 / rounded if scale.divides else rounded
+
+    def value_norm(self, attention: AttentionSpec) -> HeadNorm | None:
+        """The norm of values, which has no weight."""
+        if (eps := attention.value_norm) is None:
+            return None
+        dim = attention.head_dim
+        factor = torch.tensor(dim**0.5, dtype=self.dtype, device=self.device)
+        return HeadNorm(UnscaledNorm((dim * eps) ** 0.5, self.device), factor)
 
     def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
         """The norm factors of all query heads, then key heads, [heads + kv_heads, head_dim]."""

@@ -15,14 +15,10 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import (
-    LayerSpec,
-    MoESpec,
-    NormSpec,
-    attentions,
-    parts_of,
-)
+from paceline.runner.models.architecture import LayerSpec, attentions, parts_of
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.native.library import (
     DecoderStruct,
     ExpertStruct,
@@ -77,9 +73,8 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
-        assert attention is not None  # NATIVE has no such feature
+        assert attention is not None and attention.norm is not None  # NATIVE has no such features
         norm = attention.norm
-        assert norm is not None  # nor this one
         self._decoder = DecoderStruct(
             self._layers,
             0,

@@ -6,7 +6,8 @@ from itertools import repeat
 from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import EVERY_BACKEND, OPTIONAL, DecoderSpec, LayerSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL
 from paceline.runner.models.tensor_spec import TensorSpec
 
 Values = Callable[[LayerSpec], Iterable[object]]

@@ -3,18 +3,11 @@
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -80,6 +73,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.global_heads is not None and size > 1:
+        found.append("layers of the model have different heads, which are not divided")
     if model.has_whole_norms and size > 1:
         found.append("the norms of the model span all heads, which no rank has")
     return found

@@ -2,10 +2,17 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import ExpertSpec, LinearSpec, MoESpec, SharedExpertSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors, joined
-from paceline.runner.models.experts import ExpertSizes, ExpertStack, ExpertTraits
+from paceline.runner.models.experts import (
+    ExpertSizes,
+    ExpertSpec,
+    ExpertStack,
+    ExpertTraits,
+    MoESpec,
+    SharedExpertSpec,
+)
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import StackedForm
 
 GATE, SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp_shexp"  # in GGUF files

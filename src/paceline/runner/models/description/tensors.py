@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from paceline.runner.models.architecture import LinearSpec, NormSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
 
