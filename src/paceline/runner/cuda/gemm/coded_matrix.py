@@ -16,10 +16,10 @@ from paceline.runner.weights.quantized_matrix import (
 )
 
 LINES = 64  # outputs of a program, as many as tensor cores take at a time
+CHUNK = 128  # inputs that it reads at a time
 HALF = 64  # inputs between the two of a byte, if a group has so many
 GROUPS = (16, 32, 64, 128, 256)  # inputs
 MIDDLE = 8  # of codes of 4 bits; kernels multiply their distances from it
-STAGES = {16: 8, 32: 6}  # of loads, by inputs of a group; small groups have small loads
 
 
 class CodeKind(StrEnum):
@@ -57,7 +57,7 @@ class KernelMatrix(Matrix):
     def of(matrix: Matrix) -> "KernelMatrix | None":
         """None: kernels cannot read these weights."""
         outputs, inputs = matrix.shape
-        if outputs % LINES or inputs % (2 * HALF):
+        if outputs % LINES or inputs % CHUNK:
             return None
         match matrix:
             case CodedMatrix(weight, step, offset):
@@ -86,11 +86,6 @@ class KernelMatrix(Matrix):
     def half(self) -> int:
         return min(self.group, HALF)
 
-    @property
-    def stages(self) -> int:
-        """Loads under way."""
-        return STAGES.get(self.group, 4)
-
     def dense(self) -> Tensor:
         codes = self.weight.float()
         if self.kind is not CodeKind.INT8:
@@ -109,8 +104,8 @@ def _integers(codes: Tensor, step: Tensor, offset: Tensor | None) -> KernelMatri
     """Integers from -128 to 127, or in uint8 from 0 to 15. Steps and offsets are divided by a power
     of two of each output, so that float16 holds them."""
     group = codes.shape[-1] // step.shape[-1]
-    if group > GROUPS[-1] and group % (2 * HALF) == 0:
-        times, group = group // (2 * HALF), 2 * HALF
+    if group > GROUPS[-1] and group % CHUNK == 0:
+        times, group = group // CHUNK, CHUNK
         step = step.repeat_interleave(times, dim=-1)
         offset = None if offset is None else offset.repeat_interleave(times, dim=-1)
     if group not in GROUPS:
