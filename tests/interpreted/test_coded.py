@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.layers.linear import LinearParts
 from paceline.runner.weights.quantized_matrix import CodedMatrix
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close, expected
@@ -26,9 +28,13 @@ def test_weights_stay_the_same_when_their_codes_are_reordered(name: str) -> None
 @pytest.mark.parametrize(
     ("outputs", "inputs", "group"), [(65, 256, 32), (64, 192, 32), (64, 128, 8)]
 )
-def test_other_sizes_are_left_to_other_kernels(outputs: int, inputs: int, group: int) -> None:
+def test_other_sizes_are_decoded(outputs: int, inputs: int, group: int) -> None:
     codes = torch.ones(outputs, inputs, dtype=torch.int8)
-    assert KernelMatrix.of(CodedMatrix(codes, torch.ones(outputs, inputs // group))) is None
+    matrix = CodedMatrix(codes, torch.ones(outputs, inputs // group))
+    linear = CudaLinear(LinearParts("linear", lambda: matrix, None, None, torch.float16))
+    form = f"int8 by groups of {group}"
+    what = f"{outputs} x {inputs} in float16, decoded from {form}: library"
+    assert str(linear.choice(Use.PLAIN)) == what
 
 
 CASES = [(CodedFew, name) for name in MATRICES]
