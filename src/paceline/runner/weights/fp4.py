@@ -114,9 +114,8 @@ class Nvfp4Matrix(Matrix):
 
 
 def nearest(numbers: Tensor) -> Tensor:
-    """The codes of numbers [outputs, groups, inputs], two per byte. The numbers change."""
-    code = (numbers < 0).view(torch.uint8) * 8
-    size = numbers.abs_()
+    """The codes of numbers [outputs, groups, inputs], two per byte."""
+    code, size = (numbers < 0).view(torch.uint8) * 8, numbers.abs()
     for low, high in pairwise(SIZES):
         code += (size > (low + high) / 2).view(torch.uint8)
     code = code.flatten(1)
