@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.coded_matrix import CHUNK, HALF, LINES, KernelMatrix
+from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
 from paceline.runner.cuda.gemm.int4 import less_zeros
 from paceline.runner.cuda.gemm.library import LibraryLinear
@@ -39,7 +39,7 @@ class CodedFew(FewRows):
     most_rows = MOST_ROWS
 
     def __init__(self, weights: LinearWeights, matrix: KernelMatrix) -> None:
-        super().__init__(weights, LINES, CHUNK)
+        super().__init__(weights, LINES, matrix.chunk)
         self._matrix = matrix
 
     @classmethod
@@ -69,7 +69,7 @@ class CodedFew(FewRows):
             INPUTS=inputs,
             ROWS=max(triton.next_power_of_2(rows), 16),
             LINES=LINES,
-            CHUNK=CHUNK,
+            CHUNK=matrix.chunk,
             HALF=matrix.half,
             GROUP=matrix.group,
             KIND=matrix.kind.value,
@@ -101,9 +101,9 @@ class CodedDecoded(LibraryLinear):
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         matrix, factor = self._matrix, self._weights.factor
-        outputs, inputs = matrix.shape
+        (outputs, inputs), bytes_ = matrix.shape, matrix.chunk // 2
         out = torch.empty((outputs, inputs), dtype=dtype, device=matrix.weight.device)
-        _decode[(outputs // (LINES // 2), matrix.weight.shape[1] // HALF)](
+        _decode[(outputs // (LINES // 2), matrix.weight.shape[1] // bytes_)](
             matrix.weight,
             matrix.step,
             matrix.step if matrix.offset is None else matrix.offset,
@@ -116,7 +116,7 @@ class CodedDecoded(LibraryLinear):
             GROUP=matrix.group,
             KIND=matrix.kind.value,
             LINES=LINES // 2,
-            BYTES=HALF,
+            BYTES=bytes_,
             OFFSET=matrix.offset is not None,
             FACTORED=factor is not None,
             num_warps=4,

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.coded import HALVES, add_codes
-from paceline.runner.cuda.gemm.coded_matrix import CHUNK, LINES, KernelMatrix
+from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
     ExpertGate,
@@ -24,9 +24,9 @@ from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, pairs_of, st
 MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
 
 
-def tiling_of(pairs: int) -> Tiling:
+def tiling_of(pairs: int, chunk: int) -> Tiling:
     """For so many pairs in a tile."""
-    return Tiling(LINES, CHUNK, 4, 4) if pairs < MANY_PAIRS else Tiling(LINES, CHUNK, 8, 3)
+    return Tiling(LINES, chunk, 4, 4) if pairs < MANY_PAIRS else Tiling(LINES, chunk, 8, 3)
 
 
 class GroupedCodes(ExpertKernel):
@@ -71,7 +71,7 @@ def _run(
     gate: ExpertGate | None = None,
 ) -> None:
     outputs, inputs = out.shape[1], x.shape[1]
-    tiling = tiling_of(choice.tile_pairs)
+    tiling = tiling_of(choice.tile_pairs, matrix.chunk)
     clamp = None if gate is None else gate.clamp
     _grouped[(outputs // tiling.lines, len(choice.tiles))](
         x,
