@@ -11,7 +11,9 @@ from paceline.runner.models.traits import Traits, architectures, find, nearest_t
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, STATE, BOTH = "full_attention", "sliding_attention", "linear_attention", "hybrid"
+WITH_STATE = (STATE, BOTH)
+PLAIN = "mlp"  # a layer that is an MLP alone; then all layers have one part
 THETA = 10_000.0
 TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
@@ -20,8 +22,6 @@ OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantiza
 UNSUPPORTED = (
     "use_bidirectional_attention",
     "enable_moe_block",
-    "hidden_size_per_layer_input",
-    "num_kv_shared_layers",
 )
 
 
@@ -32,7 +32,7 @@ class Found:
     name          of the architecture
     traits        with the names of tensors that this file has
     generates     there is a head to logits of tokens
-    is_text_part  the decoder of a model with images that are not supported
+    is_text_part  the decoder alone of a model with images
     ignored       what the names of tensors begin with that are not of the decoder
     """
 
@@ -43,8 +43,9 @@ class Found:
     ignored: tuple[str, ...] = ()
 
 
-def architecture(read: ConfigEntries) -> Found:
-    """ConfigError if there is no architecture of the name in the file."""
+def architecture(read: ConfigEntries, text_only: bool = False) -> Found:
+    """ConfigError if there is no architecture of the name in the file. With `text_only`, a model
+    with images is read without them, if it can be."""
     name = str((read.get("architectures") or [""])[0])
     ending = next((one for one in ENDINGS if name.endswith(one)), "")
     short = name.removesuffix(ending).lower()
@@ -60,6 +61,8 @@ def architecture(read: ConfigEntries) -> Found:
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
     traits = replace(traits, decoder=part.decoder)
+    if part.vision is not None and not text_only:
+        return Found(short, replace(traits, vision=part.vision))
     return Found(short, traits, is_text_part=True, ignored=part.images)
 
 
@@ -74,7 +77,7 @@ def with_decoder(read: ConfigEntries, traits: Traits) -> Traits:
         decoder,
         decoder=traits.decoder,
         vision=traits.vision,
-        text_defaults=traits.text_defaults,
+        defaults=(*decoder.defaults, *traits.defaults),
     )
 
 
@@ -105,6 +108,13 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
+    read = _text_entries(read, found)
+    if (entries := found.traits.entries) is None:
+        return read
+    return replace(read, raw={**read.raw, **entries(read)})
+
+
+def _text_entries(read: ConfigEntries, found: Found) -> ConfigEntries:
     text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
         return ConfigEntries({**usual, **read.raw}, read.where)
@@ -113,8 +123,7 @@ def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
         return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
-    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
-    return ConfigEntries({**usual, **given, **whole}, where)
+    return ConfigEntries({"tie_word_embeddings": False, **usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
@@ -187,9 +196,12 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     """The window of each layer."""
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
-        if strange := set(kinds) - {FULL, SLIDING}:
+        seen = {FULL: None, SLIDING: window}
+        if traits.states is not None:
+            seen = {FULL: None, BOTH: None, STATE: 0, PLAIN: 0}
+        if strange := set(kinds) - set(seen):
             raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
-        return tuple(window if kind == SLIDING else None for kind in kinds)
+        return tuple(seen[kind] for kind in kinds)
     if read.get("use_sliding_window"):
         full = read.get("max_window_layers", 0)
         return tuple(None if layer < full else window for layer in range(layers))
@@ -216,6 +228,23 @@ def global_heads(
     if read.get("attention_k_eq_v"):
         kv_heads = read.get("num_global_key_value_heads", kv_heads)
     return kv_heads, read.get("global_head_dim", head_dim)
+
+
+def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
+    """Token ids and width of the inputs of each layer."""
+    if not (width := read.get("hidden_size_per_layer_input")):
+        return None
+    return read.get("vocab_size_per_layer_input") or read.number("vocab_size"), width
+
+
+def unread(read: ConfigEntries, layers: int, traits: Traits) -> tuple[str, ...]:
+    """Keys and values of layers that read those of others, which files may have nevertheless."""
+    first = layers - read.get("num_kv_shared_layers", 0)
+    return tuple(
+        f"{traits.decoder.prefix}.layers.{layer}.self_attn.{name}."
+        for layer in range(first, layers)
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
 
 
 def unrotated(
@@ -248,7 +277,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    if sections is None:
+    if sections is None or traits.vision is None:  # positions of text have one coordinate
         return found
     return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 

@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
 from paceline.runner.models.linear_spec import Activation
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
@@ -28,6 +29,10 @@ class DecoderNames:
     prefix: str = "model"
     older: str = ""
     older_head: str = ""
+
+
+# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
+DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +81,18 @@ class MLPNames:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """The decoder within a model with images, for an architecture whose images are not computed.
+    """The decoder within a model with images, where the images are not computed, or not on every
+    device.
 
     defaults   entries of config.json that its text_config may leave out
     images     what the names of all other tensors begin with
+    vision     the tower that reads images; None: images are not computed
     """
 
     decoder: DecoderNames
     defaults: tuple[tuple[str, Any], ...]
     images: tuple[str, ...]
-
-
-# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
-DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
+    vision: DescribeTower | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Traits:
     experts            layers may be MoE
     latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
+    gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
+                       its query
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     fused_gate_up      gate and up are one tensor
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
@@ -130,8 +136,11 @@ class Traits:
     vision             the tower that reads images, if it has one
     text_model         text_config names the architecture of the decoder, which has all other
                        traits; this one, if it names none
-    text_defaults      entries that text_config may leave out
-    text_part          where the decoder is in a model with images that are not supported
+    text_part          where the decoder is in a model with images, if it is a text model too
+    states             reads the sizes of layers with a state, if it has such layers
+    entries            entries of config.json that it has under other names, or by default
+    names              of modules, where they are not those of Llama: pairs of Llama's and its own
+    ignored            what the names of tensors begin with that are not computed
 
     * unless the file says otherwise
     """
@@ -164,14 +173,22 @@ class Traits:
     experts: ExpertTraits | None = None
     latent: bool = False
     sinks: bool = False
+    gated_attention: bool = False
     fused_linears: bool = False
     fused_gate_up: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
     vision: DescribeTower | None = field(default=None, repr=False)
     text_model: str = ""
-    text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
+    states: Callable[[ConfigEntries], StateSizes] | None = None
+    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def name(self, module: str) -> str:
+        """The name of a module of Llama in this architecture."""
+        return dict(self.names).get(module, module)
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None
