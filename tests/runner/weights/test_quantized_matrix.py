@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.weights.integer_format import Grouping
 from paceline.runner.weights.matrix import Matrix, joined, stacked
-from paceline.runner.weights.quantized_matrix import CodedMatrix
+from paceline.runner.weights.quantized_matrix import CodedMatrix, OrderedMatrix
 
 
 def drawn(bits: int, groups: int, has_offset: bool) -> CodedMatrix:
@@ -56,3 +57,14 @@ def test_codes_are_selected_scaled_and_stacked(has_offset: bool) -> None:
     found = stacked(2, iter(both))
     assert found.shape == (6, 64)
     assert torch.equal(found.dense(), torch.stack([one.dense() for one in both]))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_with_act_order_are_kept(bits: int) -> None:
+    codes, scale = torch.randint(0, 1 << bits, (6, 64)), torch.rand(6, 2)
+    zero = torch.randint(0, 1 << bits, (6, 2))
+    group = torch.arange(64) % 2
+    found = Grouping(bits, 32, has_zero=True).ordered(codes, scale, zero, group)
+    assert isinstance(found, OrderedMatrix)
+    due = (codes - zero[:, group]) * scale[:, group]
+    torch.testing.assert_close(found.dense(), due, rtol=1e-5, atol=1e-4)
