@@ -1,7 +1,7 @@
 """Groups of layers with one block table, and what a backend supports of a model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from itertools import repeat
 from typing import Any, TypeGuard
 
@@ -113,6 +113,16 @@ class LayerGroups:
     def one(layers: int) -> "LayerGroups":
         """All layers in one group that keeps every position, whatever their windows."""
         return LayerGroups((None,), (0,) * layers, tuple(range(layers)), layers)
+
+    def with_readers(self, reads: Sequence[int | None]) -> "LayerGroups":
+        """The same with layers that read what an earlier one keeps, and keep nothing. `reads` names
+        that one for each layer; None: it is one of these."""
+        own = iter(zip(self.group, self.index, strict=True))
+        found: list[tuple[int, int]] = []
+        for read in reads:
+            found.append(next(own) if read is None else found[read])
+        group, index = zip(*found, strict=True)
+        return replace(self, group=group, index=index)
 
 
 def layer_groups(windows: Sequence[Window]) -> LayerGroups:
