@@ -111,10 +111,9 @@ class AdaptedStack:
                 batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
-            seen, given = layer.attend(hidden, context), layer.given(context)
+            mixed = layer.mix(hidden, context)
             if wanted is not None and layer is self._layers[-1]:
-                hidden, seen = hidden[wanted], seen[wanted]
-                given = None if given is None else given[wanted]
+                hidden, mixed = hidden[wanted], mixed.at(wanted)
                 self._rows.set(indices[wanted])
-            layer.finish(hidden, seen, given)
+            layer.finish(hidden, mixed)
         return hidden

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.config import NO_ATTENTION
 from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL
 from paceline.runner.models.tensor_spec import TensorSpec
 
@@ -109,11 +110,6 @@ class LayerGroups:
     def __len__(self) -> int:
         return len(self.windows)
 
-    @staticmethod
-    def one(layers: int) -> "LayerGroups":
-        """All layers in one group that keeps every position, whatever their windows."""
-        return LayerGroups((None,), (0,) * layers, tuple(range(layers)), layers)
-
     def with_readers(self, reads: Sequence[int | None]) -> "LayerGroups":
         """The same with layers that read what an earlier one keeps, and keep nothing. `reads` names
         that one for each layer; None: it is one of these."""
@@ -125,14 +121,20 @@ class LayerGroups:
         return replace(self, group=group, index=index)
 
 
+def one_group(windows: Sequence[Window]) -> LayerGroups:
+    """All layers with attention in one group that keeps every position, whatever their windows."""
+    return layer_groups([one if one == NO_ATTENTION else None for one in windows])
+
+
 def layer_groups(windows: Sequence[Window]) -> LayerGroups:
     """Divide layers that read the same into groups of one size, so that blocks of all groups have
     the same size and share one pool.
 
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
     then each window is one group. Groups of fewer layers leave a part of their blocks empty.
+    Layers without attention have no room in blocks, and what is said of them has no meaning.
     """
-    kinds: list[Window] = sorted(set(windows), key=_order)
+    kinds: list[Window] = sorted(set(windows) - {NO_ATTENTION}, key=_order)
     by_window: dict[Window, list[int]] = {
         kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds
     }
