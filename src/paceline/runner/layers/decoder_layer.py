@@ -38,8 +38,8 @@ class LayerContext:
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
-    given: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
     states: StateRows | None = None  # None: no layer has states
+    inputs: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
 
 
 class SelfAttention:
@@ -90,12 +90,11 @@ class SelfAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """What a layer has of each position beside the residual stream, [positions, …]: from other
-    positions, before the last linears, and its own input."""
+    """What a layer has of each position from others, before the last linears, [positions, …]."""
 
-    seen: Tensor | None = None  # by attention
-    read: Tensor | None = None  # from the state
-    given: Tensor | None = None  # the layer's own input
+    seen: Tensor | None  # by attention
+    read: Tensor | None  # from the state
+    given: Tensor | None  # the layer's own input
 
     def at(self, positions: Tensor) -> "Mixed":
         parts = self.seen, self.read, self.given
@@ -137,12 +136,11 @@ class DecoderLayer:
         return hidden
 
     def mix(self, hidden: Tensor, context: LayerContext) -> "Mixed":
-        """What attention and the mixer with a state compute, before their last linears."""
+        """What the layer has of each position before the last linears of its mixers."""
+        given = context.inputs[self._layer] if context.inputs else None
         if self._input_norm is None:
-            return Mixed()
-        x, given = self._input_norm(hidden), None
-        if self._input is not None:
-            given = context.given[self._layer]
+            return Mixed(None, None, given)
+        x = self._input_norm(hidden)
         seen = self._attend(x, context)
         if self.state is None:
             return Mixed(seen, None, given)
@@ -159,7 +157,7 @@ class DecoderLayer:
         return self.latent(x, rotation, context.kv, cells, context.attention)
 
     def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
-        """Add what was mixed, the MLP, and the layer's own input to the residual stream."""
+        """Add what was mixed, the MLP and the layer's own input to the residual stream."""
         attention = self.attention or self.latent
         if self._is_parallel and self.mlp is not None:  # it reads what attention has read
             self.mlp.add_to(hidden)
@@ -242,6 +240,7 @@ TORCH = BackendSupport(
             "layers.latent.output.biases",
             "vision.deep",
             *FEATURES,
+            "vision.reads_itself",
         }
     )
     | TOWER_FEATURES,
@@ -299,7 +298,7 @@ class TorchStack:
             states = StateRows(batch.states, batch.row_start, batch.position)
         given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         cells = kv.cells(batch.write_cell).unbind()
-        return LayerContext(rotations, kv, cells, attention, given, states)
+        return LayerContext(rotations, kv, cells, attention, states, given)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

@@ -71,9 +71,9 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
-    reads              layer whose keys and values it reads; None: it has its own
     gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
                        gate of a head follows its query
+    reads              layer whose keys and values it reads; None: it has its own
     value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
@@ -93,20 +93,20 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
-    reads: int | None = None
     gated: bool = False
+    reads: int | None = None
     value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
-
-    @property
-    def own_kv_heads(self) -> int:
-        """Heads of keys, and of values, that it computes."""
-        return self.kv_heads if self.reads is None else 0
 
     @property
     def gates(self) -> int:
         """Of heads."""
         return self.heads if self.gated else 0
+
+    @property
+    def own_kv_heads(self) -> int:
+        """Heads of keys, and of values, that it computes."""
+        return self.kv_heads if self.reads is None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,8 @@ def _attention(
         sinks=tensors.tensor("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
-        reads=config.read_by(layer),
         gated=traits.gated_attention,
+        reads=config.read_by(layer),
         value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
