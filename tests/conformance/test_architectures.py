@@ -19,6 +19,7 @@ import paceline.runner.models.architectures
 from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
+from paceline.runner.models.config import NO_ATTENTION
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import layer_groups
 from paceline.runner.models.traits import architectures
@@ -133,7 +134,9 @@ def test_only_the_cells_of_the_batch_are_written(compared: Comparison) -> None:
     written = kv.content.flatten(3).any(dim=3).cpu()  # [blocks, layers, block_size]
     expected = torch.zeros(written.shape, dtype=torch.bool)
     expected[2], expected[6, :, 0], expected[5, :, 0] = True, True, True
-    own = [model.config.read_by(layer) is None for layer in range(model.config.layers)]
+    windows = enumerate(model.config.windows)
+    kept = [layer for layer, window in windows if window != NO_ATTENTION]  # in blocks
+    own = [model.config.read_by(layer) is None for layer in kept]
     expected &= torch.tensor(own)[:, None]
     assert torch.equal(written, expected)
 

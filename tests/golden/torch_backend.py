@@ -10,7 +10,8 @@ import pytest
 
 from paceline import Scheduler
 from paceline.runner.layers.decoder_layer import TORCH
-from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.describe import describe
+from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import Case, few_cases
@@ -21,6 +22,10 @@ from tests.runner.sequences import OnCPU
 from tests.runner.test_runner import runner_for
 
 ATTENTIONS = found()
+OF_ATTENTION = {
+    f"layers.{name}"
+    for name in ("attention.window", "attention.score_cap", "attention.sinks", "latent")
+}
 
 
 @cache
@@ -43,13 +48,17 @@ class TorchBackend:
         return f"torch, {self.attention}"
 
     def cases(self) -> list[Case]:
-        """Every variant with one attention; the others are compared by `test_attention` too."""
-        is_first = self.attention == ATTENTIONS[0]
-        return [
-            case
-            for case in few_cases(3)
-            if is_known(case) and (is_first or case.variant == "plain")
-        ]
+        """Every variant with one attention. The others are compared by `test_attention` too, and
+        here with architectures that attend in different ways."""
+        known = [case for case in few_cases(3) if is_known(case)]
+        if self.attention == ATTENTIONS[0]:
+            return known
+        kinds: dict[frozenset[str], Case] = {}
+        for case in known:
+            if case.variant == "plain":
+                features = features_of(describe(case.config()))
+                kinds.setdefault(frozenset(one for one in features if one in OF_ATTENTION), case)
+        return list(kinds.values())
 
     def compared(self, case: Case) -> Comparison:
         theirs, ours = both(case)

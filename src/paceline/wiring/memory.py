@@ -74,7 +74,9 @@ def kv_groups(
     seen: list[Window] = [
         None if one is None or one >= max_model_len else one for one in model.windows
     ]
-    return layer_groups(seen)
+    reads = [model.read_by(layer) for layer in range(model.layers)]
+    own = [window for window, read in zip(seen, reads, strict=True) if read is None]
+    return layer_groups(own).with_readers(reads)
 
 
 def state_bytes(model: ModelConfig) -> int:

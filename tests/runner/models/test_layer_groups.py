@@ -77,6 +77,14 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
     assert [found.windows[group] for group in found.group] == list(layout(kinds))
 
 
+def test_a_layer_that_reads_what_another_keeps_has_its_place() -> None:
+    own = layer_groups([None, 7, 7])
+    found = own.with_readers([None, None, None, 0, 2])
+    assert found.group == (*own.group, own.group[0], own.group[2])
+    assert found.index == (*own.index, own.index[0], own.index[2])
+    assert (len(found), found.layers_per_block) == (len(own), own.layers_per_block)
+
+
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)

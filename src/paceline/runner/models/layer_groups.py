@@ -1,7 +1,7 @@
 """Groups of layers with one block table, and what a backend supports of a model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from itertools import repeat
 from typing import Any, TypeGuard
 
@@ -109,6 +109,16 @@ class LayerGroups:
 
     def __len__(self) -> int:
         return len(self.windows)
+
+    def with_readers(self, reads: Sequence[int | None]) -> "LayerGroups":
+        """The same with layers that read what an earlier one keeps, and keep nothing. `reads` names
+        that one for each layer; None: it is one of these."""
+        own = iter(zip(self.group, self.index, strict=True))
+        found: list[tuple[int, int]] = []
+        for read in reads:
+            found.append(next(own) if read is None else found[read])
+        group, index = zip(*found, strict=True)
+        return replace(self, group=group, index=index)
 
 
 def one_group(windows: Sequence[Window]) -> LayerGroups:
