@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.layers import mlp
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
 from tests.gpu.fp8_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
 

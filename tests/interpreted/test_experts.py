@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.moe import expert_kernel
 from paceline.runner.layers import mlp as layers
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close
@@ -129,6 +130,7 @@ def test_grouped_gemms_of_codes(name: str) -> None:
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
     kernel = expert_kernel(weights)
     assert isinstance(kernel, GroupedCodes)
+    assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()
     kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.runner.adapters.targets import PeftConfig
+from paceline.runner.models.architecture import LinearSpec, parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import Checkpoint
@@ -20,11 +21,13 @@ PREFIX = "base_model.model."
 
 
 def modules_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of all products in layers, by module."""
+    """The shapes of the weights of all products in layers, by module. Those of keys that are values
+    too are not adapted."""
     return {
-        tensor.name.removesuffix(".weight"): tensor.shape
-        for tensor in describe(config).tensors
-        if ".layers." in tensor.name and len(tensor.shape) == 2
+        weight.name.removesuffix(".weight"): weight.shape
+        for linear in parts_of(describe(config).layers, LinearSpec)
+        for weight in linear.weights
+        if linear.weights.count(weight) == 1
     }
 
 

@@ -9,8 +9,9 @@ import pytest
 
 import paceline.runner
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import HeadNorms, LinearSpec, NormSpec, parts_of
+from paceline.runner.models.architecture import HeadNorms, parts_of
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from tests.runner.support import tiny
 
@@ -26,7 +27,8 @@ TENSOR_NAMES = (
     "token_embd",
 )
 
-DESCRIBED = (MODELS, MODELS / "architectures", MODELS / "description", RUNNER / "encoders")
+DESCRIBED = (MODELS, *map(MODELS.joinpath, ("architectures", "description", "states")))
+DESCRIBED += (RUNNER / "encoders",)
 # of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
 OTHER_FILES = ("eagle3.py", "qwen.py", "square.py", "gptq.py")
 

@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Routing
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.experts import ExpertSizes
+from paceline.runner.models.experts import ExpertSizes, Routing
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny
@@ -119,14 +118,14 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": None}, "architecture '' is not supported; supported are apertus"),
+        ({"architectures": None}, "architecture '' is not supported; supported are "),
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "'GPT2LMHeadModel' is not supported; supported models that generate text .* llama, ",
         ),
         (
             {"architectures": ["MambaForCausalLM"]},
-            "'MambaForCausalLM' is not supported; supported models .* llama, ",
+            "'MambaForCausalLM' is not supported; the nearest is bamba; .* llama, ",
         ),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a positive integer"),

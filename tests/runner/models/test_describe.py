@@ -1,7 +1,8 @@
 from typing import Any
 
-from paceline.runner.models.architecture import LayerSpec, MLPSpec, MoESpec, Routing
+from paceline.runner.models.architecture import LayerSpec, MLPSpec
 from paceline.runner.models.describe import describe, manifest
+from paceline.runner.models.experts import MoESpec, Routing
 from paceline.runner.models.rope import Rope, frequencies
 from paceline.runner.models.tensor_spec import GGUFForm
 from tests.runner.support import tiny

@@ -14,24 +14,22 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
-    LatentAttentionSpec,
-    LatentQuerySpec,
     LayerSpec,
     MLPSpec,
-    MoESpec,
-    NormSpec,
-    Routing,
-    SharedExpertSpec,
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.experts import MoESpec, Routing, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.layer_groups import (
     BackendSupport,
     LayerGroups,
     Window,
     features_of,
     layer_groups,
+    one_group,
 )
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
 from paceline.runner.vision.spec import TowerSpec
@@ -45,7 +43,7 @@ def layout(kinds: str, window: int = 8) -> tuple[Window, ...]:
 
 
 def test_layers_of_one_kind_are_one_group() -> None:
-    assert layer_groups(layout("....")) == LayerGroups.one(4)
+    assert layer_groups(layout("....")) == one_group([None] * 4)
     assert layer_groups(layout("www")) == LayerGroups((8,), (0, 0, 0), (0, 1, 2), 3)
 
 
@@ -82,10 +80,10 @@ def test_each_layer_has_a_place_of_its_own(kinds: str) -> None:
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
-LATENT_SPECS = (LatentAttentionSpec, LatentQuerySpec)
+NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
-    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS),
-    *(NormSpec, HeadNorms, Rope, TowerSpec),
+    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *NORM_SPECS, *LATENT_SPECS),
+    *(Rope, TowerSpec),
 )
 
 
@@ -164,7 +162,8 @@ def test_one_value_for_all_layers() -> None:
         NATIVE.supports(normed)
     )
     narrow = with_layer(spec, replace(last, attention=replace(last.attention, kv_heads=1)))
-    assert "heads of keys" in str(TORCH.supports(narrow))
+    assert TORCH.supports(narrow) is None
+    assert "heads of keys" in str(NATIVE.supports(narrow))
 
 
 def test_a_model_is_refused_before_its_tensors_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from paceline.core.errors import ConfigError
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native_linear import NativeLinear
-from paceline.runner.models.architecture import ExpertSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.describe import describe
+from paceline.runner.models.experts import ExpertSpec
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify

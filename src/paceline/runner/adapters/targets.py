@@ -12,7 +12,8 @@ from paceline.core.errors import ConfigError, RequestError
 from paceline.core.system.files import json_object
 from paceline.runner.layers.factory import LayerFactory, attention_order
 from paceline.runner.layers.linear import Linear
-from paceline.runner.models.architecture import DecoderSpec, LinearSpec, MLPSpec
+from paceline.runner.models.architecture import DecoderSpec, MLPSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Cut, Shape
 from paceline.runner.weights.checkpoint import part_of
 
@@ -92,6 +93,9 @@ class AdapterTargets:
         first, factor = 0, None if factor is None else factor.cpu()
         for weight, kv_scale in zip(linear.weights, linear.scales, strict=True):
             outputs, _ = weight.shape
+            if linear.weights.count(weight) > 1:  # keys that are values too: not adapted
+                first += outputs
+                continue
             own = None if order is None else order[first : first + outputs] - first
             shape, scale = (weight.whole_shape, weight.cut), factory.scale(kv_scale)
             target = ModuleTarget(site, first, outputs, *shape, factor, own, scale)

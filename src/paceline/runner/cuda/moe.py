@@ -14,13 +14,8 @@ from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.models.architecture import (
-    Activation,
-    LinearSpec,
-    MoESpec,
-    NormSpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.experts import MoESpec, SharedExpertSpec
+from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
 

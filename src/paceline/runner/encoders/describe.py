@@ -15,16 +15,10 @@ from paceline.runner.encoders.spec import (
     EncoderNorm,
     EncoderSpec,
 )
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.rope import Rope, frequencies
 
 # Features of decoders with bidirectional attention.

@@ -8,7 +8,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import Rotation
-from paceline.runner.models.architecture import LatentAttentionSpec
+from paceline.runner.models.latent import LatentAttentionSpec
 
 
 class LatentAttention:
@@ -30,7 +30,7 @@ class LatentAttention:
         self._query_latent, before = None, spec.norm
         if (latent := spec.query_latent) is not None:
             self._query_latent = factory.linear(latent.linear, spec.norm)
-            self._query_norm, before = factory.unscaled_norm(latent.norm), latent.norm
+            self._query_norm, before = factory.input_norm(latent.norm), latent.norm
         key_dim, rope_dim = spec.key_dim, spec.rope_dim
         of_head = torch.tensor(order(spec, key_dim))  # [key_dim + rope_dim]
         of_heads = torch.arange(spec.heads).unsqueeze(1) * (key_dim + rope_dim) + of_head

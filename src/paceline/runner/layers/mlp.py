@@ -11,19 +11,16 @@ from torch import Tensor
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import add_linear
-from paceline.runner.models.architecture import (
-    XIELU,
-    Activation,
+from paceline.runner.models.architecture import XIELU, MLPSpec
+from paceline.runner.models.experts import (
     ClampedGate,
     ExpertGroups,
     ExpertScores,
-    LinearSpec,
-    MLPSpec,
     MoESpec,
-    NormSpec,
     Routing,
     SharedExpertSpec,
 )
+from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
 from paceline.runner.tensors import split, to_ints
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -2,113 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import chain
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from paceline.core.errors import ConfigError
+from paceline.runner.models.experts import MoESpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import (
+    EVERY_BACKEND,
+    OPTIONAL,
+    Activation,
+    LinearSpec,
+    NormSpec,
+)
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.models.tensor_spec import Shape, TensorSpec
 from paceline.runner.vision.spec import VisionSpec
-from paceline.runner.weights.weight_format import WeightFormat
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "relu2", "xielu"]
 Part = TypeVar("Part")
-# In the metadata of fields: one that is no feature, and one without a default that may be None,
-# which is a feature.
-EVERY_BACKEND, OPTIONAL = "every backend", "optional"
-
-
-@dataclass(frozen=True, slots=True)
-class KVScale:
-    """The scale of keys or values in an fp8 KV cache, folded into weights: some are divided by it
-    and others multiplied, so that only what is cached changes.
-
-    It is rounded up to a power of two, which changes no digit of a weight. Precision is not lost,
-    because fp8 numbers have exponents of their own.
-    """
-
-    tensor: TensorSpec  # one number
-    divides: bool
-    has_bias: bool = True  # whether a bias is scaled too; not where the scale is that of the inputs
-
-
-@dataclass(frozen=True, slots=True)
-class NormSpec:
-    """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset) + bias.
-
-    centred  x is taken minus its mean first, which makes this a layer norm
-    """
-
-    weight: TensorSpec  # [width]
-    eps: float
-    offset: float
-    centred: bool = False
-    bias: TensorSpec | None = None  # [width]
-    scale: KVScale | None = field(default=None, metadata={EVERY_BACKEND: True})
-
-    @property
-    def width(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def floor(self) -> float:
-        """The smallest length that the norm divides by: see `layers.norm`."""
-        return (self.width * self.eps) ** 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSpec:
-    """One linear. Its outputs are those of several tensors, side by side."""
-
-    weights: tuple[TensorSpec, ...]  # [outputs, inputs] each
-    biases: tuple[TensorSpec, ...] = ()  # [outputs] each: one for every weight, or none
-    # The format of every weight, None for plain ones; none: all are plain. Backends decode what
-    # they have no kernel for.
-    quantized: tuple[WeightFormat | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
-    # The scale that is folded into every weight; none: no scale is.
-    folded: tuple[KVScale | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
-
-    def __post_init__(self) -> None:
-        parts = (("biases", self.biases), ("formats", self.quantized), ("scales", self.folded))
-        for what, given in parts:
-            if given and len(given) != len(self.weights):
-                raise ConfigError(
-                    f"a linear of {len(self.weights)} weights has {len(given)} {what}; it needs "
-                    "one for each or none"
-                )
-
-    @property
-    def name(self) -> str:
-        """The name of its first weight."""
-        return self.weights[0].name
-
-    @property
-    def formats(self) -> tuple[WeightFormat | None, ...]:
-        """The format of every weight; None: it is plain."""
-        return self.quantized or (None,) * len(self.weights)
-
-    @property
-    def scales(self) -> tuple[KVScale | None, ...]:
-        """The scale that is folded into every weight, if there is one."""
-        return self.folded or (None,) * len(self.weights)
-
-    @property
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        """All tensors that a checkpoint has for it."""
-        pairs = zip(self.weights, self.formats, strict=True)
-        stored = (
-            (weight,) if format is None else format.stored(weight) for weight, format in pairs
-        )
-        scales = (scale.tensor for scale in self.folded if scale is not None)
-        return (*chain.from_iterable(stored), *self.biases, *scales)
-
-    @property
-    def outputs(self) -> int:
-        return sum(weight.shape[0] for weight in self.weights)
-
-    @property
-    def inputs(self) -> int:
-        return self.weights[0].shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +57,7 @@ class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
     norm               of the residual stream; None: there is none
-    qkv                queries, keys and values, in this order
+    qkv                queries with their gates, if there are some, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
     rope               of queries and keys
@@ -160,6 +70,9 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    value_norm         eps of an RMS norm of each head of values; None: there is none
+    gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
+                       gate of a head follows its query
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -178,67 +91,44 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    value_norm: float | None = None
+    gated: bool = False
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
-
-@dataclass(frozen=True, slots=True)
-class LatentQuerySpec:
-    """norm(linear(x)): a latent vector, of which all queries are linears."""
-
-    linear: LinearSpec
-    norm: NormSpec
+    @property
+    def gates(self) -> int:
+        """Of heads."""
+        return self.heads if self.gated else 0
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionSpec:
-    """Attention whose keys and values are linears of one latent vector: see `LatentSizes`.
+class StateTensor:
+    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
+    of a convolution have the type of activations."""
 
-    norm                of the residual stream
-    query               queries of all heads, of the residual stream or of `query_latent`
-    latent              the latent vector, and then the key that rotates
-    latent_norm         of the latent vector
-    expand              from the latent vector to keys and values: of each head, first its key
-    output              from all heads to the width of the residual stream
-    heads               of queries, keys and values
-    key_dim, value_dim  of each head; the rest of a query rotates
-    rope                of this rest, and of the key that rotates
-    adjacent_pairs      a checkpoint has pairs of rotated dimensions side by side
-    scale               factor of the scores before the softmax
-    query_latent        what `query` reads; None: the residual stream
+    shape: Shape
+    is_recurrent: bool
+
+
+class StateSpec(Protocol):
+    """A mixer of positions that keeps a state of each sequence instead of keys and values.
+
+    FEATURE   its kind
+    norm      of the residual stream, which it reads
+    output    its last linear, which is added to the residual stream
+    kept      what it keeps of each sequence
     """
 
-    FEATURE: ClassVar[str] = "mla"
-
-    norm: NormSpec
-    query: LinearSpec
-    latent: LinearSpec
-    latent_norm: NormSpec
-    expand: LinearSpec
-    output: LinearSpec
-    heads: int
-    key_dim: int
-    value_dim: int
-    rope: Rope
-    adjacent_pairs: bool
-    scale: float
-    query_latent: LatentQuerySpec | None = None
+    FEATURE: ClassVar[str]
 
     @property
-    def rank(self) -> int:
-        """Of the latent vector."""
-        return self.latent_norm.width
+    def norm(self) -> NormSpec: ...
 
     @property
-    def rope_dim(self) -> int:
-        return self.latent.outputs - self.rank
+    def output(self) -> LinearSpec: ...
 
-
-@dataclass(frozen=True, slots=True)
-class ClampedGate:
-    """gate * sigmoid(alpha * gate) * (up + 1), of gates up to `limit` and ups from -limit to it."""
-
-    alpha: float
-    limit: float
+    @property
+    def kept(self) -> tuple[StateTensor, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,100 +168,22 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSpec:
-    """down(activation(gate) * up), where gate and up are gate_up of the input."""
-
-    gate_up: LinearSpec
-    down: LinearSpec
-
-
-@dataclass(frozen=True, slots=True)
-class SharedExpertSpec:
-    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
-
-    gate_up: LinearSpec
-    down: LinearSpec
-    gate: LinearSpec | None = None  # [1, width]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGroups:
-    """Groups of adjacent experts. A position chooses among the experts of the best groups.
-
-    count    groups of a layer
-    chosen   groups of a position
-    judges   experts of a group, the best ones, whose scores add up to the score of the group
-    """
-
-    count: int
-    chosen: int
-    judges: int
-
-
-ExpertScores = Literal["softmax", "sigmoid"]
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a position chooses experts, and how much each counts.
-
-    chosen             experts of a position: those with the best scores
-    shares_sum_to_one  the shares of the chosen experts are their scores divided by the sum of them;
-                       otherwise shares are scores
-    scores             what turns the outputs of the router into scores
-    groups             which experts are considered; None: all
-    scale              factor of the shares
-    """
-
-    chosen: int
-    shares_sum_to_one: bool
-    scores: ExpertScores = "softmax"
-    groups: ExpertGroups | None = None
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class MoESpec:
-    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
-
-    norm               of the residual stream
-    router             from the residual stream to an output for each expert
-    routing            from these outputs to experts and their shares
-    experts            all of one shape
-    activation         of all experts
-    clamp              what experts compute of gate and up instead; None: activation(gate) * up
-    correction         [experts]; added to scores where experts are chosen, and not to shares
-    shared             computes every position; None: there is none
-    """
-
-    FEATURE: ClassVar[str] = "moe"
-
-    norm: NormSpec
-    router: LinearSpec
-    routing: Routing
-    experts: tuple[ExpertSpec, ...]
-    activation: Activation = "silu"
-    clamp: ClampedGate | None = None
-    correction: TensorSpec | None = None
-    shared: SharedExpertSpec | None = None
-
-    @property
-    def width(self) -> int:
-        """Inside an expert."""
-        return self.experts[0].down.inputs
-
-
-@dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Attention, of one kind or the other; then the MLP.
+    """Attention of one kind or the other, or a mixer with a state, or both of these of the same
+    input; then the MLP.
 
-    parallel   both read the residual stream before the layer; their norms are the same
+    A plain decoder has attention and an MLP in each layer.
+
+    parallel   attention and MLP read the residual stream before the layer; their norms are the same
+    scale      [1]; factor of the residual stream after the layer
     """
 
-    attention: AttentionSpec | None
-    mlp: MLPSpec | MoESpec
-    latent: LatentAttentionSpec | None = None
+    attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
+    mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
+    state: StateSpec | None = None
     parallel: bool = False
+    scale: TensorSpec | None = None
+    latent: LatentAttentionSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,14 @@ from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.traits import Traits, find
 from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+NO_ATTENTION = 0  # the window of a layer without attention
 NO_TENSORS = GGUFTensors()
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -47,6 +49,32 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of keys and values of a layer, and their size."""
+
+    kv_heads: int
+    head_dim: int
+    is_latent: bool = False  # one vector is key and value
+
+    @property
+    def cell(self) -> CellShape:
+        return CellShape(self.kv_heads if self.is_latent else 2 * self.kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers with states, of sizes that are the same for all.
+
+    layers   whether each layer has a state
+    mlps     whether each layer has an MLP
+    """
+
+    sizes: StateSizes
+    layers: tuple[bool, ...]
+    mlps: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything about a model but its weights.
 
@@ -61,7 +89,8 @@ class ModelConfig:
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
     tied_embedding    the head is the embedding
-    windows           of each layer: positions that one position sees, including itself; None: all
+    windows           of each layer: positions that one position sees, including itself; None: all;
+                      NO_ATTENTION: the layer has no attention
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that rotate, from the first one on
     unrotated         of each layer: whether queries and keys stay as they are; empty: none do
@@ -72,6 +101,7 @@ class ModelConfig:
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
+    states            of layers that keep a state of each sequence; None: there are none
     latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
@@ -80,6 +110,8 @@ class ModelConfig:
     ignored           what the names of tensors begin with that are no part of the decoder
     quantization      the format of the weights of each linear
     multipliers       of the embedding, of what layers add, and of logits
+    global_heads      of layers without a window, if they have others
+    keys_as_values    values are keys before their norm in layers without a window
     """
 
     architecture: str
@@ -110,10 +142,13 @@ class ModelConfig:
     vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
+    states: StateLayers | None = None
     quantization: Quantization = UNQUANTIZED
     unrotated: tuple[bool, ...] = ()
     output_bias: bool = False
     multipliers: Multipliers = NO_MULTIPLIERS
+    global_heads: HeadShape | None = None
+    keys_as_values: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -135,8 +170,11 @@ class ModelConfig:
             raise ConfigError(
                 f"the model has {self.layers} layers, but {len(self.windows)} layer types"
             )
-        if any(window is not None and window < 1 for window in self.windows):
+        least = 1 if self.states is None else NO_ATTENTION
+        if any(window is not None and window < least for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
+        if not any(window != NO_ATTENTION for window in self.windows):
+            raise ConfigError("a model without attention is not supported")
 
     def loaded_as(self, quantization: str) -> "ModelConfig":
         """The model with plain weights that are quantized while they are loaded, to the format with
@@ -152,10 +190,16 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head, or a latent vector."""
+        """Keys and values of every head, or a latent vector. A cell has room for any layer."""
+        cells = [self.heads_of(layer).cell for layer in range(self.layers)]
+        return Kept(max(cells, key=lambda cell: cell.values))
+
+    def heads_of(self, layer: int) -> HeadShape:
         if self.latent is not None:
-            return Kept(CellShape(1, self.latent.width))
-        return Kept(CellShape(2 * self.kv_heads, self.head_dim))
+            return HeadShape(1, self.latent.width, is_latent=True)
+        if self.global_heads is not None and self.windows[layer] is None:
+            return self.global_heads
+        return HeadShape(self.kv_heads, self.head_dim)
 
     @property
     def has_sinks(self) -> bool:
@@ -201,6 +245,7 @@ class ModelConfig:
             head_dim, kv_heads, scale = latent.rope_dim, 1, score_scale(read, latent)
         windows = hf_config.windows(read, layers, traits)
         attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
+        others = HeadShape(*hf_config.global_heads(read, windows, kv_heads, head_dim))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -218,7 +263,7 @@ class ModelConfig:
             tied_embedding=not named.generates
             or read.get("tie_word_embeddings", traits.tied_embedding),
             windows=windows,
-            rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
+            rope=hf_config.rope(read, hf_config.FULL, others.head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
             unrotated=hf_config.unrotated(read, windows, traits),
@@ -233,12 +278,26 @@ class ModelConfig:
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
-            ignored=named.ignored,
+            ignored=(*named.ignored, *traits.ignored),
+            states=cls._states(read, traits),
             multipliers=Multipliers(
                 float(read.get("embedding_multiplier", 1.0)),
                 float(read.get("residual_multiplier", 1.0)),
                 float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
             ),
+            global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
+            keys_as_values=bool(read.get("attention_k_eq_v")),
+        )
+
+    @staticmethod
+    def _states(read: ConfigEntries, traits: Traits) -> StateLayers | None:
+        if traits.states is None:
+            return None
+        kinds: list[str] = read.need("layer_types")
+        return StateLayers(
+            sizes=traits.states(read),
+            layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
+            mlps=(True,) * len(kinds),
         )
 
     @classmethod
@@ -248,6 +307,11 @@ class ModelConfig:
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
         traits = find(architecture)
+        if traits.states is not None:
+            raise ConfigError(
+                f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
+                "the model in Hugging Face's format"
+            )
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.

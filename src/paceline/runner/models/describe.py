@@ -12,13 +12,10 @@ from paceline.runner.models.architecture import (
     AttentionSpec,
     DecoderSpec,
     HeadNorms,
-    KVScale,
     LayerSpec,
-    LinearSpec,
     MLPSpec,
-    MoESpec,
 )
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config import NO_ATTENTION, HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
@@ -27,7 +24,9 @@ from paceline.runner.models.description.tensors import (
     residual_norm,
     tensor_names,
 )
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
+from paceline.runner.models.linear_spec import KVScale, LinearSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -42,14 +41,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     head, older = "lm_head.weight", config.traits.decoder.older_head
     older_heads = (f"{older}.weight",) if older else ()
     copies = (head, *older_heads) if config.tied_embedding else ()
-    name, *aliases = tensor_names(config, "embed_tokens.weight")
+    name, *aliases = tensor_names(config, f"{config.traits.name('embed_tokens')}.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD), aliases=older_heads)
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=residual_norm(config, "norm", "output_norm"),
+        norm=residual_norm(config, config.traits.name("norm"), "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
         rounds_scale=config.traits.scaled_embedding,
@@ -67,16 +66,28 @@ def _embedding_scale(config: ModelConfig) -> float:
 
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
-    tensors = LayerTensors(config, layer)
+    tensors, attention, latent, state = LayerTensors(config, layer), None, None, None
+    if config.windows[layer] != NO_ATTENTION:
+        if config.latent is None:
+            attention = _attention(config, layer, longest, tensors)
+        else:
+            latent = describe_latent(config, config.latent, longest, tensors)
+    if (states := config.states) is not None and states.layers[layer]:
+        norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
+        state = states.sizes.describe(tensors, norm)
     mlp = _mlp_or_moe(config, layer, tensors)
-    if config.latent is not None:
-        return LayerSpec(None, mlp, describe_latent(config, config.latent, longest, tensors))
-    attention = _attention(config, layer, longest, tensors)
-    return LayerSpec(attention, mlp, parallel=config.traits.parallel)
+    scale = None
+    if config.traits.layer_scale:
+        scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
+    return LayerSpec(
+        attention, mlp, state, parallel=config.traits.parallel, scale=scale, latent=latent
+    )
 
 
-def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
     traits = config.traits.experts
+    if config.states is not None and not config.states.mlps[layer]:
+        return None
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
         return describe_moe(config, config.experts, traits, tensors)
     return _mlp(config, tensors)
@@ -86,28 +97,31 @@ def _attention(
     config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
     traits, window, names = config.traits, config.windows[layer], config.traits.norms
+    heads = config.heads_of(layer)
     attention = AttentionSpec(
         norm=tensors.input_norm(names.attention, "attn_norm"),
-        qkv=_qkv(config, tensors),
+        qkv=_qkv(config, layer, tensors),
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         rope=_rope(config, layer, longest),
-        rotary_dim=config.rotary_dim,
+        rotary_dim=heads.head_dim if config.global_heads else config.rotary_dim,
         scale=config.query_scale,
         output=tensors.linear(
             "self_attn.o_proj",
             "attn_output",
-            (config.width, config.heads * config.head_dim),
+            (config.width, config.heads * heads.head_dim),
             has_bias=config.output_bias,
         ),
-        head_norms=_head_norms(config, tensors) if traits.qk_norm else None,
+        head_norms=_head_norms(config, heads, tensors) if traits.qk_norm else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
+        sinks=tensors.tensor("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
+        value_norm=config.norm_eps if traits.value_norm else None,
+        gated=traits.gated_attention,
         adjacent_pairs=traits.adjacent_pairs,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
@@ -116,14 +130,14 @@ def _attention(
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
     if config.unrotated and config.unrotated[layer]:
-        return Rope.plain((0.0,) * (config.head_dim // 2))
+        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
     rope = config.rope if config.windows[layer] is None else config.local_rope
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, tensors: LayerTensors) -> HeadNorms:
-    norms, dim = config.traits.qk_norms, config.head_dim
-    heads, kv_heads = (config.heads, config.kv_heads) if norms.whole else (1, 1)
+def _head_norms(config: ModelConfig, shape: HeadShape, tensors: LayerTensors) -> HeadNorms:
+    norms, dim = config.traits.qk_norms, shape.head_dim
+    heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
     return HeadNorms(
         tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim),
         tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim),
@@ -153,14 +167,16 @@ def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> Attentio
     )
 
 
-def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    traits, width = config.traits, config.width
+def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
+    traits, width, shape = config.traits, config.width, config.heads_of(layer)
     has_bias = traits.qkv_bias or config.attention_bias
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries, keys = config.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
-    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
+    gated = 2 * queries if traits.gated_attention else queries
+    names = (("q", gated, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
@@ -189,8 +205,8 @@ def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
 
 def _xielu(tensors: LayerTensors) -> XIELU:
     """GGUF files have these numbers in their headers."""
-    up, down = (tensors.vector(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
-    beta, eps = (tensors.vector(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
+    up, down = (tensors.tensor(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
+    beta, eps = (tensors.tensor(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
     return XIELU(up, down, beta, eps)
 
 

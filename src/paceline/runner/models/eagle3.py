@@ -16,16 +16,11 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, Linear
 from paceline.runner.layers.mlp import MLP
 from paceline.runner.layers.norm import Rotation, add_linear
-from paceline.runner.models.architecture import (
-    DecoderSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    NormSpec,
-)
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.tensor_spec import GGUFForm, TensorSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 

@@ -1,12 +1,105 @@
-"""MoE layers: what their architectures have in common, and the sizes that files give."""
+"""MoE layers: their description, traits of architectures, and the sizes that files give."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import ClampedGate, ExpertGroups, ExpertScores, Routing
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
+from paceline.runner.models.tensor_spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gate * sigmoid(alpha * gate) * (up + 1), of gates up to `limit` and ups from -limit to it."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """down(activation(gate) * up), where gate and up are gate_up of the input."""
+
+    gate_up: LinearSpec
+    down: LinearSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpertSpec:
+    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
+
+    gate_up: LinearSpec
+    down: LinearSpec
+    gate: LinearSpec | None = None  # [1, width]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of adjacent experts. A position chooses among the experts of the best groups.
+
+    count    groups of a layer
+    chosen   groups of a position
+    judges   experts of a group, the best ones, whose scores add up to the score of the group
+    """
+
+    count: int
+    chosen: int
+    judges: int
+
+
+ExpertScores = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a position chooses experts, and how much each counts.
+
+    chosen             experts of a position: those with the best scores
+    shares_sum_to_one  the shares of the chosen experts are their scores divided by the sum of them;
+                       otherwise shares are scores
+    scores             what turns the outputs of the router into scores
+    groups             which experts are considered; None: all
+    scale              factor of the shares
+    """
+
+    chosen: int
+    shares_sum_to_one: bool
+    scores: ExpertScores = "softmax"
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
+
+    norm               of the residual stream
+    router             from the residual stream to an output for each expert
+    routing            from these outputs to experts and their shares
+    experts            all of one shape
+    activation         of all experts
+    clamp              what experts compute of gate and up instead; None: activation(gate) * up
+    correction         [experts]; added to scores where experts are chosen, and not to shares
+    shared             computes every position; None: there is none
+    """
+
+    FEATURE: ClassVar[str] = "moe"
+
+    norm: NormSpec
+    router: LinearSpec
+    routing: Routing
+    experts: tuple[ExpertSpec, ...]
+    activation: Activation = "silu"
+    clamp: ClampedGate | None = None
+    correction: TensorSpec | None = None
+    shared: SharedExpertSpec | None = None
+
+    @property
+    def width(self) -> int:
+        """Inside an expert."""
+        return self.experts[0].down.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +129,7 @@ class ExpertTraits:
     has_biases         all linears have biases
     shared             an expert that computes every position; empty: there is none
     shared_gate        its gate; empty: it has none
+    shared_is_fused    its gate and up are one tensor
     correction         of scores; empty: there is none
     scores             what turns the outputs of the router into scores *
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
@@ -54,6 +148,7 @@ class ExpertTraits:
     has_biases: bool = False
     shared: str = ""
     shared_gate: str = ""
+    shared_is_fused: bool = False
     correction: str = ""
     scores: ExpertScores = "softmax"
     shares_sum_to_one: bool = False

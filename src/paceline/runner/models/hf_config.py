@@ -11,13 +11,19 @@ from paceline.runner.models.traits import Traits, architectures, find, nearest_t
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, STATE, BOTH = "full_attention", "sliding_attention", "linear_attention", "hybrid"
+WITH_STATE = (STATE, BOTH)
 THETA = 10_000.0
 TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention",)
+UNSUPPORTED = (
+    "use_bidirectional_attention",
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +106,28 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
-    text = read.get("text_config")
+    read = _text_entries(read, found)
+    if (entries := found.traits.entries) is None:
+        return read
+    return replace(read, raw={**read.raw, **entries(read)})
+
+
+def _text_entries(read: ConfigEntries, found: Found) -> ConfigEntries:
+    text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
-        return ConfigEntries({**dict(found.traits.defaults), **read.raw}, read.where)
+        return ConfigEntries({**usual, **read.raw}, read.where)
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
     where = f"{read.where}, text_config"
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
-        return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
-    usual = {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
+        return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
+    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
     return ConfigEntries({**usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
-        if read.get(key):
+        if read.get(key) not in (None, False, 0, "vision"):  # a text has no images
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
     for key in ("hidden_act", "hidden_activation"):
         if read.get(key, traits.activation) != traits.activation:
@@ -182,14 +195,38 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     """The window of each layer."""
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
-        if strange := set(kinds) - {FULL, SLIDING}:
+        seen = {FULL: None, SLIDING: window}
+        if traits.states is not None:
+            seen = {FULL: None, BOTH: None, STATE: 0}
+        if strange := set(kinds) - set(seen):
             raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
-        return tuple(window if kind == SLIDING else None for kind in kinds)
+        return tuple(seen[kind] for kind in kinds)
     if read.get("use_sliding_window"):
         full = read.get("max_window_layers", 0)
         return tuple(None if layer < full else window for layer in range(layers))
     every = read.get("sliding_window_pattern", traits.global_every)
     return traits.windows(layers, window, every)
+
+
+def global_heads(
+    read: ConfigEntries, windows: tuple[int | None, ...], kv_heads: int, head_dim: int
+) -> tuple[int, int]:
+    """Heads of keys and their size in layers without a window; those of the others are given."""
+    layers = [layer for layer, window in enumerate(windows) if window is None]
+    if given := read.get("per_layer_config"):
+        found = {
+            (one.get("num_key_value_heads", kv_heads), one.get("head_dim", head_dim))
+            for one in (given.get(str(layer), {}) for layer in layers)
+        }
+        if len(found) > 1 or set(map(int, given)) - set(layers):
+            raise ConfigError(
+                f"{read.where}: per_layer_config is supported where it is the same for all layers "
+                "without a window, and for these alone"
+            )
+        return found.pop()
+    if read.get("attention_k_eq_v"):
+        kv_heads = read.get("num_global_key_value_heads", kv_heads)
+    return kv_heads, read.get("global_head_dim", head_dim)
 
 
 def unrotated(
@@ -222,7 +259,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    if sections is None:
+    if sections is None or traits.vision is None:  # positions of text have one coordinate
         return found
     return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 

@@ -1,11 +1,65 @@
-"""Sizes of multi-head latent attention (MLA), which files give."""
+"""Multi-head latent attention (MLA): its description, and the sizes that files give."""
 
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class LatentQuerySpec:
+    """norm(linear(x)): a latent vector, of which all queries are linears."""
+
+    linear: LinearSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Attention whose keys and values are linears of one latent vector: see `LatentSizes`.
+
+    norm                of the residual stream
+    query               queries of all heads, of the residual stream or of `query_latent`
+    latent              the latent vector, and then the key that rotates
+    latent_norm         of the latent vector
+    expand              from the latent vector to keys and values: of each head, first its key
+    output              from all heads to the width of the residual stream
+    heads               of queries, keys and values
+    key_dim, value_dim  of each head; the rest of a query rotates
+    rope                of this rest, and of the key that rotates
+    adjacent_pairs      a checkpoint has pairs of rotated dimensions side by side
+    scale               factor of the scores before the softmax
+    query_latent        what `query` reads; None: the residual stream
+    """
+
+    FEATURE: ClassVar[str] = "mla"
+
+    norm: NormSpec
+    query: LinearSpec
+    latent: LinearSpec
+    latent_norm: NormSpec
+    expand: LinearSpec
+    output: LinearSpec
+    heads: int
+    key_dim: int
+    value_dim: int
+    rope: Rope
+    adjacent_pairs: bool
+    scale: float
+    query_latent: LatentQuerySpec | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of the latent vector."""
+        return self.latent_norm.width
+
+    @property
+    def rope_dim(self) -> int:
+        return self.latent.outputs - self.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from pkgutil import iter_modules
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import Activation
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
+from paceline.runner.models.linear_spec import Activation
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
@@ -103,11 +104,13 @@ class Traits:
     output_bias        attention_bias is for the linear after attention too *
     qk_norm            queries and keys have norms
     qk_norms           which norms, if they have some
+    value_norm         each head of values has an RMS norm without a weight
     norms              norms of a layer
     layer_norm         norms subtract the mean
     norm_bias          norms have biases
     norm_offset        a norm multiplies by its weight plus this
     parallel           attention and MLP read the same input
+    layer_scale        each layer has a factor of the residual stream
     adjacent_pairs     pairs of rotated dimensions are side by side
     unrotated_every    n: queries and keys of layers n, 2n, … do not rotate; 0: all do *
     unrotated_global   they do not rotate in layers without a window, if others have one
@@ -121,6 +124,8 @@ class Traits:
     experts            layers may be MoE
     latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
+    gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
+                       its query
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     fused_gate_up      gate and up are one tensor
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
@@ -130,6 +135,10 @@ class Traits:
                        traits; this one, if it names none
     text_defaults      entries that text_config may leave out
     text_part          where the decoder is in a model with images that are not supported
+    states             reads the sizes of layers with a state, if it has such layers
+    entries            entries of config.json that it has under other names, or by default
+    names              of modules, where they are not those of Llama: pairs of Llama's and its own
+    ignored            what the names of tensors begin with that are not computed
 
     * unless the file says otherwise
     """
@@ -142,11 +151,13 @@ class Traits:
     output_bias: bool = True
     qk_norm: bool = False
     qk_norms: QKNorms = QKNorms()
+    value_norm: bool = False
     norms: NormNames = NormNames()
     layer_norm: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0
     parallel: bool = False
+    layer_scale: bool = False
     adjacent_pairs: bool = False
     unrotated_every: int = 0
     unrotated_global: bool = False
@@ -160,6 +171,7 @@ class Traits:
     experts: ExpertTraits | None = None
     latent: bool = False
     sinks: bool = False
+    gated_attention: bool = False
     fused_linears: bool = False
     fused_gate_up: bool = False
     paired_in_gguf: bool = False
@@ -168,6 +180,14 @@ class Traits:
     text_model: str = ""
     text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
+    states: Callable[[ConfigEntries], StateSizes] | None = None
+    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def name(self, module: str) -> str:
+        """The name of a module of Llama in this architecture."""
+        return dict(self.names).get(module, module)
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None

@@ -3,18 +3,11 @@
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertSpec,
-    LatentAttentionSpec,
-    LayerSpec,
-    LinearSpec,
-    MLPSpec,
-    MoESpec,
-    SharedExpertSpec,
-)
+from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
+from paceline.runner.models.latent import LatentAttentionSpec
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -78,8 +71,12 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
+    if model.states is not None and size > 1:
+        found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.global_heads is not None and size > 1:
+        found.append("layers of the model have different heads, which are not divided")
     if model.has_whole_norms and size > 1:
         found.append("the norms of the model span all heads, which no rank has")
     return found
@@ -106,6 +103,7 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     attention, latent, mlp = layer.attention, layer.latent, layer.mlp
+    assert layer.state is None and mlp is not None  # `unfit` refuses others
     if isinstance(mlp, MLPSpec):
         split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.runner.models.architecture import NormSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.tensor_spec import Shape
 from paceline.runner.weights.weight_format import UNQUANTIZED
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.models.architecture import ClampedGate
+from paceline.runner.models.experts import ClampedGate
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 ANY = 1 << 30  # rows
@@ -173,9 +173,13 @@ class ExpertChoice:
 
 
 class ExpertKernel(ABC):
-    """One way to compute the experts of a layer."""
+    """One way to compute the experts of a layer.
+
+    weights   as the kernel keeps them
+    """
 
     name: ClassVar[str]
+    weights: ExpertWeights
 
     @classmethod
     @abstractmethod

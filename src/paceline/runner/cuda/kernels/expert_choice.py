@@ -24,7 +24,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.layers import normalized
-from paceline.runner.models.architecture import ExpertGroups, Routing
+from paceline.runner.models.experts import ExpertGroups, Routing
 
 LEAST_PAIRS, MOST_PAIRS = 16, 128  # of a tile
 ALONE = 4  # rows up to which each pair is a tile

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import ClampedGate
-from paceline.runner.models.experts import ExpertStack, ExpertTraits
+from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
 from paceline.runner.models.traits import Traits
 
 # Mistral with experts in every layer

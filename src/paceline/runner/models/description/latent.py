@@ -1,9 +1,8 @@
 """Describes latent attention."""
 
-from paceline.runner.models.architecture import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors
-from paceline.runner.models.latent import LatentSizes
+from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec, LatentSizes
 
 
 def describe_latent(
