@@ -179,7 +179,24 @@ def test_auto_weighs_the_distance_of_chunks() -> None:
     assert (auto.branch(8, 12), auto.branch(12, 12)) == (12, 0)
     assert (auto.end(3, 12), auto.end(12, 12), auto.end(3, 0)) == (12, 0, 0)
     block = load(CacheConfig(block_size=4, state_blocks=2, snapshots="block"))
+    assert not block.supersedes(SnapshotPoint.TURN, SnapshotPoint.CHUNK)
     assert [block.end(start, 0) for start in (0, 3, 4)] == [4, 4, 8]
+
+
+def test_auto_learns_whether_hits_end_behind_prompts_or_turns() -> None:
+    auto = load(CacheConfig(block_size=4, state_blocks=2))
+    prompt, turn, chunk, branch = (
+        SnapshotPoint[name] for name in ["PROMPT", "TURN", "CHUNK", "BRANCH"]
+    )
+    assert auto.supersedes(prompt, chunk)
+    assert auto.supersedes(turn, turn)
+    assert not auto.supersedes(turn, branch)
+    assert not auto.supersedes(branch, chunk)
+    for hits in range(4):
+        assert auto.supersedes(turn, prompt) == (hits > 2)
+        auto.used(turn)
+    auto.used(prompt)
+    assert not auto.supersedes(turn, prompt)
 
 
 def test_connectors_are_refused() -> None:

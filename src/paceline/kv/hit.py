@@ -21,7 +21,7 @@ class Snapshot:
 
     All its blocks are in the pool under keys of their own, mostly without a holder. It exists as
     long as each of them is there. `step` writes it; None: it is not planned yet. `uses` counts its
-    hits, and `is_end` says whether a prompt or a turn ended there.
+    hits, and `point` says what made the position one to keep.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Snapshot:
     owner: Owner
     step: int | None = None
     uses: int = 0
-    is_end: bool = False
+    point: str = ""
 
     @property
     def all_blocks(self) -> Blocks:

@@ -127,10 +127,6 @@ class BlockPool:
         """Free blocks whose content can still be found."""
         return sum(1 for block in self._idle if self._content[block] is not None)
 
-    @property
-    def blank(self) -> int:
-        return len(self._blank)
-
     def content_of(self, block: int) -> bytes | UnkeyedRun | None:
         """The key of a block, or its run."""
         return self._content[block]
@@ -201,6 +197,12 @@ class BlockPool:
                     blank.append(block)
                 else:
                     idle[block] = None
+
+    def age(self, blocks: Iterable[int]) -> None:
+        """Reuse the idle ones of these blocks before all other idle blocks."""
+        for block in blocks:
+            if block in self._idle:
+                self._idle.move_to_end(block, last=False)
 
     def seal(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[bytes]:
         """Make full blocks findable by key. Returns the keys that no other block has."""

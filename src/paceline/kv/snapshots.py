@@ -1,6 +1,5 @@
 """Snapshots: states of sequences at some position, kept in blocks of the pool."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ class SnapshotIndex:
     A snapshot can be found as soon as a plan lists it: the device makes the copies of plans in
     order. Until that step is committed it is unwritten, and `retract` forgets it if the step fails.
     A snapshot whose last full block cannot be found any more is of no use, and is forgotten too.
-    `_recent` has all of them, those to evict first in front.
     """
 
     def __init__(self, pool: BlockPool, keys: Keys, state_blocks: int) -> None:
@@ -27,15 +25,15 @@ class SnapshotIndex:
         self._made = 0
         self._at: dict[bytes, list[Snapshot]] = {}
         self._of_block: dict[int, Snapshot] = {}
-        self._recent: OrderedDict[int, Snapshot] = OrderedDict()
+        self._listed: dict[int, Snapshot] = {}  # by number
         self._unwritten: list[Snapshot] = []
         pool.lost = self._lost
 
     def __len__(self) -> int:
-        return len(self._recent)
+        return len(self._listed)
 
     def __contains__(self, snapshot: Snapshot) -> bool:
-        return snapshot.number in self._recent
+        return snapshot.number in self._listed
 
     # -- finding ------------------------------------------------------------
 
@@ -72,7 +70,6 @@ class SnapshotIndex:
     def used(self, snapshot: Snapshot) -> None:
         """A hit begins with this snapshot."""
         snapshot.uses += 1
-        self._recent.move_to_end(snapshot.number)
 
     # -- taking -------------------------------------------------------------
 
@@ -92,7 +89,6 @@ class SnapshotIndex:
         if any(one.rest == rest for one in self._at.get(key, ())):
             return None
         copied = groups if rest and not partial else 0
-        self._make_room(self._size + copied)
         if pool.free < self._size + copied:
             return None
         taken = tuple(pool.take(self._size + copied))
@@ -103,24 +99,14 @@ class SnapshotIndex:
         pool.drop(taken)  # findable, and free
         self._at.setdefault(key, []).append(one)
         self._of_block |= dict.fromkeys(one.all_blocks, one)
-        self._recent[one.number] = one
+        self._listed[one.number] = one
         self._unwritten.append(one)
         return one
 
-    def _make_room(self, blocks: int) -> None:
-        """Forget old snapshots rather than evict KV for a new one."""
-        missing = blocks - self._pool.blank
-        for one in list(self._recent.values()) if missing > 0 else ():
-            if missing <= 0:
-                return
-            if not any(map(self._pool.holders, one.all_blocks)):
-                self.forget(one)
-                missing -= len(one.all_blocks)
-
     def supersede(self, snapshot: Snapshot) -> None:
-        """A deeper snapshot of the same sequence is there: evict this one before any other."""
+        """A deeper one of the same sequence is there: evict this one before anything else."""
         if snapshot in self:
-            self._recent.move_to_end(snapshot.number, last=False)
+            self._pool.age(snapshot.all_blocks)
 
     # -- forgetting ---------------------------------------------------------
 
@@ -128,7 +114,7 @@ class SnapshotIndex:
         """Make a snapshot unfindable; its blocks become blank unless they are held."""
         if snapshot not in self:
             return
-        del self._recent[snapshot.number]
+        del self._listed[snapshot.number]
         listed = self._at[snapshot.key]
         listed.remove(snapshot)
         if not listed:
@@ -148,7 +134,7 @@ class SnapshotIndex:
     def forget_of(self, owner: Owner) -> dict[int, bytes]:
         """Forget the snapshots of a sequence. Returns their blocks and the keys that these had."""
         forgotten: dict[int, bytes] = {}
-        for one in [one for one in self._recent.values() if one.owner == owner]:
+        for one in [one for one in self._listed.values() if one.owner == owner]:
             forgotten |= zip(one.all_blocks, one.names(), strict=True)
             self.forget(one)
         return forgotten
@@ -171,16 +157,16 @@ class SnapshotIndex:
 
     def clear(self) -> None:
         """Forget all snapshots. The pool forgets their keys."""
-        for kept in (self._at, self._of_block, self._recent, self._unwritten):
+        for kept in (self._at, self._of_block, self._listed, self._unwritten):
             kept.clear()
 
     def check(self) -> None:
         """Verify every invariant."""
         listed = {one.number for found in self._at.values() for one in found}
-        assert listed == self._recent.keys(), "snapshots are lost"
-        for one in self._recent.values():
+        assert listed == self._listed.keys(), "snapshots are lost"
+        for one in self._listed.values():
             for block, name in zip(one.all_blocks, one.names(), strict=True):
                 assert self._pool.content_of(block) == name, f"block {block} lost its state"
                 assert self._of_block[block] is one
-        blocks = sum(len(one.all_blocks) for one in self._recent.values())
+        blocks = sum(len(one.all_blocks) for one in self._listed.values())
         assert blocks == len(self._of_block), "a block is of two snapshots"

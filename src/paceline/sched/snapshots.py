@@ -8,6 +8,7 @@ from paceline.core import plugins
 from paceline.core.settings.config import CacheConfig
 
 SPACING = 2  # memory of the KV between snapshots of one prompt, in snapshots
+CLEARLY = 2  # times as many hits, and as many more
 
 
 class SnapshotPoint(Enum):
@@ -35,11 +36,21 @@ class SnapshotPolicy(ABC):
     def __init__(self, config: CacheConfig) -> None:
         self.block_size = config.block_size
         self.price = config.state_blocks * config.block_size
+        self.hits = dict.fromkeys(SnapshotPoint, 0)  # by where they ended
 
     @abstractmethod
     def wants(self, point: SnapshotPoint, tokens: int, since: int, left: int) -> bool:
         """Whether to keep the state behind `tokens` positions. The latest snapshot of the sequence
         was at `since`, and it has `left` more known tokens."""
+
+    def used(self, point: SnapshotPoint) -> None:
+        """A hit ends at a snapshot of this kind."""
+        self.hits[point] += 1
+
+    def supersedes(self, point: SnapshotPoint, earlier: SnapshotPoint) -> bool:
+        """Whether an earlier snapshot of a sequence is to be evicted before anything else, now that
+        there is one at `point`."""
+        return False
 
     def branch(self, since: int, cached: int) -> int:
         """Where a row must end, because the KV of `cached` tokens was found and a snapshot of the
@@ -59,7 +70,17 @@ class Auto(SnapshotPolicy):
     of a turn; and where a prefix was seen to branch. Long prompts have further ones at ends of
     chunks, where they need no cut: as far apart as `SPACING` times their price, for prefixes that
     will be found to branch for the first time.
+
+    Those within a prompt give way to the one behind it. Of the last two, the one behind the prompt
+    gives way if hits clearly end behind turns: they do not where prompts leave out what the model
+    thought.
     """
+
+    def supersedes(self, point: SnapshotPoint, earlier: SnapshotPoint) -> bool:
+        turns, prompts = self.hits[SnapshotPoint.TURN], self.hits[SnapshotPoint.PROMPT]
+        if point is SnapshotPoint.TURN and earlier is SnapshotPoint.PROMPT:
+            return turns > CLEARLY * (prompts + 1)
+        return point.is_end and earlier is not SnapshotPoint.BRANCH
 
     def wants(self, point: SnapshotPoint, tokens: int, since: int, left: int) -> bool:
         if point is not SnapshotPoint.CHUNK:

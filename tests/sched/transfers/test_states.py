@@ -19,7 +19,7 @@ def kept(scheduler: Scheduler) -> list[int]:
     """Positions of the snapshots that can be found, in order."""
     snapshots = scheduler.state.cache.snapshots
     assert snapshots is not None
-    return sorted(one.tokens for one in snapshots._recent.values())  # pyright: ignore[reportPrivateUsage]
+    return sorted(one.tokens for one in snapshots._listed.values())
 
 
 def planned(scheduler: Scheduler, **tokens: Any) -> Plan:
@@ -122,7 +122,7 @@ def test_a_preempted_sequence_returns_where_it_was() -> None:
     for _ in range(4):
         planned(scheduler)
     scheduler.reset_prefix_cache()
-    scheduler._recompute(0, "a test")  # pyright: ignore[reportPrivateUsage]
+    scheduler._recompute(0, "a test")
     plan = scheduler.plan(0.0)
     assert [new.computed for new in plan.admitted] == [9]
     assert plan.states.saves_before[0][1] == plan.states.loads[0][1]

@@ -25,8 +25,8 @@ class States:
                  tokens up to there; 0: none
     since[s]     tokens of the latest snapshot of s, or of the one that it began with
 
-    `began` has the snapshot that a resident began with, and `_chunks` those within its prompt, by
-    slot. `_left` are the states of slots that were given up, which the next plan keeps.
+    `began` has the snapshot that a resident began with, and `_own` those that it left, by slot.
+    `_left` are the states of slots that were given up, which the next plan keeps.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class States:
         self.branch = np.zeros(table.capacity, np.int32)
         self.since = np.zeros(table.capacity, np.int32)
         self.began: dict[int, Snapshot] = {}
-        self._chunks: dict[int, list[Snapshot]] = {}
+        self._own: dict[int, list[Snapshot]] = {}
         self._left: list[tuple[int, Snapshot]] = []
         self._copies: dict[int, int] = {}  # by slot
         self._loads: dict[int, Snapshot] = {}
@@ -59,6 +59,7 @@ class States:
         if hit.snapshot is None:
             return ()
         self.began[slot] = self._loads[slot] = hit.snapshot
+        self.policy.used(SnapshotPoint[hit.snapshot.point])
         own = self._cache.tables.partial(slot, hit.tokens)
         return tuple(zip(hit.snapshot.partial, own, strict=True))
 
@@ -86,7 +87,7 @@ class States:
             if one is not None:
                 self._left.append((slot, one))
         self.began.pop(slot, None)
-        self._chunks.pop(slot, None)
+        self._own.pop(slot, None)
         self._doubtful.discard(slot)
 
     def distrust(self, slots: list[int]) -> None:
@@ -157,23 +158,21 @@ class States:
             return None
         sequence, owner = table.sequence(slot), (slot, int(table.epoch[slot]))
         sequence.tokens = table.tokens[slot, : table.known[slot]].copy()
+        self._supersede(slot, point)
         one = self.snapshots.take(sequence, tokens, owner, cache.tables.groups, partial)
         if one is not None:
-            self.since[slot], one.is_end = tokens, point.is_end
-            if one.is_end:
-                self._supersede(slot)
-            elif point is SnapshotPoint.CHUNK:
-                self._chunks.setdefault(slot, []).append(one)
+            self.since[slot], one.point = tokens, point.name
+            self._own.setdefault(slot, []).append(one)
         return one
 
-    def _supersede(self, slot: int) -> None:
-        """A later request goes on behind the end of this sequence: hardly any will within its
-        prompt, or where a turn ended that only this sequence went on from."""
-        assert self.snapshots is not None
-        began = self.began.get(slot)
-        earlier = [began] if began is not None and began.is_end and began.uses == 1 else []
-        for one in (*self._chunks.pop(slot, ()), *earlier):
-            self.snapshots.supersede(one)
+    def _supersede(self, slot: int, point: SnapshotPoint) -> None:
+        """Let a snapshot at this point have the blocks of earlier ones of its sequence, and of one
+        that only its sequence has begun with."""
+        began, index = self.began.get(slot), self.snapshots
+        alone = [began] if began is not None and began.uses == 1 else []
+        for one in (*self._own.get(slot, ()), *alone):
+            if index is not None and self.policy.supersedes(point, SnapshotPoint[one.point]):
+                index.supersede(one)
 
     # -- failures -----------------------------------------------------------
 
