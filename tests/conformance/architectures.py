@@ -268,6 +268,15 @@ VISION: dict[str, dict[str, Any]] = {
         "text_config": {"rope_parameters": {**MROPE, "mrope_interleaved": True}},
         "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
     },
+    "qwen3vlmoe": {
+        "text_config": {
+            "rope_parameters": {**MROPE, "mrope_interleaved": True},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+        "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    },
     "idefics3": SMALL_LLAMA,
     "smolvlm": SMALL_LLAMA,
 }

@@ -5,7 +5,7 @@ rows. A new file in `paceline.runner.attention` is found and judged without bein
 
 import os
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -88,7 +88,8 @@ def reference(
     row = -1
     for index, position in enumerate(batch.position.tolist()):
         row += index == int(batch.row_start[row + 1])
-        seen = torch.arange(0 if window is None else max(position - window + 1, 0), position + 1)
+        first = 0 if window is None else max(position - window + 1, 0)
+        seen = torch.arange(first, int(batch.read_to[index]))
         blocks = batch.block_table[0, row, seen // kv.block_size]
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
         keys, values = (  # [seen, heads, head_dim]
@@ -152,6 +153,24 @@ def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
 def test_cells_of_one_vector(name: str, counts: list[tuple[int, int]]) -> None:
     if load(name).support.latents:
         compare(name, counts, Shape(20, 1, 24, 8, is_latent=True), None)
+
+
+@every_backend
+@pytest.mark.parametrize("window", [None, 7])
+def test_positions_of_an_image_read_each_other(name: str, window: int | None) -> None:
+    backend = load(name)
+    if not backend.support.whole_images:
+        pytest.skip(f"{name} refuses models with such images")
+    counts, shape = [(40, 40), (9, 30), (1, 12), (33, 70), (6, 20)], Shape(6, 2, 16, 8)
+    batch, blocks = rows_of(counts, shape.block_size)
+    ends = batch.position + 1
+    for first, end in ((3, 25), (40, 49), (60, 70), (83, 89)):  # indices in the batch
+        ends[first:end] = batch.position[end - 1] + 1
+    batch, kv = replace(batch, ends=ends), store(shape, blocks)
+    query = torch.randn(batch.positions, shape.heads, shape.head_dim)
+    got = backend.prepare(batch, kv).attend(query, 1, window, 0.3)
+    expected = reference(query, batch, kv, 1, window, 0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @every_backend

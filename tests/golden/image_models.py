@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
@@ -116,6 +117,16 @@ QWEN3: dict[str, Any] = {
         "deepstack_visual_indexes": [0, 2],
     },
 }
+QWEN3_MOE: dict[str, Any] = {
+    **QWEN3,
+    "text_config": {
+        **QWEN3["text_config"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "tie_word_embeddings": False,
+}
 SQUARE: dict[str, Any] = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -136,9 +147,25 @@ INTERN: dict[str, Any] = {
     "image_token_id": IDS["<IMG_CONTEXT>"],
     "image_seq_length": 9,
 }
+GEMMA: dict[str, Any] = {
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 3,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 8,
+    },
+    "vision_config": {**SQUARE, "image_size": 30, "patch_size": 5, "vision_use_head": False},
+    "mm_tokens_per_image": 9,
+    "boi_token_index": IDS["<start_of_image>"],
+    "eoi_token_index": IDS["<end_of_image>"],
+    "image_token_index": IDS["<image_soft_token>"],
+}
 TILED = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}}
 WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048}
 CROPPED = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+EXACT = {"size": {"height": 30, "width": 30}}
 GRID = {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6}
 TURNS = """\
 {%- for message in messages -%}
@@ -168,7 +195,11 @@ class ImageFamily:
         is_nested = self.sizes is SIGLIP
         given = [list(images)] if is_nested else list(images)
         found |= dict(processor(given, return_tensors="pt"))
-        found.pop("num_patches", None)
+        for key in ("num_patches", "num_crops"):
+            found.pop(key, None)
+        if self.sizes is GEMMA:
+            is_image = found["input_ids"] == self.sizes["image_token_index"]
+            found["token_type_ids"] = is_image.int()
         if "image_grid_thw" in found:
             is_image = found["input_ids"] == self.sizes["image_token_id"]
             found["mm_token_type_ids"] = is_image.int()
@@ -185,6 +216,8 @@ FAMILIES = {
         ImageFamily("Qwen2VL", QWEN2, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen2_5_VL", QWEN, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3VL", QWEN3, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Qwen3VLMoe", QWEN3_MOE, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
         ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),
     )
@@ -219,6 +252,8 @@ def image_model(name: str) -> ImageModel:
     folder = Path(mkdtemp(prefix=f"paceline-{name}-"))
     atexit.register(rmtree, folder)
     theirs.save_pretrained(folder)
+    if family.sizes is QWEN3_MOE:
+        as_published(folder / "model.safetensors")
     processor = getattr(transformers, family.processor)(**family.settings)
     processor.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
@@ -226,6 +261,13 @@ def image_model(name: str) -> ImageModel:
     settings = {"chat_template": template, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return ImageModel(family, theirs, folder, processor)
+
+
+def as_published(file: Path) -> None:
+    """Put the outputs of all experts into the last dimension, as the published files have them."""
+    tensors = load_file(file)
+    experts = {name: one.mT.contiguous() for name, one in tensors.items() if ".experts." in name}
+    save_file({**tensors, **experts}, file, {"format": "pt"})
 
 
 def tokenizer() -> Tokenizer:

@@ -7,14 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import InternVLProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import (
+    Gemma3Processor,
+    InternVLProcessor,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 
 from paceline.core.errors import ConfigError
+from paceline.images.decode import ImageReader
 from paceline.images.fixed import CropProcessor, GridProcessor
 from paceline.images.processor import ProcessorFiles
 from paceline.runner.vision.spec import CLIP_MEAN, CLIP_STD
-from tests.golden.image_models import IDS, Pixels, image_model, random_image, tokenizer
-from tests.images.support import encode, reader
+from tests.golden.image_models import IDS, SPECIAL, Pixels, image_model, random_image, tokenizer
+from tests.images.support import LIMITS, encode, reader
 
 SIZES = [(30, 30), (61, 20), (17, 190), (100, 100), (199, 33), (2, 9), (44, 45), (24, 96)]
 TEXT = "see IMAGE, please"
@@ -67,6 +74,45 @@ def test_grids_are_those_of_transformers(size: tuple[int, int]) -> None:
     ids, pixels = read("InternVL", "<IMG_CONTEXT>", image)
     assert list(ids) == encode(TEXT.replace("IMAGE", shown))
     assert np.array_equal(pixels, bytes_of(theirs["pixel_values"]))
+
+
+def with_newlines() -> Tokenizer:
+    """The tokenizer of small models, with tokens for two, three and four newlines."""
+    newline, words = "Ċ", tokenizer().get_vocab()
+    merges = [(newline, newline), (newline * 2, newline), (newline * 2, newline * 2)]
+    own = {first + second: len(words) + place for place, (first, second) in enumerate(merges)}
+    found = Tokenizer(models.BPE({**words, **own}, merges))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIAL])
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see IMAGE.", "user\nIMAGEIMAGE\n\nwhat", "IMAGE\n", "\n\nIMAGE IMAGE\n\n", "a\n\nIMAGE"],
+)
+@pytest.mark.parametrize("has_newlines", [True, False])
+def test_newlines_around_images_are_those_of_transformers(text: str, has_newlines: bool) -> None:
+    model, backend = image_model("Gemma3"), with_newlines() if has_newlines else tokenizer()
+    roles = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    special = {**roles, "image_token": "<image_soft_token>"}
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=special)
+    text, images = text.replace("IMAGE", "<start_of_image>"), [random_image(20, 50)] * 2
+    images = images[: text.count("<start_of_image>")]
+    theirs = Gemma3Processor(model.processor, words, image_seq_length=9)(images=images, text=text)
+
+    def ids_of(text: str) -> list[int]:
+        return backend.encode(text, add_special_tokens=False).ids
+
+    reading = ImageReader.load(model.folder, ids_of, LIMITS)
+    assert reading is not None
+    found = reading.read(ids_of(text), images)
+    expected = theirs["input_ids"][0]
+    assert found.token_ids == expected
+    mark = words.convert_tokens_to_ids("<image_soft_token>")
+    assert [one.offset for one in found.images] == [
+        at for at, id in enumerate(expected) if id == mark and expected[at - 1] != mark
+    ]
 
 
 def files(**settings: Any) -> ProcessorFiles:

@@ -2,7 +2,7 @@ import pytest
 
 from paceline.core.errors import RequestError
 from paceline.images.decode import PROCESSORS, ImageReader
-from paceline.runner.models.traits import architectures, find
+from paceline.runner.models.traits import Traits, architectures
 from tests.golden.image_models import random_image
 from tests.images.support import LIMITS, PICTURE, encode, reader
 
@@ -32,4 +32,9 @@ def test_a_model_of_text_has_no_reader(tmp_path_factory: pytest.TempPathFactory)
 
 def test_every_architecture_with_a_tower_has_a_processor() -> None:
     names = {name.removesuffix("ForConditionalGeneration").lower() for name in PROCESSORS}
-    assert names == {name for name in architectures() if find(name).vision is not None}
+    assert names == {name for name, traits in architectures().items() if has_tower(traits)}
+
+
+def has_tower(traits: Traits) -> bool:
+    part = traits.text_part
+    return traits.vision is not None or (part is not None and part.vision is not None)

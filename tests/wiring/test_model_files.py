@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from paceline import LLM
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.params import SamplingParams
+from paceline.runner.cuda.model import CUDA
+from paceline.runner.models.describe import describe
+from paceline.runner.weights.checkpoint import verify
+from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring import cpu
 from paceline.wiring import model_files as images
 from paceline.wiring.model_files import (
     bytes_as_tokens,
@@ -20,7 +26,7 @@ from paceline.wiring.model_files import (
 )
 from paceline.wiring.vllm.values import as_json
 from tests.engine.support import tokenizer
-from tests.golden.image_models import image_model
+from tests.golden.image_models import image_model, random_image
 from tests.hub.support import Hub, configured, serving
 
 LLAMA = {
@@ -114,6 +120,34 @@ def test_a_model_without_a_tower_has_no_reader(tmp_path: Path) -> None:
     assert load_images(str(tmp_path), WORDS, LoadConfig()) is None
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert load_images(str(tmp_path), WORDS, LoadConfig()) is None
+
+
+def test_images_are_refused_where_the_text_part_is_loaded() -> None:
+    folder = image_model("Gemma3").folder
+    assert open_checkpoint(folder).config.vision is not None
+    alone = open_checkpoint(folder, text_only=True)
+    verify(alone)
+    assert alone.config.vision is None
+    found = load_images(str(folder), WORDS, LoadConfig(), text_only=True)
+    assert found is not None
+    with pytest.raises(RequestError, match="images of Gemma3ForConditionalGeneration are not supp"):
+        found.read([], [])
+    # A model that has no text part is not read without its images.
+    assert open_checkpoint(image_model("Llava").folder, text_only=True).config.vision is not None
+
+
+def test_a_device_that_lacks_the_images_generates_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SUPPORT", CUDA)
+    image = {"prompt": "<start_of_image>", "multi_modal_data": {"image": random_image(20, 20)}}
+    with LLM(str(image_model("Gemma3").folder), kv_cache_gib=0.01, device="cpu") as llm:
+        text, refused = llm.generate(["a cat", image], max_tokens=2, progress=False)
+    assert text.outputs[0].token_ids
+    assert "only its text part is loaded" in refused.error
+
+
+def test_a_gpu_lacks_images_that_read_themselves() -> None:
+    reason = CUDA.supports(describe(open_checkpoint(image_model("Gemma3").folder).config))
+    assert reason == "it does not implement vision.reads_itself"
 
 
 def test_a_model_with_a_tower_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:

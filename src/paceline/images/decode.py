@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.core.errors import RequestError
 from paceline.core.multimodal import ImageInput, ImagePrompt
 from paceline.core.system.files import json_object
-from paceline.images.fixed import CropProcessor, GridProcessor
+from paceline.images.fixed import CropProcessor, GridProcessor, NewlineProcessor
 from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
 from paceline.images.tiles import SquareProcessor, TileProcessor
 
@@ -127,7 +127,9 @@ PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Qwen2VLForConditionalGeneration": SquareProcessor,
     "Qwen2_5_VLForConditionalGeneration": SquareProcessor,
     "Qwen3VLForConditionalGeneration": partial(SquareProcessor, patch=16),
+    "Qwen3VLMoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "LlavaForConditionalGeneration": CropProcessor,
+    "Gemma3ForConditionalGeneration": NewlineProcessor,
     "InternVLForConditionalGeneration": GridProcessor,
 }
 
@@ -175,11 +177,24 @@ class ImageReader:
                 "belong; give one image for each mark"
             )
         tokens, inputs, begin = list[int](), list[ImageInput](), 0
+        joined: Mapping[tuple[int, int], int] = {}
         for place, image in zip(marks, images, strict=True):
-            tokens += token_ids[begin:place]
+            append(tokens, token_ids[begin:place], joined)
             prepared = self._processor.prepare(decoded(image, limits.pixels))
-            inputs += (replace(one, offset=len(tokens) + one.offset) for one in prepared.inputs)
-            tokens += prepared.tokens
+            joined = prepared.joined
+            first = append(tokens, prepared.tokens, joined)
+            inputs += (replace(one, offset=first + one.offset) for one in prepared.inputs)
             begin = place + 1
-        tokens += token_ids[begin:]
+        append(tokens, token_ids[begin:], joined)
         return ImagePrompt(tokens, tuple(inputs))
+
+
+def append(tokens: list[int], more: Sequence[int], joined: Mapping[tuple[int, int], int]) -> int:
+    """Append tokens, of which the first may become one with the last that is there. Returns where
+    the first one is."""
+    first = len(tokens)
+    if tokens and more and (both := joined.get((tokens[-1], more[0]))) is not None:
+        first -= 1
+        tokens[-1], more = both, more[1:]
+    tokens += more
+    return first

@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from paceline.core.errors import ConfigError
-from paceline.images.processor import PreparedImage, ProcessorFiles, image_input
+from paceline.images.processor import Encode, Pixels, PreparedImage, ProcessorFiles, image_input
 
-BICUBIC = 3
+BILINEAR, BICUBIC = 2, 3
 Size = tuple[int, int]  # width and height, as Pillow has them
 
 
@@ -18,10 +18,22 @@ class CropProcessor:
     cropped in the middle."""
 
     def __init__(self, files: ProcessorFiles) -> None:
-        self._settings = settings = files.settings
         side, patches = tower_sides(files, 336, 14)
         self.mark, self.largest = files.mark(32_000), patches**2
-        self._resample = files.resample(BICUBIC)
+        self._cropped = Cropped(files, side, BICUBIC)
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        pixels, length = self._cropped(image), self.largest
+        return PreparedImage([self.mark] * length, (image_input(pixels, 0, length),))
+
+
+class Cropped:
+    """Makes images of one size, as the settings say."""
+
+    def __init__(self, files: ProcessorFiles, side: int, resample: int) -> None:
+        """The tower reads images of `side` pixels along each side."""
+        self._settings = settings = files.settings
+        self._resample = files.resample(resample)
         size: Any = settings.get("size", {"width": side, "height": side})
         self._size = size if settings.get("do_resize", True) else None
         is_cropped = "crop_size" in settings and settings.get("do_center_crop", True)
@@ -35,15 +47,14 @@ class CropProcessor:
         mean: Any = settings.get("image_mean") or (0.0, 0.0, 0.0)
         self._background = tuple(int(255 * one) for one in mean)
 
-    def prepare(self, image: Image.Image) -> PreparedImage:
+    def __call__(self, image: Image.Image) -> Pixels:
         if self._settings.get("do_pad"):
             image = self._padded(image)
         if self._size is not None:
             image = image.resize(resized(image.size, self._size), self._resample)
         if self._crop is not None:
             image = cropped(image, self._crop)
-        pixels, length = np.asarray(image), self.largest
-        return PreparedImage([self.mark] * length, (image_input(pixels, 0, length),))
+        return np.asarray(image)
 
     def _padded(self, image: Image.Image) -> Image.Image:
         """The image in the middle of a square of the mean colour."""
@@ -92,6 +103,51 @@ def tower_sides(files: ProcessorFiles, image: int, patch: int) -> Size:
 
     pixels = side("image_size", image)
     return pixels, pixels // side("patch_size", patch)
+
+
+BEFORE, NEWLINES = "\n\n", 32  # around an image; the longest run that may be one token
+
+
+class NewlineProcessor:
+    """Prepares images for Gemma 3. Newlines around an image become one token with those of the
+    text, if the tokenizer has one for them.
+
+    newlines   start   image image …   end   newlines
+    """
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        if files.settings.get("do_pan_and_scan"):
+            raise ConfigError("the image processor has do_pan_and_scan, which is not supported")
+        config = files.config
+        side, _ = tower_sides(files, 224, 16)
+        self.largest = files.number(config, "mm_tokens_per_image", 256)
+        older = files.number(config, "boi_token_index", 255_999)
+        self.mark = files.number(config, "boi_token_id", older)
+        older = files.number(config, "eoi_token_index", 256_000)
+        end = files.number(config, "eoi_token_id", older)
+        self._cropped = Cropped(files, side, BILINEAR)
+        newlines = files.encode(BEFORE)
+        self._before, self._after = [*newlines, self.mark], [end, *newlines]
+        self._image, self._joined = files.mark(262_144), joined_newlines(files.encode)
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        pixels, length = self._cropped(image), self.largest
+        tokens = [*self._before, *[self._image] * length, *self._after]
+        inputs = (image_input(pixels, len(self._before), length),)
+        return PreparedImage(tokens, inputs, self._joined)
+
+
+def joined_newlines(encode: Encode) -> dict[tuple[int, int], int]:
+    """For two tokens of newlines, the token of all of them. One has as many as stand around an
+    image."""
+    runs = (encode("\n" * number) for number in range(1, NEWLINES + 1))
+    ids = {number: run[0] for number, run in enumerate(runs, 1) if len(run) == 1}
+    around, found = ids.get(len(BEFORE)), dict[tuple[int, int], int]()
+    for number, id in ids.items():
+        both = ids.get(number + len(BEFORE))
+        if around is not None and both is not None:
+            found[id, around] = found[around, id] = both
+    return found
 
 
 LEAST, MOST = 1, 12  # tiles of an image, unless the files say otherwise

@@ -1,7 +1,7 @@
 """The interface of image processors, and how that of a model is found."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +22,15 @@ RESAMPLE_METHODS = 6
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """Tokens that replace the mark of an image in a prompt, and the encoder's inputs in them."""
+    """Tokens that replace the mark of an image in a prompt, and the encoder's inputs in them.
+
+    joined   for a token at an edge and the one that comes to stand beside it, left and right: the
+             token that a tokenizer has for both together
+    """
 
     tokens: list[int]
     inputs: tuple[ImageInput, ...]
+    joined: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
 
 
 class ImageProcessor(Protocol):

@@ -26,6 +26,7 @@ class AttentionSupport:
     windows         sliding windows
     caps, sinks     soft caps of scores, and sinks
     latents         cells of one vector, which is key and value: see `LatentSizes`
+    whole_images    positions of an image that read each other: see `Batch.ends`
     head_dims       head sizes; empty: all
     dtypes          types of keys and values; empty: all
     plans_on_host   the host must know where rows begin
@@ -38,6 +39,7 @@ class AttentionSupport:
     caps: bool = True
     sinks: bool = True
     latents: bool = False
+    whole_images: bool = False
     head_dims: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     plans_on_host: bool = False
@@ -52,6 +54,7 @@ class AttentionSupport:
             f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
             "sinks": not self.sinks and model.has_sinks,
             "latent attention": not self.latents and model.latent is not None,
+            "images that read themselves": not self.whole_images and model.reads_images_whole,
         }
         return [name for name, is_lacking in found.items() if is_lacking]
 

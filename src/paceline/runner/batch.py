@@ -144,6 +144,7 @@ class Batch:
     adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
     coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
     states: RowStates | None = None  # None: the model has no states
+    ends: Tensor | None = None  # [positions]; see `read_to`; None: attention is causal
 
     @property
     def positions(self) -> int:
@@ -152,6 +153,12 @@ class Batch:
     @property
     def rows(self) -> int:
         return len(self.context)
+
+    @property
+    def read_to(self) -> Tensor:
+        """Behind the last position that each position reads, [positions]: itself, or the last one
+        of its image."""
+        return self.position + 1 if self.ends is None else self.ends
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""

@@ -12,6 +12,7 @@ from paceline.core.multimodal import Embedded, Encoding, ImageContent
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.runner.batch import Batch, Coordinates, ImageEmbeddings
+from paceline.runner.tensors import to_ints
 
 
 class MultimodalEncoder(Protocol):
@@ -72,12 +73,36 @@ class EncoderStore:
         return torch.as_tensor(numbers, dtype=torch.int64, device=self.content.device)
 
 
+def read_ends(batch: Batch, requests: Sequence[Request | None]) -> Tensor:
+    """Behind the last position that each position reads, [positions], if positions of an image read
+    each other. `requests` has that of each row, if it has images."""
+    found, starts = batch.position + 1, to_ints(batch.row_start)
+    for row, request in enumerate(requests):
+        if request is None:
+            continue
+        first, end = int(batch.position[starts[row]]), int(batch.context[row])
+        for image in request.images:
+            begin = max(image.offset, first)
+            if begin < min(image.end, end):
+                assert image.end <= end, "an image that reads itself is computed in one step"
+                at = starts[row] - first
+                found[at + begin : at + image.end] = image.end
+    return found
+
+
 class ResidentImages:
     """The images of resident requests: their embeddings in the store, and, in some models, the
-    coordinates of their positions."""
+    coordinates of their positions, or which positions these read."""
 
-    def __init__(self, store: EncoderStore, coordinates: Coordinates | None = None) -> None:
+    def __init__(
+        self,
+        store: EncoderStore,
+        coordinates: Coordinates | None = None,
+        reads_itself: bool = False,
+    ) -> None:
+        """With `reads_itself`, all positions of an image read each other."""
         self._store, self._coordinates = store, coordinates
+        self._reads_itself = reads_itself
         self._requests: dict[int, Request] = {}  # with images, by slot
 
     def apply(self, plan: Plan) -> None:
@@ -101,7 +126,9 @@ class ResidentImages:
         if not self._requests:
             return batch
         images = self._store.read(plan.embedded, batch.row_start)
-        coordinates = None
+        coordinates = ends = None
         if self._coordinates is not None:
             coordinates = self._coordinates.of(slot, batch.position, batch.row_start)
-        return replace(batch, images=images, coordinates=coordinates)
+        if self._reads_itself and images is not None:
+            ends = read_ends(batch, [self._requests.get(one) for one in to_ints(slot)])
+        return replace(batch, images=images, coordinates=coordinates, ends=ends)

@@ -226,13 +226,13 @@ def build(
         draft = find_draft_weights(rest, load_config, device, progress, source)
         on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)
-    constrained = constrained_requests(
-        source.tokenizer, source.checkpoint.config.vocab, load_config
-    )
-    images = load_images(source.path, source.tokenizer, load_config)
+    sizes = source.checkpoint.config
+    constrained = constrained_requests(source.tokenizer, sizes.vocab, load_config)
+    images = load_images(source.path, source.tokenizer, load_config, sizes.vision is None)
     log_images(images)
-    usual, longest = on.USUAL_TOKENS, source.checkpoint.config.max_position
-    rest = with_encoder_room(rest, images, usual, longest)
+    if sizes.reads_images_whole:
+        rest["disable_chunked_mm_input"] = True  # no position reads one that is not computed
+    rest = with_encoder_room(rest, images, on.USUAL_TOKENS, sizes.max_position)
     rest["model_fingerprint"] = fingerprint(source.checkpoint, device, load_config)
     given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)

@@ -19,6 +19,7 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.decoder_layer import TORCH
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.model_drafter import ModelDrafter
@@ -34,7 +35,7 @@ from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.vision.image_encoder import ImageEncoder
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.runner.weights.eagle3 import DraftWeights, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.device import (
@@ -45,7 +46,7 @@ from paceline.wiring.device import (
     part_of_model,
 )
 from paceline.wiring.memory import free_bytes, kv_groups
-from paceline.wiring.model import DraftWeights, embedding_for
+from paceline.wiring.model import embedding_for
 from paceline.wiring.settings import (
     CPU_DEFAULTS,
     Hardware,
@@ -56,6 +57,7 @@ from paceline.wiring.settings import (
     resolve,
 )
 
+SUPPORT = TORCH
 DEPTH: int = 1  # planning and computing share the same cores
 USUAL_TOKENS: int = CPU_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "native"
@@ -149,7 +151,8 @@ def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
     """Room for embeddings of images."""
     store = EncoderStore(images, torch.zeros(config.encoder_capacity, images.width))
     slots = config.step.max_num_seqs
-    return ResidentImages(store, Coordinates(slots, images.square) if images.square else None)
+    coordinates = Coordinates(slots, images.square) if images.square else None
+    return ResidentImages(store, coordinates, images.reads_itself)
 
 
 def load_model(

@@ -22,7 +22,7 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head, check_embedding
-from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -32,7 +32,7 @@ from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import PACKAGE, Drafter, class_of
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.runner.weights.eagle3 import DraftWeights, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring import memory
@@ -44,7 +44,7 @@ from paceline.wiring.device import (
     part_of_model,
 )
 from paceline.wiring.memory import kv_groups
-from paceline.wiring.model import DraftWeights, embedding_for
+from paceline.wiring.model import embedding_for
 from paceline.wiring.settings import (
     CUDA_DEFAULTS,
     GIB,
@@ -62,6 +62,7 @@ PROPOSERS: Mapping[str, str | type[Drafter]] = {
     "draft_model": CudaDraftModel,
     "eagle3": CudaEagle3,
 }
+SUPPORT = CUDA
 DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
 ATTENTION = "triton"

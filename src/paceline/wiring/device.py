@@ -11,12 +11,13 @@ from paceline.core.masks import TokenMasks
 from paceline.core.settings.config import Config
 from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.eagle3 import DraftWeights
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
-from paceline.wiring.model import DraftWeights
 from paceline.wiring.settings import Hardware
 
 MEASURED_S = 2.0  # after so many seconds no more step times are measured
@@ -49,6 +50,7 @@ class Device(Protocol):
     """A kind of device that models run on. Each is a module of this folder, so that CUDA is
     imported on a GPU alone."""
 
+    SUPPORT: BackendSupport  # what it computes
     USUAL_TOKENS: int  # positions of a step, if the settings do not say
     DEPTH: int  # steps in flight, if the settings do not say
 

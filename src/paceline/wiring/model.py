@@ -21,12 +21,13 @@ from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.proposer import class_of
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
+from paceline.runner.weights.eagle3 import EMBEDDING, DraftWeights, Eagle3Folder
 from paceline.runner.weights.files import open_checkpoint
 from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
 from paceline.runner.weights.weight_format import UNQUANTIZED
 from paceline.text.tokenizer import Tokenizer
+from paceline.wiring.device import device_named
 from paceline.wiring.model_files import download, load_tokenizer
 from paceline.wiring.settings import part_of
 
@@ -70,6 +71,8 @@ def find_checkpoint(
         )
     path = Path(download(name, progress))
     checkpoint = open_checkpoint(path, quantization)
+    if checkpoint.config.vision is not None and lacks(device, checkpoint):
+        checkpoint = open_checkpoint(path, quantization, text_only=True)
     kinds = {"gguf": GGUF, "safetensors": SafetensorsFolder}
     if form != "auto" and not isinstance(checkpoint, kinds[form]):
         raise ConfigError(
@@ -78,7 +81,11 @@ def find_checkpoint(
     return checkpoint, str(path)
 
 
-DraftWeights = Checkpoint | Eagle3Folder
+def lacks(device: str, checkpoint: Checkpoint) -> bool:
+    """Does a device lack a feature of a model?"""
+    return device_named(device).SUPPORT.supports(describe(checkpoint.config)) is not None
+
+
 COMPARED = 2048  # tokens of two vocabularies
 
 

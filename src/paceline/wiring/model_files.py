@@ -101,15 +101,18 @@ def bytes_as_tokens(size: int, chat_template: str) -> Vocabulary:
 log = logging.getLogger(__name__)
 
 
-def load_images(path: str, tokenizer: Tokenizer, load: LoadConfig) -> PromptImages | None:
-    """The reader of images of a model in a folder; None if the model reads none."""
+def load_images(
+    path: str, tokenizer: Tokenizer, load: LoadConfig, text_only: bool = False
+) -> PromptImages | None:
+    """The reader of images of a model in a folder; None if the model reads none. With `text_only`,
+    the model was loaded without them."""
     folder = Path(path).expanduser()
     limit = images_per_prompt(load.limit_mm_per_prompt)
     file = folder / "config.json"
     raw = json_object(file) if file.is_file() else {}
     if "vision_config" not in raw:
         return None
-    if (model := text_part_of(raw)) is not None:
+    if (model := text_part_of(raw, text_only)) is not None:
         return RefusedImages(model)
     if find_spec("PIL") is None:
         raise ConfigError(
@@ -120,17 +123,18 @@ def load_images(path: str, tokenizer: Tokenizer, load: LoadConfig) -> PromptImag
     return reader.ImageReader.load(folder, partial(tokenizer.encode, special=False), limits)
 
 
-def text_part_of(raw: dict[str, Any]) -> str | None:
+def text_part_of(raw: dict[str, Any], text_only: bool) -> str | None:
     """The name of a model of which only the text part is computed; None if it is another one."""
     entries = ConfigEntries(raw, "config.json")
-    return entries.need("architectures")[0] if architecture(entries).is_text_part else None
+    found = architecture(entries, text_only)
+    return entries.need("architectures")[0] if found.is_text_part else None
 
 
 def log_images(images: PromptImages | None) -> None:
     """Warn if images of the model are refused."""
     if isinstance(images, RefusedImages):
         log.warning(
-            "%s: images of this model are not supported; its text part is loaded", images.model
+            "%s: images of this model are not supported here; its text part is loaded", images.model
         )
 
 

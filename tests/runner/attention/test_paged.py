@@ -1,6 +1,6 @@
 import torch
 
-from paceline.runner.attention.paged import Row, grouped, unseen
+from paceline.runner.attention.paged import QueryPositions, Row, grouped
 
 
 def row(count: int, blocks: int, index: int = 0) -> Row:
@@ -38,5 +38,9 @@ def test_every_row_is_in_one_group() -> None:
 
 def test_what_is_out_of_sight() -> None:
     query_at, key_at = torch.tensor([3, 4]), torch.tensor([1, 2, 3, 4, 5])
-    assert unseen(query_at, key_at, None).int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
-    assert unseen(query_at, key_at, 2).int().tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 0, 1]]
+    causal = QueryPositions(query_at, query_at + 1, True)
+    whole = QueryPositions(query_at, torch.tensor([6, 6]), False)
+    assert causal.unseen(key_at, None).int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
+    assert causal.unseen(key_at, 2).int().tolist() == [[1, 0, 0, 1, 1], [1, 1, 0, 0, 1]]
+    assert whole.unseen(key_at, None).int().tolist() == [[0] * 5] * 2
+    assert whole.unseen(key_at, 2).int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]

@@ -21,7 +21,7 @@ class Native(Attention):
     have different heads.
     """
 
-    support = AttentionSupport(latents=True)
+    support = AttentionSupport(latents=True, whole_images=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.
@@ -43,6 +43,7 @@ class NativeStep(Prepared):
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),
+            batch.read_to.long().contiguous(),
             batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
             kv.group,

@@ -19,7 +19,7 @@ SCRATCH_BYTES = 2 << 20  # size of gathered pieces that stay in the processor's 
 class Paged(Attention):
     """Copies contexts into contiguous memory, as torch's GEMMs need."""
 
-    support = AttentionSupport(latents=True)
+    support = AttentionSupport(latents=True, whole_images=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)
@@ -43,6 +43,7 @@ class PagedStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
+        self._positions = QueryPositions(batch.position, batch.read_to, batch.ends is None)
         self._starts = to_ints(batch.row_start)
         self._contexts = to_ints(batch.context)
         self._pieces: dict[tuple[int, int | None], list[ShortRows | LongRow]] = {}
@@ -93,7 +94,7 @@ class PagedStep(Prepared):
         table = self._batch.block_table[self._kv.groups.group[layer]]
         for piece in groups:
             kind = ShortRows if piece[0].count <= SHORT else LongRow
-            yield kind(piece, table, self._batch.position, scratch, window, query)
+            yield kind(piece, table, self._positions, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
         first, end = self._starts[index], self._starts[index + 1]
@@ -124,10 +125,25 @@ def grouped(rows: list[Row], most_blocks: int) -> Iterator[list[Row]]:
         yield group
 
 
-def unseen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
-    """Which keys a query must not see, from positions [..., queries] and [..., keys]."""
-    distance = query_at.unsqueeze(-1) - key_at.unsqueeze(-2)  # [..., queries, keys]
-    return distance < 0 if window is None else (distance < 0) | (distance >= window)
+@dataclass(frozen=True, slots=True, eq=False)
+class QueryPositions:
+    """Positions of queries, and the end of what each reads, [..., queries]."""
+
+    at: Tensor
+    end: Tensor
+    is_causal: bool  # is that itself, for all of them?
+
+    def of(self, index: Tensor | slice) -> "QueryPositions":
+        return QueryPositions(self.at[index], self.end[index], self.is_causal)
+
+    def unseen(self, key_at: Tensor, window: int | None) -> Tensor:
+        """Which keys a query must not see, [..., queries, keys], from their positions
+        [..., keys]."""
+        keys = key_at.unsqueeze(-2)
+        found = keys >= self.end.unsqueeze(-1)
+        if window is not None:
+            found |= self.at.unsqueeze(-1) - keys >= window
+        return found
 
 
 def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
@@ -183,7 +199,7 @@ class ShortRows:
         self,
         rows: list[Row],
         table: Tensor,
-        position: Tensor,
+        positions: QueryPositions,
         scratch: Scratch,
         window: int | None,
         query: Tensor,
@@ -198,9 +214,9 @@ class ShortRows:
         # After its context, a row reads its last block again, which the mask hides.
         entry = torch.minimum(skipped + torch.arange(blocks, device=device), last)
         self._context = GatheredContext(scratch, table[index, entry])
-        query_at = position[first + torch.arange(count, device=device)]  # [rows, count]
+        asked = positions.of(first + torch.arange(count, device=device))  # [rows, count]
         key_at = skipped * size + torch.arange(blocks * size, device=device)  # [rows, cells]
-        mask = mask_of(unseen(query_at, key_at, window), query)  # [rows, count, cells]
+        mask = mask_of(asked.unseen(key_at, window), query)  # [rows, count, cells]
         if count > 1:
             mask = mask.repeat_interleave(query.shape[2], dim=1)
         self._mask = mask.unsqueeze(1)
@@ -237,7 +253,7 @@ class LongRow:
         self,
         rows: list[Row],
         table: Tensor,
-        position: Tensor,
+        positions: QueryPositions,
         scratch: Scratch,
         window: int | None,
         query: Tensor,
@@ -249,9 +265,10 @@ class LongRow:
         first_key = row.skipped * scratch.kv.block_size
         self._cells = row.context - first_key
         self._mask = None
-        if row.count < row.context or (window is not None and window < row.context):
+        is_cut = row.count < row.context or (window is not None and window < row.context)
+        if is_cut or not positions.is_causal:
             key_at = torch.arange(first_key, row.context, device=query.device)
-            self._mask = mask_of(unseen(position[self._span], key_at, window), query)
+            self._mask = mask_of(positions.of(self._span).unseen(key_at, window), query)
 
     def attend(self, query: Tensor, layer: int, rule: ScoreRule, out: Tensor) -> None:
         """The rule has sinks [kv_heads, group]."""

@@ -69,7 +69,7 @@ def explicit_attention(
 class Sdpa(Attention):
     """Gathers each row through its block table, and computes the formula."""
 
-    support = AttentionSupport(latents=True)
+    support = AttentionSupport(latents=True, whole_images=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "SdpaStep":
         return SdpaStep(batch, kv)
@@ -99,10 +99,10 @@ class SdpaStep(Prepared):
             size, count = self._kv.block_size, end - first
             passed = 0 if window is None else max(context - count - window + 1, 0) // size * size
             keys, values = self._context(row, layer, passed, context)
-            distance = self._batch.position[first:end, None] - torch.arange(
-                passed, context, device=query.device
-            )  # [positions of the row, context]
-            unseen = (distance < 0) | (distance >= (window or context))
+            key_at = torch.arange(passed, context, device=query.device)
+            distance = self._batch.position[first:end, None] - key_at
+            unseen = key_at >= self._batch.read_to[first:end, None]
+            unseen |= distance >= (window or context)  # [positions of the row, context]
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
             asked = torch.unflatten(query[first:end].float(), 1, (kv_heads, -1))
             # Torch's GPU kernels misread masks of odd lengths.

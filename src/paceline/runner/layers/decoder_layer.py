@@ -240,6 +240,7 @@ TORCH = BackendSupport(
             "layers.latent.output.biases",
             "vision.deep",
             *FEATURES,
+            "vision.reads_itself",
         }
     )
     | TOWER_FEATURES,

@@ -47,6 +47,7 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=moe",
+            "vision.reads_itself",
         }
     )
     | TOWER_FEATURES,

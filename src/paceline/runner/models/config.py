@@ -218,6 +218,11 @@ class ModelConfig:
         return HeadShape(self.kv_heads, self.head_dim)
 
     @property
+    def reads_images_whole(self) -> bool:
+        """Whether all positions of an image read each other."""
+        return self.vision is not None and self.vision.reads_itself
+
+    @property
     def has_sinks(self) -> bool:
         """Whether each head has a score that takes weight and has no value."""
         return self.traits.sinks
@@ -233,13 +238,15 @@ class ModelConfig:
         raw: Mapping[str, Any],
         images: Mapping[str, Any] = NO_SETTINGS,
         quantization: str = "auto",
+        text_only: bool = False,
     ) -> "ModelConfig":
         """Read the content of a config.json of any version of transformers, and the settings of
         the image processor beside it. Quantized weights are read by the format that is named, or
-        else by that of the file."""
+        else by that of the file. With `text_only`, a model with images is read without them, if it
+        can be."""
         with expected("config.json"):
             whole = ConfigEntries(raw, "config.json")
-            named = hf_config.architecture(whole)
+            named = hf_config.architecture(whole, text_only)
             read = hf_config.of_decoder(whole, named)
             weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)

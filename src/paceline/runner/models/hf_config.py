@@ -32,7 +32,7 @@ class Found:
     name          of the architecture
     traits        with the names of tensors that this file has
     generates     there is a head to logits of tokens
-    is_text_part  the decoder of a model with images that are not supported
+    is_text_part  the decoder alone of a model with images
     ignored       what the names of tensors begin with that are not of the decoder
     """
 
@@ -43,8 +43,9 @@ class Found:
     ignored: tuple[str, ...] = ()
 
 
-def architecture(read: ConfigEntries) -> Found:
-    """ConfigError if there is no architecture of the name in the file."""
+def architecture(read: ConfigEntries, text_only: bool = False) -> Found:
+    """ConfigError if there is no architecture of the name in the file. With `text_only`, a model
+    with images is read without them, if it can be."""
     name = str((read.get("architectures") or [""])[0])
     ending = next((one for one in ENDINGS if name.endswith(one)), "")
     short = name.removesuffix(ending).lower()
@@ -60,6 +61,8 @@ def architecture(read: ConfigEntries) -> Found:
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
     traits = replace(traits, decoder=part.decoder)
+    if part.vision is not None and not text_only:
+        return Found(short, replace(traits, vision=part.vision))
     return Found(short, traits, is_text_part=True, ignored=part.images)
 
 
@@ -74,7 +77,7 @@ def with_decoder(read: ConfigEntries, traits: Traits) -> Traits:
         decoder,
         decoder=traits.decoder,
         vision=traits.vision,
-        text_defaults=traits.text_defaults,
+        defaults=(*decoder.defaults, *traits.defaults),
     )
 
 
@@ -120,8 +123,7 @@ def _text_entries(read: ConfigEntries, found: Found) -> ConfigEntries:
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
         return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
-    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
-    return ConfigEntries({**usual, **given, **whole}, where)
+    return ConfigEntries({"tie_word_embeddings": False, **usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:

@@ -31,6 +31,10 @@ class DecoderNames:
     older_head: str = ""
 
 
+# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
+DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
+
+
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """Names of the norms of a layer in HF's files; empty: there is none.
@@ -77,19 +81,18 @@ class MLPNames:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """The decoder within a model with images, for an architecture whose images are not computed.
+    """The decoder within a model with images, where the images are not computed, or not on every
+    device.
 
     defaults   entries of config.json that its text_config may leave out
     images     what the names of all other tensors begin with
+    vision     the tower that reads images; None: images are not computed
     """
 
     decoder: DecoderNames
     defaults: tuple[tuple[str, Any], ...]
     images: tuple[str, ...]
-
-
-# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
-DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
+    vision: DescribeTower | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,7 @@ class Traits:
     vision             the tower that reads images, if it has one
     text_model         text_config names the architecture of the decoder, which has all other
                        traits; this one, if it names none
-    text_defaults      entries that text_config may leave out
-    text_part          where the decoder is in a model with images that are not supported
+    text_part          where the decoder is in a model with images, if it is a text model too
     states             reads the sizes of layers with a state, if it has such layers
     entries            entries of config.json that it has under other names, or by default
     names              of modules, where they are not those of Llama: pairs of Llama's and its own
@@ -178,7 +180,6 @@ class Traits:
     decoder: DecoderNames = DecoderNames()
     vision: DescribeTower | None = field(default=None, repr=False)
     text_model: str = ""
-    text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
     states: Callable[[ConfigEntries], StateSizes] | None = None
     entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = None

@@ -269,7 +269,8 @@ static void attend_tile(
     struct scores scores, const float *query, int64_t query_stride, int64_t heads, float *out) {
     int64_t head_dim = step->head_dim, size = step->block_size, cell = step->vectors * head_dim;
     int64_t group = heads / step->kv_heads, count = tile[2], at = tile[1];
-    int64_t first = step->position[at], end = first + count, window = scores.window;
+    int64_t first = step->position[at], end = 0, window = scores.window;
+    for (int64_t i = at; i < at + count; i++) end = step->end[i] > end ? step->end[i] : end;
     int64_t seen = window && first + 1 > window ? first + 1 - window : 0;
     const int64_t *table =
         step->table + (step->group[layer] * step->rows + tile[0]) * step->table_width;
@@ -285,12 +286,12 @@ static void attend_tile(
         .scale = scores.scale,
         .cap = scores.cap};
     for (int64_t q = 0; q < count * group; q++) {
-        int64_t index = q / group, head = kv_head * group + q % group, until = first + index + 1;
+        int64_t index = q / group, head = kv_head * group + q % group, next = first + index + 1;
         queries[q] = (struct query){
             .at = query + (at + index) * query_stride + head * head_dim,
             .out = out + ((at + index) * heads + head) * head_dim,
-            .first = window && until > window ? until - window : 0,
-            .end = until,
+            .first = window && next > window ? next - window : 0,
+            .end = step->end[at + index],
             .top = scores.sinks ? scores.sinks[head] : -INFINITY,
             .total = {scores.sinks ? 1.0f : 0.0f}};
         memset(queries[q].out, 0, (size_t)head_dim * sizeof(float));

@@ -8,6 +8,7 @@
 struct step {
     const int64_t *tiles;    /* [tile_count, 3]: row, first position in the batch, positions */
     const int64_t *position; /* [positions]; index in its sequence */
+    const int64_t *end;      /* [positions]; behind the last position of the sequence that it reads */
     const int64_t *cell;     /* [groups, positions]; block * block_size + offset, where it is written */
     const int64_t *table;    /* [groups, rows, table_width]; block of each run of block_size positions */
     const int64_t *group;       /* [layers]; whose table a layer reads */

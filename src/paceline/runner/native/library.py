@@ -28,7 +28,7 @@ class StepStruct(Structure):
     """`struct step` of attention.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tiles", "position", "cell", "table")),
+        *((name, c_void_p) for name in ("tiles", "position", "end", "cell", "table")),
         *((name, c_void_p) for name in ("group", "layer_index", "content")),
         *((name, c_int64) for name in ("positions", "tile_count", "rows", "table_width")),
         *((name, c_int64) for name in ("layers_per_block", "block_size", "vectors", "kv_heads")),

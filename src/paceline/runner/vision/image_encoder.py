@@ -30,11 +30,18 @@ class ImageEncoder:
     square   pixels along each side of what becomes one embedding, where positions have rows and
              columns; 0: a position is one number
     tile     what an image of a fixed size has; None: images have any size
+    reads_itself   all positions of an image read each other
     """
 
     def __init__(
-        self, tower: Tower | None, width: int, square: int = 0, tile: Tile | None = None
+        self,
+        tower: Tower | None,
+        width: int,
+        square: int = 0,
+        tile: Tile | None = None,
+        reads_itself: bool = False,
     ) -> None:
+        self.reads_itself = reads_itself
         self.width, self.tower, self.square, self.tile = width, tower, square, tile
 
     @property
@@ -69,4 +76,4 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
     has_axes = any(one.rope.axes for one in attentions(spec.layers))
     encoder = towers.load(factory, vision) if decides(factory.group) else None
     width, square = spec.width * vision.levels, vision.square if has_axes else 0
-    return ImageEncoder(encoder, width, square, vision.tile)
+    return ImageEncoder(encoder, width, square, vision.tile, vision.reads_itself)

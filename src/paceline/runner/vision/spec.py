@@ -64,8 +64,8 @@ def vision_activation(read: ConfigEntries, default: VisionActivation) -> VisionA
     return found
 
 
-# No field below but `deep` has a default: every backend computes what a tower may have, since
-# towers run in torch on any device. A field with a default is a feature that a backend may lack.
+# Towers run in torch on any device, so every backend computes all fields below. The last two of
+# `TowerSpec` have defaults, since they are features of the decoder that a backend may lack.
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ class VisionSpec(Protocol):
     tile      images have this size; None: any size
     levels    inputs of layers that an embedding is for, one behind the other
     unread    what the names of tensors begin with that the tower does not read
+    reads_itself   in the decoder, all positions of an image read each other
     """
 
     FEATURE: ClassVar[str]
@@ -192,6 +193,9 @@ class VisionSpec(Protocol):
     @property
     def unread(self) -> tuple[str, ...]: ...
 
+    @property
+    def reads_itself(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
@@ -207,6 +211,7 @@ class TowerSpec:
     merge         patches along each side of a square that becomes one embedding
     unread        what the names of tensors begin with that are not read
     deep          what is added to the inputs of the decoder's layers from the second on
+    reads_itself  in the decoder, all positions of an image read each other
     """
 
     FEATURE: ClassVar[str] = "patches"
@@ -224,6 +229,7 @@ class TowerSpec:
     projector: ProjectorSpec
     unread: tuple[str, ...]
     deep: tuple[DeepSpec, ...] = ()
+    reads_itself: bool = False
 
     def __post_init__(self) -> None:
         if self.side is not None and (self.side < 1 or self.side % self.merge):

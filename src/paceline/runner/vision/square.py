@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Any
 
 from paceline.core.errors import ConfigError
@@ -27,7 +28,8 @@ from paceline.runner.vision.spec import (
 IDEFICS3 = VisionTensors("model.vision_model")
 CONNECTOR = VisionTensors("model.connector")
 TOWER = VisionTensors(
-    "model.vision_tower", older=("vision_tower", "vision_tower.vision_model")
+    "model.vision_tower",
+    older=("vision_tower", "vision_tower.vision_model", "model.vision_tower.vision_model"),
 )  # of Llava and of models that are built like it
 PROJECTOR = VisionTensors("model.multi_modal_projector", older=("multi_modal_projector",))
 
@@ -261,6 +263,41 @@ def expect(read: ConfigEntries, key: str, default: str, only: str) -> None:
     """ConfigError if an entry is not the only one that is supported."""
     if (found := read.get(key, default)) != only:
         raise ConfigError(f"{read.where}: {key} is {found!r}; only {only!r} is supported")
+
+
+def gemma3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:
+    """Gemma 3: the means of squares of SigLIP's patches. Positions of an image read each other."""
+    sizes = SquareSizes.of(vision_entries(whole), TOWER, SIGLIP_SIZES)
+    side, width, eps = sizes.side, sizes.width, sizes.eps
+    few = isqrt(whole.number("mm_tokens_per_image", 256))
+    if side % few:
+        raise ConfigError(
+            f"{whole.where}: an image has {side} patches along each side, which must be a multiple "
+            f"of the {few} embeddings there (mm_tokens_per_image)"
+        )
+    table = TOWER.tensor("embeddings.position_embedding.weight", side * side, width)
+    weight = PROJECTOR.tensor("mm_input_projection_weight", width, output)
+    scale = PROJECTOR.tensor("mm_soft_emb_norm.weight", width)
+    return TowerSpec(
+        pixels=PixelScale.of_hf(settings, HALF, HALF),
+        patch=sizes.patches("embeddings.patch_embedding"),
+        side=side,
+        positions=PositionSpec(table, side, "index"),
+        class_token=None,
+        first_norm=None,
+        blocks=sizes.blocks(vision_activation(sizes.read, "gelu_pytorch_tanh")),
+        rope=None,
+        window=None,
+        merge=side // few,
+        projector=ProjectorSpec(
+            norm=TOWER.norm("post_layernorm", width, eps),
+            is_mean=True,
+            merged_norm=VisionNorm(scale, None, eps, offset=1.0),
+            linears=(VisionLinear((weight,), (), None, is_transposed=True),),
+        ),
+        unread=TOWER.names("head."),
+        reads_itself=True,
+    )
 
 
 def internvl(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:

@@ -13,7 +13,7 @@ from paceline.core.system.files import json_object
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.eagle3 import Eagle3Config, describe_head
 from paceline.runner.models.tensor_spec import Shape
-from paceline.runner.weights.checkpoint import compare
+from paceline.runner.weights.checkpoint import Checkpoint, compare
 from paceline.runner.weights.safetensors import files_in
 
 EMBEDDING, TO_TARGET, OF_TARGET = "model.embed_tokens.weight", "d2t", "t2d"
@@ -93,3 +93,6 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+DraftWeights = Checkpoint | Eagle3Folder

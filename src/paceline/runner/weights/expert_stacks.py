@@ -9,11 +9,16 @@ from paceline.runner.models.tensor_spec import Shape, StackedForm, TensorSpec
 
 
 class ExpertStacks:
-    """Finds each expert's part of a stacked tensor, and reads it alone: see `StackedForm`."""
+    """Finds each expert's part of a stacked tensor, and reads it alone: see `StackedForm`.
+
+    Files that newer versions of transformers have saved may have inputs and outputs the other way
+    round, which shows in the sizes.
+    """
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
         found = [(tensor, tensor.stack) for tensor in tensors if tensor.stack is not None]
         self._forms: dict[str, StackedForm] = {tensor.name: form for tensor, form in found}
+        self._wanted = {tensor.name: tensor.shape for tensor, _ in found}
         self._parts: dict[str, set[int]] = {}
         self.types = {form.name: tensor.types for tensor, form in found if tensor.types}
         for _, form in found:
@@ -35,7 +40,7 @@ class ExpertStacks:
                 continue
             experts, *sizes = self._slice(form.name).get_shape()
             if experts == len(self._parts[form.name]):
-                outputs = range(sizes.pop(dim_of(form)))[outputs_of(form)]
+                outputs = range(sizes.pop(self._output_dim(name)))[outputs_of(form)]
                 found[name] = len(outputs), *sizes
         return found
 
@@ -45,7 +50,15 @@ class ExpertStacks:
 
     def read(self, name: str) -> Tensor:
         form = self._forms[name]
-        return self._slice(form.name)[form.part].movedim(dim_of(form), 0)[outputs_of(form)]
+        part = self._slice(form.name)[form.part].movedim(self._output_dim(name), 0)
+        return part[outputs_of(form)]
+
+    def _output_dim(self, name: str) -> int:
+        """The output dimension in the part of an expert."""
+        form, (_, *inputs) = self._forms[name], self._wanted[name]
+        _, *sizes = self._slice(form.name).get_shape()
+        is_turned = form.outputs < 0 and sizes[:-1] != inputs and sizes[1:] == inputs
+        return 0 if is_turned else dim_of(form)
 
     def _slice(self, stored: str) -> Any:
         return self._files[stored].get_slice(stored)
@@ -57,5 +70,5 @@ def outputs_of(form: StackedForm) -> slice:
 
 
 def dim_of(form: StackedForm) -> int:
-    """The output dimension in the part of an expert."""
+    """The output dimension in the part of an expert, as it is published."""
     return form.outputs if form.outputs < 0 else form.outputs - 1

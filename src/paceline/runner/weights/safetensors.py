@@ -27,12 +27,13 @@ DERIVED = ".rotary_emb.inv_freq"  # suffix of derived tensors in old files
 class SafetensorsFolder:
     """A checkpoint in HF's layout. Files stay mapped while the checkpoint is used."""
 
-    def __init__(self, folder: Path, quantization: str = "auto") -> None:
+    def __init__(self, folder: Path, quantization: str = "auto", text_only: bool = False) -> None:
+        """With `text_only`, a model with images is read without them, if it can be."""
         raw = json_object(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists() and "eos_token_id" in (given := json_object(generation)):
             raw = {**raw, "eos_token_id": given["eos_token_id"]}  # chat models list more
-        config = ModelConfig.of_hf(raw, image_settings(folder), quantization)
+        config = ModelConfig.of_hf(raw, image_settings(folder), quantization, text_only)
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._newer = {alias: tensor.name for tensor in described for alias in tensor.aliases}

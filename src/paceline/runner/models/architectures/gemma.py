@@ -1,6 +1,7 @@
 """Gemma: norms on both sides of attention and MLP, and layers with a window."""
 
 from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
+from paceline.runner.vision import square
 
 GEMMA2 = Traits(
     activation="gelu_pytorch_tanh",
@@ -12,7 +13,7 @@ GEMMA2 = Traits(
     score_cap=50.0,
     logit_cap=30.0,
 )
-# Five layers with a window for each one without. Of models with images, the text part is computed.
+# Five layers with a window for each one without.
 GEMMA3 = Traits(
     activation="gelu_pytorch_tanh",
     qk_norm=True,
@@ -23,7 +24,11 @@ GEMMA3 = Traits(
     global_every=6,
     local_theta=10_000.0,
     text_part=TextPart(
-        DecoderNames("model.language_model", older="language_model.model"),
+        DecoderNames(
+            "model.language_model",
+            older="language_model.model",
+            older_head="language_model.lm_head",
+        ),
         defaults=(
             ("vocab_size", 262_208),
             ("num_attention_heads", 8),
@@ -39,8 +44,8 @@ GEMMA3 = Traits(
             "multi_modal_projector.",
             "model.vision_tower.",
             "model.multi_modal_projector.",
-            "language_model.lm_head.",
         ),
+        vision=square.gemma3,
     ),
 )
 # Norms without an offset, of values too; heads of another shape in layers without a window, whose

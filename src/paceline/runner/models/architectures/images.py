@@ -1,7 +1,9 @@
 """Models that read images."""
 
+from dataclasses import replace
 from typing import Any
 
+from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.traits import DecoderNames, Traits
 from paceline.runner.vision import qwen, square
 
@@ -15,6 +17,10 @@ QWEN2_VL = Traits(qkv_bias=True, decoder=NAMES, vision=qwen.qwen2)
 QWEN2_5_VL = Traits(qkv_bias=True, decoder=NAMES, vision=qwen.qwen2_5)
 # the decoder of Qwen3, whose first layers read images too
 QWEN3_VL = Traits(qk_norm=True, decoder=NAMES, vision=qwen.qwen3)
+# the same with experts, which are in one tensor
+QWEN3_VL_MOE = replace(
+    QWEN3_VL, experts=ExpertTraits("mlp", stack=ExpertStack(), shares_sum_to_one=True)
+)
 # any decoder behind a tower
 BEHIND = DecoderNames(
     "model.language_model", older="language_model.model", older_head="language_model.lm_head"
@@ -27,12 +33,12 @@ LLAMA_7B: tuple[tuple[str, Any], ...] = (
     ("max_position_embeddings", 2048),
     ("vocab_size", 32_000),
 )
-LLAVA = Traits(decoder=BEHIND, vision=square.llava, text_model="llama", text_defaults=LLAMA_7B)
+LLAVA = Traits(decoder=BEHIND, vision=square.llava, text_model="llama", defaults=LLAMA_7B)
 INTERNVL = Traits(
     decoder=BEHIND,
     vision=square.internvl,
     text_model="qwen2",
-    text_defaults=(("tie_word_embeddings", True),),
+    defaults=(("tie_word_embeddings", True),),
 )
 ARCHITECTURES = {
     "idefics3": IDEFICS3,
@@ -40,6 +46,7 @@ ARCHITECTURES = {
     "qwen2vl": QWEN2_VL,
     "qwen2_5_vl": QWEN2_5_VL,
     "qwen3vl": QWEN3_VL,
+    "qwen3vlmoe": QWEN3_VL_MOE,
     "llava": LLAVA,
     "internvl": INTERNVL,
 }
