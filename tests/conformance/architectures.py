@@ -82,6 +82,22 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 3.0,
     },
+    "falconh1": {
+        "head_dim": 8,
+        "mamba_d_ssm": 48,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+        "mlp_multipliers": [0.7, 1.2],
+        "ssm_multipliers": [0.5, 1.5, 0.8, 1.1, 0.9],
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 0.6,
+        "key_multiplier": 0.4,
+        "attention_in_multiplier": 1.1,
+        "attention_out_multiplier": 0.8,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.5,
+    },
     "nemotronh": {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
         "num_hidden_layers": 4,
@@ -152,6 +168,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "falconh1": {
+        "norm before gate": {"mamba_rms_norm": True},
+        "norm behind gate": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    },
     "granitemoehybrid": {"no experts": {"num_local_experts": 0, "position_embedding_type": "rope"}},
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},

@@ -112,6 +112,11 @@ def find_draft_weights(
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
     if weights == "model":
         drafts, path = find_checkpoint(name, replace(load_config, quantization="auto"), device, on)
+        if drafts.config.states is not None:
+            raise ConfigError(
+                f"speculative_model is {name!r}, which has layers with states: drafts that are "
+                "rejected would stay in them; use another model"
+            )
         if source is not None:
             model = source.checkpoint.config
             check_vocab(drafts.config, model)

@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import Linear, LinearParts
 from paceline.runner.layers.norm import HeadNorm, Norm, UnscaledNorm, WholeHeadNorm
 from paceline.runner.models.architecture import AttentionSpec, DecoderSpec, HeadNorms
-from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, Multiplier, NormSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbedding, SummedLinear
 from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part
@@ -76,10 +76,12 @@ class LayerFactory(Generic[L_co]):
         weight = self.read(norm.weight) + norm.offset
         return weight.mul_(norm.width**0.5 * self.scale(norm.scale))
 
-    def scale(self, scale: KVScale | None) -> float:
+    def scale(self, scale: KVScale | Multiplier | None) -> float:
         """The factor of weights for a scale that is folded into them."""
         if scale is None:
             return 1.0
+        if isinstance(scale, Multiplier):
+            return scale.weights
         found = float(self.read(scale.tensor))
         if not (0 < found < inf):
             raise ConfigError(f"tensor {scale.tensor.name!r} is {found}; a scale must be positive")
@@ -163,7 +165,11 @@ class LayerFactory(Generic[L_co]):
     def _biases(self, linear: LinearSpec) -> Iterator[Tensor]:
         for bias, scale in zip(linear.biases, linear.scales, strict=True):
             found = self.read(bias)
-            yield found * self.scale(scale) if scale is not None and scale.has_bias else found
+            if isinstance(scale, Multiplier):
+                found = found * scale.biases
+            elif scale is not None and scale.has_bias:
+                found = found * self.scale(scale)
+            yield found
 
     def summed(self, linear: LinearSpec) -> Linear:
         """A linear whose results are summed over ranks, if there are several."""

@@ -12,6 +12,7 @@ from paceline.runner.models.linear_spec import (
     OPTIONAL,
     Activation,
     LinearSpec,
+    Multiplier,
     NormSpec,
 )
 from paceline.runner.models.rope import Rope
@@ -257,11 +258,13 @@ def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[P
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """Factors of the embedding, of what layers add to the residual stream, and of logits."""
+    """Factors of the embedding, of what layers add to the residual stream, of logits, and of what
+    linears compute, by the names of their modules in Llama."""
 
     embedding: float = 1.0
     residual: float = 1.0
     logits: float = 1.0
+    linears: tuple[tuple[str, Multiplier], ...] = ()
 
 
 NO_MULTIPLIERS = Multipliers()

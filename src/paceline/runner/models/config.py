@@ -307,6 +307,7 @@ class ModelConfig:
                 float(read.get("embedding_multiplier", 1.0)),
                 float(read.get("residual_multiplier", 1.0)),
                 float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
+                tuple(read.get("linear_multipliers", ())),
             ),
             global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),

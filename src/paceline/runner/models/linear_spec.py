@@ -53,6 +53,14 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Multiplier:
+    """Factors that are folded into the weights and the biases of a linear."""
+
+    weights: float
+    biases: float
+
+
+@dataclass(frozen=True, slots=True)
 class LinearSpec:
     """One linear. Its outputs are those of several tensors, side by side."""
 
@@ -62,7 +70,9 @@ class LinearSpec:
     # they have no kernel for.
     quantized: tuple[WeightFormat | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
     # The scale that is folded into every weight; none: no scale is.
-    folded: tuple[KVScale | None, ...] = field(default=(), metadata={EVERY_BACKEND: True})
+    folded: tuple[KVScale | Multiplier | None, ...] = field(
+        default=(), metadata={EVERY_BACKEND: True}
+    )
 
     def __post_init__(self) -> None:
         parts = (("biases", self.biases), ("formats", self.quantized), ("scales", self.folded))
@@ -84,7 +94,7 @@ class LinearSpec:
         return self.quantized or (None,) * len(self.weights)
 
     @property
-    def scales(self) -> tuple[KVScale | None, ...]:
+    def scales(self) -> tuple[KVScale | Multiplier | None, ...]:
         """The scale that is folded into every weight, if there is one."""
         return self.folded or (None,) * len(self.weights)
 
@@ -95,7 +105,7 @@ class LinearSpec:
         stored = (
             (weight,) if format is None else format.stored(weight) for weight, format in pairs
         )
-        scales = (scale.tensor for scale in self.folded if scale is not None)
+        scales = (scale.tensor for scale in self.folded if isinstance(scale, KVScale))
         return (*chain.from_iterable(stored), *self.biases, *scales)
 
     @property

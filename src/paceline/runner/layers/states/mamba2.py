@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,13 +29,17 @@ class Mamba2:
         self._speed = factory.read(spec.log_decay).exp_().neg_()  # [heads]
         self._bias = factory.read(spec.time_bias)  # [heads]
         self._skip = factory.read(spec.skip).unsqueeze(1)  # [heads, 1]
+        self._multipliers = None if not spec.multipliers else by_output(spec).to(factory.dtype)
         self._gated = plain if spec.gated_norm is None else normed(factory, spec.gated_norm)
 
     def __call__(self, x: Tensor, rows: StateRows) -> Tensor:
         spec = self._spec
         states, tails = rows.of(self._layer)
         inner, shared = spec.heads * spec.head_dim, spec.groups * spec.state_size
-        gate, mixed, time = split(self._inputs(x), [inner, spec.channels, spec.heads], 1)
+        found = self._inputs(x)
+        if self._multipliers is not None:
+            found.mul_(self._multipliers)
+        gate, mixed, time = split(found, [inner, spec.channels, spec.heads], 1)
         mixed = F.silu(self._convolution(mixed, rows, tails)).float()
         value, key, query = split(mixed, [inner, shared, shared], 1)
         time = F.softplus(time.float() + self._bias).clamp_(*spec.limits).unsqueeze(-1)
@@ -47,6 +52,13 @@ class Mamba2:
         seen = advance(rows, states, Recurrence(query, key, value * time, decay))
         seen.addcmul_(value, self._skip)
         return self._gated(seen.view(len(x), -1).to(x.dtype), gate)
+
+
+def by_output(spec: Mamba2Spec) -> Tensor:
+    """The multipliers of all outputs of `inputs`."""
+    inner, shared = spec.heads * spec.head_dim, spec.groups * spec.state_size
+    sizes = torch.tensor([inner, inner, shared, shared, spec.heads])
+    return torch.tensor(spec.multipliers).repeat_interleave(sizes)
 
 
 def plain(x: Tensor, gate: Tensor) -> Tensor:

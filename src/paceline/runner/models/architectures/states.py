@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
-from paceline.runner.models.hf_config import FULL, PLAIN, STATE
+from paceline.runner.models.hf_config import BOTH, FULL, PLAIN, STATE
+from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
@@ -189,8 +190,42 @@ NEMOTRON_H = Traits(
     ),
     ignored=HEADS_THAT_DRAFT,
 )
+
+
+def falcon_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Each layer has attention and Mamba. Many linears have multipliers."""
+    inside, outside = (float(read.get(f"attention_{way}_multiplier", 1)) for way in ("in", "out"))
+    gate, down = read.get("mlp_multipliers", (1.0, 1.0))
+    before, after = (float(read.get(f"ssm_{way}_multiplier", 1)) for way in ("in", "out"))
+    key = float(read.get("key_multiplier", 1))
+    linears = {  # of inputs, which biases do not have, and of outputs
+        "self_attn.q_proj": (inside, 1.0),
+        "self_attn.k_proj": (inside, key),
+        "self_attn.v_proj": (inside, 1.0),
+        "self_attn.o_proj": (1.0, outside),
+        "mlp.gate_proj": (1.0, float(gate)),
+        "mlp.down_proj": (1.0, float(down)),
+        "mamba.in_proj": (before, 1.0),
+        "mamba.out_proj": (1.0, after),
+    }
+    return {
+        "layer_types": [BOTH] * read.number("num_hidden_layers"),
+        "linear_multipliers": [
+            (name, Multiplier(inputs * outputs, outputs))
+            for name, (inputs, outputs) in linears.items()
+        ],
+        "logit_scale": read.get("lm_head_multiplier"),
+        "rms_norm_eps": read.get("rms_norm_eps", 1e-5),
+        "mamba_rms_norm": read.get("mamba_rms_norm", False),
+        "mamba_norm_before_gate": read.get("mamba_norm_before_gate", True),
+        "projectors_bias": read.get("projectors_bias", False),
+    }
+
+
+FALCON_H1 = Traits(states=mamba2, entries=falcon_entries, names=FEED_FORWARD)
 ARCHITECTURES = {
     "bamba": BAMBA,
+    "falconh1": FALCON_H1,
     "granitemoehybrid": GRANITE_HYBRID,
     "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,

@@ -39,6 +39,7 @@ class LayerTensors:
         paired_heads: int = 0,
         part: int | None = None,
     ) -> LinearSpec:
+        multiplier = dict(self.config.multipliers.linears).get(name)
         name, gguf = self._names(name, gguf)
 
         def one(kind: str, its: Shape) -> TensorSpec:
@@ -49,7 +50,8 @@ class LayerTensors:
         bias = (one("bias", shape[:1]),) if has_bias else ()
         weight = one("weight", shape)
         format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
-        return LinearSpec((weight,), bias, () if format is None else (format,))
+        folded = () if multiplier is None else (multiplier,)
+        return LinearSpec((weight,), bias, () if format is None else (format,), folded)
 
     def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec:
         """A tensor whose whole name this is."""
@@ -115,8 +117,10 @@ def joined(given: Iterable[LinearSpec]) -> LinearSpec:
     """Linears of the same input as one."""
     linears = list(given)
     formats = tuple(format for linear in linears for format in linear.formats)
+    scales = tuple(scale for linear in linears for scale in linear.scales)
     return LinearSpec(
         tuple(weight for linear in linears for weight in linear.weights),
         tuple(bias for linear in linears for bias in linear.biases),
         formats if any(linear.quantized for linear in linears) else (),
+        scales if any(linear.folded for linear in linears) else (),
     )

@@ -1,12 +1,12 @@
 """Mamba-2, as Bamba, Granite 4, Falcon-H1 and Nemotron-H have it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
-from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.linear_spec import EVERY_BACKEND, LinearSpec, NormSpec
 from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
 from paceline.runner.models.tensor_spec import TensorSpec
 
@@ -46,6 +46,7 @@ class Mamba2Spec:
     skip          [heads]
     limits        of times
     gated_norm    None: x * silu(gate)
+    multipliers   of gates, values, keys, queries and times; none: they are 1
     """
 
     FEATURE: ClassVar[str] = "mamba2"
@@ -64,6 +65,7 @@ class Mamba2Spec:
     limits: tuple[float, float]
     gated_norm: GatedNorm | None
     output: LinearSpec
+    multipliers: tuple[float, ...] = field(default=(), metadata={EVERY_BACKEND: True})
 
     @property
     def channels(self) -> int:
@@ -84,6 +86,7 @@ class Mamba2Sizes:
     positions      of the convolution
     has_norm       there is a gated norm
     gates_first    the norm is after the gate
+    multipliers    see `Mamba2Spec`
     layer          what the names of tensors begin with
     """
 
@@ -95,11 +98,13 @@ class Mamba2Sizes:
     positions: int
     eps: float
     has_bias: bool
+    has_output_bias: bool
     has_conv_bias: bool
     limits: tuple[float, float]
     has_norm: bool = True
     gates_first: bool = True
     layer: str = LAYER
+    multipliers: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -135,17 +140,20 @@ class Mamba2Sizes:
             limits=self.limits,
             gated_norm=gated_norm,
             output=tensors.linear(
-                f"{layer}.out_proj", "ssm_out", (self.width, inner), self.has_bias
+                f"{layer}.out_proj", "ssm_out", (self.width, inner), self.has_output_bias
             ),
+            multipliers=self.multipliers,
         )
 
 
 def mamba2(read: ConfigEntries, layer: str = LAYER) -> Mamba2Sizes:
     """The sizes, of which names of tensors begin with `layer`."""
     heads = read.number("mamba_n_heads", 128)
-    dim = read.get("mamba_d_head", "auto")
+    dim, inner = read.get("mamba_d_head", "auto"), read.get("mamba_d_ssm")
     if dim == "auto":
-        dim = read.number("mamba_expand", 2) * read.number("hidden_size") // heads
+        inner = inner or read.number("mamba_expand", 2) * read.number("hidden_size")
+        dim = inner // heads
+    has_bias = bool(read.get("mamba_proj_bias", False))
     return Mamba2Sizes(
         width=read.number("hidden_size"),
         heads=heads,
@@ -154,10 +162,14 @@ def mamba2(read: ConfigEntries, layer: str = LAYER) -> Mamba2Sizes:
         state_size=read.number("mamba_d_state", 256),
         positions=read.number("mamba_d_conv", 4),
         eps=float(read.get("rms_norm_eps", 1e-5)),
-        has_bias=bool(read.get("mamba_proj_bias", False)),
+        has_bias=has_bias,
+        has_output_bias=bool(read.get("projectors_bias", has_bias)),
         has_conv_bias=bool(read.get("mamba_conv_bias", True)),
         limits=time_limits(read.get("time_step_limit", (0.0, float("inf")))),
+        has_norm=read.get("mamba_rms_norm", True),
+        gates_first=not read.get("mamba_norm_before_gate", False),
         layer=layer,
+        multipliers=tuple(map(float, read.get("ssm_multipliers", ()))),
     )
 
 
