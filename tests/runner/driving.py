@@ -39,7 +39,7 @@ def for_states(settings: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
         return settings
     groups = one_group(model.windows)
     blocks = -(-state_bytes(model) // block_bytes(model, settings["block_size"], groups=groups))
-    return {**settings, "state_blocks": blocks, "enable_prefix_caching": False}
+    return {**settings, "state_blocks": blocks}
 
 
 def drive(
