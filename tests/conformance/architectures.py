@@ -41,16 +41,17 @@ MLA: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 6,
 }
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
-    "granite": {
-        "embedding_multiplier": 6.0,
-        "attention_multiplier": 0.1,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 3.0,
-    },
+    "granite": GRANITE,
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
     "qwen2moe": {
         "num_experts": 4,
@@ -59,6 +60,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 20,
     },
     "dots1": CORRECTED,
+    "glm4moe": {**CORRECTED, "attention_bias": True, "use_qk_norm": True},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 16,
+        "moe_num_shared_experts": 2,
+    },
+    "minimaxm2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "hunyuanmoev1": {"num_experts": 4, "moe_topk": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, **GRANITE},
     "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
@@ -115,6 +126,8 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "halves": {"rope_interleave": False, "q_lora_rank": None},
     },
+    "glm4moe": {"no norms of heads": {"use_qk_norm": False, "n_group": 2, "topk_group": 1}},
+    "ernie4_5_moe": {"some layers": {"moe_layer_start_index": 0, "moe_layer_interval": 2}},
     "dots1": {
         "groups of experts": {"n_group": 4, "topk_group": 2},
         "plain shares": {"norm_topk_prob": False},

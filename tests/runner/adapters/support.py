@@ -43,7 +43,7 @@ def write_config(folder: Path, **fields: Any) -> PeftConfig:
     return PeftConfig.read(folder)
 
 
-UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)$")
+UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)(\.|$)|\.moe_statics\.")
 
 
 def write_adapter(folder: Path, config: ModelConfig, seed: int = 0, **fields: Any) -> Path:

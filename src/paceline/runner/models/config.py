@@ -196,7 +196,7 @@ class ModelConfig:
 
     @classmethod
     def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":
-        architecture, traits = named.name, named.traits
+        architecture, traits = named.name, hf_config.of_file(read, named.traits)
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
@@ -239,7 +239,7 @@ class ModelConfig:
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
-            ignored=named.ignored,
+            ignored=(*named.ignored, *traits.ignored, *hf_config.drafting_layers(read, traits)),
             multipliers=Multipliers(
                 float(read.get("embedding_multiplier", 1.0)),
                 float(read.get("residual_multiplier", 1.0)),

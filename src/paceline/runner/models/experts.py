@@ -130,6 +130,7 @@ class ExpertTraits:
     shared             an expert that computes every position; empty: there is none
     shared_gate        its gate; empty: it has none
     correction         of scores; empty: there is none
+    correction_rank    dimensions of its tensor
     scores             what turns the outputs of the router into scores *
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     sums_in_gguf       the same in GGUF files *
@@ -148,6 +149,7 @@ class ExpertTraits:
     shared: str = ""
     shared_gate: str = ""
     correction: str = ""
+    correction_rank: int = 1
     scores: ExpertScores = "softmax"
     shares_sum_to_one: bool = False
     sums_in_gguf: bool = True

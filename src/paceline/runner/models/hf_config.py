@@ -131,6 +131,19 @@ def quantization(read: ConfigEntries, chosen: str) -> Quantization:
     return weight_format.load(name).of_config(config)
 
 
+def of_file(read: ConfigEntries, traits: Traits) -> Traits:
+    """The traits of an architecture, of which some models have no norms of heads."""
+    return replace(traits, qk_norm=bool(read.get("use_qk_norm", traits.qk_norm)))
+
+
+def drafting_layers(read: ConfigEntries, traits: Traits) -> tuple[str, ...]:
+    """What the names of layers that draft tokens begin with: they follow the layers of the model,
+    and are not computed."""
+    first, count = read.number("num_hidden_layers"), read.get("num_nextn_predict_layers", 0)
+    prefix = f"{traits.decoder.prefix}.layers"
+    return tuple(f"{prefix}.{layer}." for layer in range(first, first + count))
+
+
 def ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -211,6 +224,8 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
     """Dimensions of each head that rotate, from the first one on."""
+    if (dims := read.get("rotary_dim")) is not None:
+        return int(dims)
     given = read.get("rope_parameters", {})
     part = given.get("partial_rotary_factor") or read.get("partial_rotary_factor", 1.0)
     return int(head_dim * float(part))

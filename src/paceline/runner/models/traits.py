@@ -134,6 +134,7 @@ class Traits:
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
+    ignored            what the names of tensors begin with that are not computed
     text_part          where the decoder is in a model with images that are not supported
 
     * unless the file says otherwise
@@ -171,6 +172,7 @@ class Traits:
     decoder: DecoderNames = DecoderNames()
     vision: type[VisionConfig] | None = None
     text_part: TextPart | None = None
+    ignored: tuple[str, ...] = ()
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None

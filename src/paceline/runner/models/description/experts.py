@@ -41,7 +41,8 @@ def describe_moe(
     correction = None
     if traits.correction:
         name = f"{traits.block}.{traits.correction}"
-        correction = tensors.vector(name, "exp_probs_b.bias", sizes.count)
+        shape = (1,) * (traits.correction_rank - 1)
+        correction = tensors.vector(name, "exp_probs_b.bias", *shape, sizes.count)
     return MoESpec(
         norm=tensors.residual_norm(config.traits.norms.mlp, config.traits.norms.mlp_in_gguf),
         router=_plain(
