@@ -165,11 +165,36 @@ SMALL_LLAMA = {
     "text_config": {"model_type": "llama"},
     "vision_config": {"hidden_size": 32, "image_size": 64},
 }
+# The width by the number of heads is the size of a head, which transformers assumes.
+WIDE = {"hidden_size": 64}
+SMALL_QWEN = {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64}
 VISION: dict[str, dict[str, Any]] = {
+    "internvl": {
+        "text_config": {"model_type": "qwen2", "tie_word_embeddings": False, **WIDE},
+        "vision_config": {"hidden_size": 32, "num_attention_heads": 4, "image_size": 56},
+        "tie_word_embeddings": False,
+    },
+    "llava": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "image_size": 56,
+            "num_hidden_layers": 2,  # of which the last is not computed
+        },
+    },
     "qwen2_5_vl": {
-        # The width by the number of heads is the size of a head, which transformers assumes.
-        "text_config": {"rope_parameters": MROPE, "hidden_size": 64},
-        "vision_config": {"hidden_size": 32, "num_heads": 4, "out_hidden_size": 64},
+        "text_config": {"rope_parameters": MROPE, **WIDE},
+        "vision_config": SMALL_QWEN,
+    },
+    "qwen2vl": {
+        "text_config": {"rope_parameters": MROPE, **WIDE},
+        "vision_config": {"embed_dim": 32, "hidden_size": 64, "num_heads": 4},
+    },
+    "qwen3vl": {
+        "text_config": {"rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
     },
     "idefics3": SMALL_LLAMA,
     "smolvlm": SMALL_LLAMA,
@@ -241,7 +266,7 @@ def nested(architecture: str, flat: dict[str, Any]) -> dict[str, Any]:
     own = VISION[architecture]
     text = {**flat, **own["text_config"]}
     del text["sliding_window"]
-    return {"text_config": text, "vision_config": {**SMALL_TOWER, **own["vision_config"]}}
+    return {**own, "text_config": text, "vision_config": {**SMALL_TOWER, **own["vision_config"]}}
 
 
 def cases() -> list[Case]:

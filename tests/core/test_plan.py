@@ -22,6 +22,7 @@ from paceline.core.plan import (
     Outputs,
     Plan,
     Rows,
+    StateMoves,
     StepResult,
 )
 from paceline.core.request import Finish, Request
@@ -40,6 +41,7 @@ KEYS = {
     "copies",
     "swap_out",
     "swap_in",
+    "states",
 }
 
 
@@ -104,6 +106,7 @@ def test_a_plan_tells_all_of_itself_by_request_id() -> None:
         "copies": [],
         "swap_out": [],
         "swap_in": [],
+        "states": {},
     }
 
 
@@ -179,6 +182,29 @@ def test_what_is_copied_is_told_in_pairs() -> None:
     assert told["copies"] == [[1, 2], [1, 3]]
     assert (told["swap_out"], told["swap_in"]) == ([[4, 0]], [[5, 6]])
     assert json.loads(json.dumps(told)) == told
+
+
+MOVES = StateMoves(((0, (1, 2)),), ((0, 3),), ((4, (5, 6)),), ((7, (8, 9)),), ((10, 11),))
+
+
+def test_copies_of_states_are_told_by_kind() -> None:
+    told = plan(NO_ROWS, states=MOVES).to_dict()
+    assert told["states"] == {
+        "saves_before": [[0, [1, 2]]],
+        "copies": [[0, 3]],
+        "loads": [[4, [5, 6]]],
+        "saves": [[7, [8, 9]]],
+        "block_copies": [[10, 11]],
+    }
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("name", ["saves_before", "copies", "loads", "saves"])
+def test_a_plan_that_moves_states_is_not_empty(name: str) -> None:
+    moves = StateMoves(**{name: getattr(MOVES, name)})
+    assert not moves.empty
+    assert not plan(NO_ROWS, states=moves).empty
+    assert StateMoves().empty
 
 
 @pytest.mark.parametrize("name", ["copies", "swap_out", "swap_in"])

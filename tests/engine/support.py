@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.trainers import BpeTrainer
 
 from paceline.core.capabilities import Capabilities
-from paceline.core.plan import Candidates, Plan, PromptScores, StepResult
+from paceline.core.plan import Candidates, Plan, StepResult
+from paceline.core.pooling import PromptScores
 from paceline.core.request import Request
 from paceline.engine.api import GenerationRequest, RequestOutput, SamplingParams, TextDelta
 from paceline.engine.components import EngineComponents

@@ -8,7 +8,8 @@ import pytest
 
 from paceline.core.capabilities import Capabilities
 from paceline.core.errors import RequestError
-from paceline.core.plan import Ended, PromptScores
+from paceline.core.plan import Ended
+from paceline.core.pooling import PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.choice_rows import ChoiceRows

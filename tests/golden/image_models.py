@@ -2,6 +2,7 @@
 
 import atexit
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,8 @@ SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>"),
     *("<global-img>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     *TILES,
+    *("<img>", "</img>", "<IMG_CONTEXT>"),
+    *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
 ]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {word: 256 + place for place, word in enumerate(SPECIAL)}
@@ -78,8 +81,65 @@ QWEN: dict[str, Any] = {
     "vision_start_token_id": IDS["<|vision_start|>"],
     "vision_end_token_id": IDS["<|vision_end|>"],
 }
+QWEN2: dict[str, Any] = {
+    **QWEN,
+    "vision_config": {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "mlp_ratio": 2,
+        "patch_size": 4,
+    },
+}
+QWEN3: dict[str, Any] = {
+    **QWEN,
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "intermediate_size": 40,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 2],
+    },
+}
+SQUARE: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "image_size": 28,
+    "patch_size": 7,
+}
+LLAVA: dict[str, Any] = {
+    "text_config": {"model_type": "llama", **TEXT},
+    "vision_config": {"model_type": "clip_vision_model", **SQUARE},
+    "image_token_index": IDS["<image>"],
+    "image_seq_length": 16,
+}
+INTERN: dict[str, Any] = {
+    "text_config": {"model_type": "qwen2", **TEXT},
+    "vision_config": {**SQUARE, "image_size": [24, 24], "patch_size": [4, 4]},
+    "image_token_id": IDS["<IMG_CONTEXT>"],
+    "image_seq_length": 9,
+}
 TILED = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}}
 WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048}
+CROPPED = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+GRID = {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6}
 TURNS = """\
 {%- for message in messages -%}
 <|im_start|>{{ message['role'] }}
@@ -102,16 +162,31 @@ class ImageFamily:
     processor: str
     mark: str
 
+    def inputs(self, processor: Any, ids: Sequence[int], images: Sequence[Pixels]) -> Any:
+        """What transformers reads: our token ids, and the images as its processor prepares them."""
+        found: dict[str, Any] = {"input_ids": torch.tensor([list(ids)])}
+        is_nested = self.sizes is SIGLIP
+        given = [list(images)] if is_nested else list(images)
+        found |= dict(processor(given, return_tensors="pt"))
+        found.pop("num_patches", None)
+        if "image_grid_thw" in found:
+            is_image = found["input_ids"] == self.sizes["image_token_id"]
+            found["mm_token_type_ids"] = is_image.int()
+        return found
 
+
+IN_PROMPT = "<|vision_start|><|image_pad|><|vision_end|>"
+SQUARES = "Qwen2VLImageProcessorPil"
 FAMILIES = {
     family.name: family
     for family in (
         ImageFamily("Idefics3", SIGLIP, TILED, "Idefics3ImageProcessorPil", "<image>"),
         ImageFamily("SmolVLM", SIGLIP, TILED, "SmolVLMImageProcessorPil", "<image>"),
-        ImageFamily(
-            *("Qwen2_5_VL", QWEN, WHOLE, "Qwen2VLImageProcessorPil"),
-            "<|vision_start|><|image_pad|><|vision_end|>",
-        ),
+        ImageFamily("Qwen2VL", QWEN2, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Qwen2_5_VL", QWEN, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Qwen3VL", QWEN3, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
+        ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),
     )
 }
 

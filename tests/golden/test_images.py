@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from paceline import LLM
-from tests.golden.image_models import IDS, ImageModel, Pixels, image_model, random_image
+from tests.golden.image_models import FAMILIES, ImageModel, Pixels, image_model, random_image
 from tests.images.support import encode, file_of
 
 STEPS = 10
@@ -39,17 +38,12 @@ def prompt_of(model: ImageModel, images: Sequence[Pixels], say: str) -> dict[str
 
 def their_tokens(model: ImageModel, ids: Sequence[int], images: Sequence[Pixels]) -> list[int]:
     """What transformers generates from our prompt."""
-    given: dict[str, Any] = {"input_ids": torch.tensor([list(ids)])}
-    if model.family.name == "Qwen2_5_VL":
-        given |= dict(model.processor(list(images), return_tensors="pt"))
-        given["mm_token_type_ids"] = (given["input_ids"] == IDS["<|image_pad|>"]).int()
-    else:
-        given |= dict(model.processor([list(images)], return_tensors="pt"))
+    given = model.family.inputs(model.processor, ids, images)
     found = model.theirs.generate(**given, max_new_tokens=STEPS, do_sample=False)
     return found[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["SmolVLM", "Qwen2_5_VL"])
+@pytest.mark.parametrize("name", [one for one in FAMILIES if one != "Idefics3"])
 def test_tokens_are_those_of_transformers_in_chunks_and_after_preemption(name: str) -> None:
     model = image_model(name)
     shown = [PICTURES[:1], PICTURES[1:], PICTURES[:1], PICTURES[::2], PICTURES[1:2]]

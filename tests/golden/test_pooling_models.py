@@ -214,7 +214,7 @@ def test_the_text_part_of_gemma_3_generates_and_images_are_refused(
         ),
         ("RobertaForTokenClassification", "is not supported"),
         ("DistilRobertaModel", "the nearest is DistilBertModel"),
-        ("Qwen3VLForConditionalGeneration", "models with images are .*qwen2_5_vl"),
+        ("PaliGemmaForConditionalGeneration", "models with images are .*qwen2_5_vl"),
         ("Llama4ForCausalLM", "the nearest is llama; supported models that generate text are"),
     ],
 )

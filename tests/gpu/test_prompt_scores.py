@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler, StepResult
-from paceline.core.plan import Plan, PromptScores
+from paceline.core.plan import Plan
+from paceline.core.pooling import PromptScores
 from paceline.core.sampling import Sampling
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_runner import both, gpu_runner, on_gpu

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.core.errors import RequestError
-from paceline.runner.vision.qwen_config import MEAN, STD
+from paceline.runner.vision.spec import CLIP_MEAN, CLIP_STD
 from tests.golden.image_models import image_model, random_image
 from tests.images.support import encode, reader
 
@@ -25,7 +25,7 @@ def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
     assert pixels.shape == (rows * PATCH, columns * PATCH, 3)
     assert (image.offset, image.length) == (1, rows * columns // MERGE**2)
     assert len(found.token_ids) == image.length + 2
-    scaled = (pixels / 255 - np.array(MEAN)) / np.array(STD)
+    scaled = (pixels / 255 - np.array(CLIP_MEAN)) / np.array(CLIP_STD)
     cut = torch.from_numpy(scaled).view(
         *(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
     )

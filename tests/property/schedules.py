@@ -17,7 +17,6 @@ from paceline.core.multimodal import ImageInput
 from paceline.core.plan import NO_BLOCK, Outputs, Plan, StepResult
 from paceline.core.pooling import CLS, LAST, MEAN, POOLING_KINDS, PooledMean
 from paceline.core.request import Finish, Request, child_label
-from paceline.core.settings.features import AttentionGroup
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.engine.loop.pipeline import MASKED_DEPTH
 from paceline.kv import cache as kv_cache
@@ -85,7 +84,6 @@ class Drive:
     pictured: bool = False  # with images, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
     grouped: bool = False  # with several attention groups, or windows
-    stateful: bool = False  # likewise, and some keep a state of each sequence; without drafts
     moved: bool = False  # with requests that other engines began
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
@@ -143,11 +141,8 @@ class Drive:
         self.settings = self._settings()
         if self.pictured:
             self.settings |= self._encoder_settings()
-        if self.grouped or self.stateful:
+        if self.grouped:
             self.settings |= self._groups()
-        if self.stateful:
-            self.settings |= {"num_speculative_tokens": 0, "lookahead_slots": 0, "swap_space": 0}
-            self.settings |= {"preemption_mode": "recompute"}
         self.pacing = Random(f"pace {self.seed}")
         self.bodies = Random(f"bodies {self.seed}")
         self.settings |= self._pace() | self._shares()
@@ -166,7 +161,7 @@ class Drive:
         if self.loading:
             self.depth = self.host.randint(1, 4)
             lag = self.depth - 1  # copies to the host are as late as they may be
-        self.spoiling = not (self.plain or self.stateful) and self.latest.random() < 0.25
+        self.spoiling = not self.plain and self.latest.random() < 0.25
         self.runner = OracleRunner(
             cache.pool.size,
             cache.block_size,
@@ -314,13 +309,9 @@ class Drive:
             "full": {"kind": "full"},
             "window": {"kind": "sliding_window", "window": window, "count": r.choice([1, 1, 2])},
             "chunk": {"kind": "chunked_local", "window": r.choice([2, size, 3 * size, 7])},
-            "state": {"kind": "state", "count": r.choice([1, 1, 2])},
         }
         layouts = ("full window", "window full", "window", "full chunk", "chunk", "window chunk")
-        layouts = (*layouts, "full window chunk")
-        if self.stateful:
-            layouts = ("full state", "state full", "state", "full window state")
-        groups = [kinds[kind] for kind in r.choice(layouts).split()]
+        groups = [kinds[kind] for kind in r.choice([*layouts, "full window chunk"]).split()]
         row = settings["max_num_batched_tokens"]
         if settings["enable_chunked_prefill"]:
             row = max(r.choice([row, 8, 16]), settings["max_num_seqs"])
@@ -329,11 +320,10 @@ class Drive:
         least = 0
         for one in groups:
             positions, whole = (
-                AttentionGroup(**one).reach + most - 2,
+                one.get("window", 0) + most - 2,
                 -(-settings["max_model_len"] // size),
             )
-            slides = one["kind"] != "full"
-            held = min(whole, -(-positions // size) + 1) if slides else whole
+            held = min(whole, -(-positions // size) + 1) if "window" in one else whole
             least += held * one.get("count", 1)
         return {
             "attention_groups": groups,

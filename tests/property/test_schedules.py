@@ -25,7 +25,6 @@ SEEDS_POOLED = seeds(12)
 SEEDS_REMOTE = seeds(14)
 SEEDS_PICTURED = seeds(16)
 SEEDS_GROUPED = seeds(16)
-SEEDS_STATEFUL = seeds(12)
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -174,16 +173,6 @@ def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
     for trouble in ("cached", "preempted", "drafts", "stale", "retried", "failed", "failed rows"):
         assert seen[trouble], f"no schedule had {trouble}"
     for trouble in ("copies", "beams", "best_of", "swap_out", "swap_in", "refused"):
-        assert seen[trouble], f"no schedule had {trouble}"
-
-
-def test_random_schedules_with_states_keep_the_promises() -> None:
-    """Each position goes on from the state behind the one before it: of hits, forks, requests that
-    were preempted, and steps that were lost."""
-    seen: Counter[str] = Counter()
-    for seed in SEEDS_STATEFUL:
-        seen += drive(seed, stateful=True, constrained=seed % 6 == 0, adapted=seed % 7 == 0)
-    for trouble in ("cached", "preempted", "stale", "retried", "failed", "copies", "beams"):
         assert seen[trouble], f"no schedule had {trouble}"
 
 

@@ -1,17 +1,15 @@
 """KV memory: blocks as bytes, copies of blocks, and memory that is touched late."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.core.errors import ConfigError
 from paceline.core.plan import NO_ROWS, Plan
 from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore, lazy_zeros
-from paceline.runner.models.config import CellShape, Kept, StateShape
-from paceline.runner.models.layer_groups import STATE, layer_groups
+from paceline.runner.models.config import CellShape, Kept
+from paceline.runner.models.layer_groups import layer_groups
 from tests.runner.support import filled_store, tiny
 
 LAYERS, BLOCKS, SIZE, KV_HEADS, HEAD_DIM = 3, 6, 4, 2, 8
@@ -121,26 +119,6 @@ def test_a_layer_may_keep_other_things_of_a_position(cell: CellShape) -> None:
     kv.clear(2, 0)
     blocks.write([2], rows)
     assert torch.equal(kv.content[2, 1], new)
-
-
-def test_a_layer_may_keep_a_state_of_each_sequence() -> None:
-    """It lies in the blocks of its group, so it is copied and moved with them."""
-    config = tiny(num_hidden_layers=4)
-    groups = layer_groups([STATE, None, STATE, None])
-    kept = Kept(config.kept.cell, StateShape(10))
-    kv = KVStore(config, BLOCKS, SIZE, groups=groups, kept=kept)
-    assert groups.windows == (None, STATE)
-    assert kv.block_bytes == KVStore(config, BLOCKS, SIZE, groups=groups).block_bytes
-    first, second = kv.states(0), kv.states(2)
-    assert first.shape == (BLOCKS, 10)
-    first[3], second[3] = torch.arange(10), -torch.arange(10)
-    kv.copy([(3, 4)])
-    blocks = BlockBytes(kv)
-    blocks.write([5], blocks.read([4]))
-    assert kv.states(0)[5].tolist() == list(range(10))
-    assert torch.equal(kv.states(2)[5], -kv.states(0)[5])
-    with pytest.raises(ConfigError, match="no room for a state of 1000 numbers; set block_size to"):
-        KVStore(config, BLOCKS, SIZE, kept=replace(kept, state=StateShape(1000)))
 
 
 CONFIG = tiny()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline import Request, Scheduler, StepResult
-from paceline.core.plan import Plan, PromptScores
+from paceline.core.plan import Plan
+from paceline.core.pooling import PromptScores
 from paceline.core.sampling import Sampling
 from paceline.runner import prompt_reports
 from paceline.runner.models.model import Model

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.plan import NO_TIMINGS
+from paceline.core.events import NO_TIMINGS
 from paceline.engine.api import (
     ChoiceOutput,
     GenerationRequest,

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import ConfigError
-from paceline.core.settings.config import CacheConfig, Config, StepConfig
+from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
 from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import STATE, LayerGroups, layer_groups
+from paceline.runner.models.layer_groups import LayerGroups
 from paceline.wiring.memory import (
     attention_groups,
     free_bytes,
@@ -138,23 +137,3 @@ def test_a_window_that_no_sequence_outgrows_is_full_attention() -> None:
     assert len(kv_groups(gemma3(), PLAIN, 513)) > 1
     config = resolve({"max_model_len": 512}, LoadConfig(), gemma3(), Hardware(2**40))
     assert config.cache.attention_groups == (AttentionGroup(),)
-
-
-def test_layers_with_a_state_are_groups_of_their_own() -> None:
-    groups = layer_groups([STATE, STATE, None, STATE, STATE, 8])
-    assert groups.windows == (None, 8, *[STATE] * 4)
-    windows, state = AttentionGroup("sliding_window", 8), AttentionGroup("state", count=4)
-    assert attention_groups(groups) == (AttentionGroup(), windows, state)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_speculative_tokens": 2}, "drafts that are rejected"),
-        ({"swap_space": 8}, "states are not swapped"),
-        ({"attention_groups": [{"kind": "state", "window": 3}]}, "window of a state .* must be 0"),
-    ],
-)
-def test_what_states_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Config.of(**{"attention_groups": [{"kind": "full"}, {"kind": "state"}], **settings})

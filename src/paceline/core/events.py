@@ -121,3 +121,29 @@ class AllBlocksCleared:
 
 
 CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+Stage = Literal["queue", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long each stage of a request took; a stage that was not reached took 0 s.
+
+    The stages are the whole time, unless another engine had the request and died.
+    """
+
+    queue_s: float = 0.0  # from arrival, or from the move, to the first admission
+    prefill_s: float = 0.0  # from there to the first token
+    decode_s: float = 0.0  # from there to the end
+    total_s: float = 0.0
+    preemptions: int = 0
+    reached: Stage = "decode"  # its last stage
+
+    @property
+    def staged(self) -> bool:
+        """Is it known how the time is divided? It is not if the front end cut the request."""
+        return self.total_s == 0 or self.queue_s + self.prefill_s + self.decode_s > 0
+
+
+NO_TIMINGS = Timings()

@@ -19,13 +19,12 @@ from paceline.core.arrays import (
     token_array,
 )
 from paceline.core.errors import RequestError, StepError
-from paceline.core.events import message
+from paceline.core.events import NO_TIMINGS, Timings, message
 from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded, Encoding
-from paceline.core.pooling import PooledSpan
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Finish, Request, child_label
 
 Kind = Literal["mixed", "prefill", "decode"]
-Stage = Literal["queue", "prefill", "decode"]
 Pairs = tuple[tuple[int, int], ...]
 TokensBySlot = tuple[tuple[int, tuple[int, ...]], ...]
 Blocks = tuple[int, ...]  # of one sequence, by index
@@ -100,14 +99,53 @@ def _each_followed_by(first: tuple[Grown, ...], then: tuple[Grown, ...]) -> tupl
 NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
 
 
+SlotBlocks = tuple[tuple[int, Blocks], ...]  # slots, and the blocks of a state for each
+
+
+@message()
+class StateMoves:
+    """Copies of states, which the device makes in the order of these fields.
+
+    A model with states has a working state for each slot. A row that starts at position 0 begins
+    from zeros, and each row advances the state of its slot. Elsewhere, a state takes
+    `CacheConfig.state_blocks` blocks. An admission behind position 0 has a load or, forked, a copy.
+    """
+
+    saves_before: SlotBlocks = ()  # slot to blocks, before the plan changes anything else
+    copies: Pairs = ()  # slot to slot; all are read before any is written
+    loads: SlotBlocks = ()  # blocks to slot
+    # The rows are computed here. Then, at the positions that they have reached:
+    saves: SlotBlocks = ()  # slot to blocks
+    block_copies: Pairs = ()  # device block to device block: KV of partial blocks
+
+    @property
+    def empty(self) -> bool:
+        return not (self.saves_before or self.copies or self.loads or self.saves)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """The copies as plain data; nothing if there are none."""
+        if self.empty:
+            return {}
+        slots = {"saves_before": self.saves_before, "loads": self.loads, "saves": self.saves}
+        pairs = {"copies": self.copies, "block_copies": self.block_copies}
+        told = {name: [[slot, list(on)] for slot, on in one] for name, one in slots.items()}
+        return told | {name: [list(pair) for pair in one] for name, one in pairs.items()}
+
+
+NO_STATE_MOVES = StateMoves()
+
+
 @message()
 class Plan:
     """The work of one step.
 
-    Before it writes anything else, the device does `copies` between its own blocks, then
-    `swap_out` to the host, then `swap_in` from it, each in the order listed. Then it does
-    `encode`, and computes the rows, in which the positions of `embedded` have what was encoded in
-    this step or before.
+    It lists which slots were `released` and `admitted`, which requests `preempted` and `finished`,
+    what has `grown` or was `chosen`, and rows of some `kind` with the position of their `start`.
+
+    Before it writes anything else, the device does `states.saves_before`, `copies` between its own
+    blocks, then `swap_out` to the host, then `swap_in` from it, each in the order listed. Then it
+    does `states.copies`, `states.loads` and `encode`, and computes the rows, in which the positions
+    of `embedded` have what was encoded in this step or before. The rest of `states` comes last.
 
     Layers that read different positions are in different groups, numbered as in
     `CacheConfig.groups`. All groups take blocks from one pool, and each has a block table of its
@@ -134,11 +172,13 @@ class Plan:
     kind: Kind = "mixed"
     encode: tuple[Encoding, ...] = ()
     embedded: Embedded = NOTHING_EMBEDDED
+    states: StateMoves = NO_STATE_MOVES
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to run, so that no commit is needed."""
-        return not (len(self.rows) or self.copies or self.swap_out or self.swap_in)
+        moved = self.copies or self.swap_out or self.swap_in or not self.states.empty
+        return not (len(self.rows) or moved)
 
     @property
     def total(self) -> int:
@@ -168,6 +208,7 @@ class Plan:
             "copies": [list(pair) for pair in self.copies],
             "swap_out": [list(pair) for pair in self.swap_out],
             "swap_in": [list(pair) for pair in self.swap_in],
+            "states": self.states.to_dict(),
         }
 
     def _new_blocks(self, name: dict[int, str]) -> dict[str, list[list[int]]]:
@@ -191,22 +232,6 @@ class Candidates:
 
     ids: I32  # [rows, most candidates]
     logprob: F32  # [rows, most candidates]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptScores:
-    """How likely the model finds tokens of a prompt that follow each other, each in its place.
-
-    The serial is that of the sequence which computed them. The same ones may be reported again.
-    """
-
-    request_id: str
-    serial: int
-    first: int  # place of the first of these tokens in the prompt; at least 1
-    logprob: F32  # [tokens]
-    rank: I32  # [tokens]; 1 for the likeliest
-    ids: I32  # [tokens, alternatives]; best first
-    values: F32  # [tokens, alternatives]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,29 +335,6 @@ class Choice:
     finish: Finish
     score: float  # log-probability by length, as the request weighs it
     stop_token: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """How long each stage of a request took; a stage that was not reached took 0 s.
-
-    The stages are the whole time, unless another engine had the request and died.
-    """
-
-    queue_s: float = 0.0  # from arrival, or from the move, to the first admission
-    prefill_s: float = 0.0  # from there to the first token
-    decode_s: float = 0.0  # from there to the end
-    total_s: float = 0.0
-    preemptions: int = 0
-    reached: Stage = "decode"  # its last stage
-
-    @property
-    def staged(self) -> bool:
-        """Is it known how the time is divided? It is not if the front end cut the request."""
-        return self.total_s == 0 or self.queue_s + self.prefill_s + self.decode_s > 0
-
-
-NO_TIMINGS = Timings()
 
 
 @message(eq=True)

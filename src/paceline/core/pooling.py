@@ -1,10 +1,10 @@
-"""Embeddings: how a request turns the hidden states of its prompt into one vector."""
+"""What steps report of prompts: hidden states that become one vector, and scores of tokens."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.arrays import F32
+from paceline.core.arrays import F32, I32
 
 LAST, MEAN, CLS = "last", "mean", "cls"
 POOLING_KINDS = (LAST, MEAN, CLS)  # of the last position, of all, of the first
@@ -85,3 +85,19 @@ class PooledMean:
         for layer in self._dense:
             found = layer(found)
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """How likely the model finds tokens of a prompt that follow each other, each in its place.
+
+    The serial is that of the sequence which computed them. The same ones may be reported again.
+    """
+
+    request_id: str
+    serial: int
+    first: int  # place of the first of these tokens in the prompt; at least 1
+    logprob: F32  # [tokens]
+    rank: I32  # [tokens]; 1 for the likeliest
+    ids: I32  # [tokens, alternatives]; best first
+    values: F32  # [tokens, alternatives]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
+from paceline.core.events import Timings
 from paceline.core.multimodal import ImageInput
-from paceline.core.plan import Timings
 from paceline.engine.arguments import AdapterControl
 from paceline.engine.frontend.outputs import (
     Alternative,

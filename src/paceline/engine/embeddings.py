@@ -97,6 +97,8 @@ def pooled(
     """The same prompt, to be embedded as the model does it, with changes of other fields."""
     if defaults.problem:
         raise RequestError(f"this model makes no embeddings: {defaults.problem}; set pooling")
+    if generation.prompt is not None and defaults.prefix:
+        generation = replace(generation, prompt=defaults.prefix + generation.prompt)
     return replace(generation, params=ONE_PASS, pooling=defaults.pooling or LAST, **changes)
 
 

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.core.errors import RequestError
 from paceline.core.multimodal import ImageInput, ImagePrompt
 from paceline.core.system.files import json_object
+from paceline.images.fixed import CropProcessor, GridProcessor
 from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
 from paceline.images.tiles import SquareProcessor, TileProcessor
 
@@ -122,7 +124,11 @@ def bytes_of_url(url: str) -> bytes:
 PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Idefics3ForConditionalGeneration": TileProcessor,
     "SmolVLMForConditionalGeneration": TileProcessor,
+    "Qwen2VLForConditionalGeneration": SquareProcessor,
     "Qwen2_5_VLForConditionalGeneration": SquareProcessor,
+    "Qwen3VLForConditionalGeneration": partial(SquareProcessor, patch=16),
+    "LlavaForConditionalGeneration": CropProcessor,
+    "InternVLForConditionalGeneration": GridProcessor,
 }
 
 

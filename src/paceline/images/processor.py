@@ -75,7 +75,8 @@ class ProcessorFiles:
 
     def mark(self, default: int) -> int:
         """The id of the token for an image."""
-        return self.number(self.config, "image_token_id", default)
+        older = self.number(self.config, "image_token_index", default)
+        return self.number(self.config, "image_token_id", older)
 
     def resample(self, default: int) -> Image.Resampling:
         value = self.settings.get("resample", default)

@@ -1,4 +1,4 @@
-"""Images of Idefics3 and SmolVLM: resized, cut into square tiles, and shown as a whole too."""
+"""Images of Qwen: resized to whole squares; of Idefics3: cut into tiles, and shown as a whole."""
 
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
@@ -17,7 +17,8 @@ BICUBIC = 3
 class SquareProcessor:
     """Prepares images. An image is one input."""
 
-    def __init__(self, files: ProcessorFiles) -> None:
+    def __init__(self, files: ProcessorFiles, patch: int = 14) -> None:
+        """`patch` is the default of the tower, in pixels."""
         settings = files.settings
         size = settings.get("size", {})
         self.mark = files.mark(151_655)
@@ -29,7 +30,7 @@ class SquareProcessor:
         self._least = files.number(settings, "min_pixels", size.get("shortest_edge") or LEAST)
         self._most = files.number(settings, "max_pixels", size.get("longest_edge") or MOST)
         vision = files.vision
-        read = files.number(vision, "patch_size", 14) * files.number(
+        read = files.number(vision, "patch_size", patch) * files.number(
             vision, "spatial_merge_size", 2
         )
         if read != self._square:

@@ -86,7 +86,7 @@ class GroupTables(BlockTables):
         for kind in self.kinds:
             need = -(-tokens // self.block_size)
             if kind.slides:  # whatever position they begin at
-                positions = kind.reach - 1 + self._longest_row
+                positions = kind.window - 1 + self._longest_row
                 need = min(need, -(-(positions - 1) // self.block_size) + 1)
             alike = 0 if kind.slides else shared // self.block_size
             total += need + (width - 1) * (need - alike)

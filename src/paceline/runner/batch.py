@@ -98,10 +98,24 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageEmbeddings:
-    """Embeddings of images, which replace those of tokens."""
+    """Embeddings of images, which replace those of tokens. Some towers have further ones, which are
+    added to the inputs of the layers after the first.
+
+    values   | instead of the token | for layer 1 | for layer 2 |     of `width` each
+    """
 
     at: Tensor  # [n]; indices of positions in the batch
-    values: Tensor  # [n, width]
+    values: Tensor  # [n, levels * width]
+
+    def put_into(self, hidden: Tensor) -> None:
+        """Replace the embeddings of tokens in `hidden` [positions, width]."""
+        hidden[self.at] = self.values[:, : hidden.shape[1]]
+
+    def add_before(self, layer: int, hidden: Tensor) -> None:
+        """Add what there is for the input of this layer, which is not the first."""
+        width = hidden.shape[1]
+        if 0 < layer < self.values.shape[1] // width:
+            hidden[self.at] += self.values[:, layer * width : (layer + 1) * width]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

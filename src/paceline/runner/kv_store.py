@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import Kept, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups
@@ -33,8 +32,7 @@ class KVStore:
                       └ k of every head, then v of every head; or one vector that is both
 
     A block has the positions of all layers of one group, each layer at an index: see
-    `LayerGroups`. With one group, the index of a layer is its number. A layer that keeps a state
-    per sequence has one state at its index: see `states`.
+    `LayerGroups`. With one group, the index of a layer is its number.
 
     A block is contiguous, so swapping or sending it is one copy. A run, the part of a block for one
     layer, is contiguous, so a context is gathered run by run. A cell has k and v, so a position is
@@ -58,13 +56,6 @@ class KVStore:
         of the model."""
         kept = kept or config.kept
         self.cell = kept.cell
-        self.state_values = 0 if kept.state is None else kept.state.values
-        if self.state_values > block_size * self.cell.values:
-            least = -(-self.state_values // self.cell.values)
-            raise ConfigError(
-                f"a block of {block_size} positions has no room for a state of "
-                f"{self.state_values} numbers; set block_size to {least} or more"
-            )
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
         self.groups = groups or LayerGroups.one(config.layers)
@@ -86,11 +77,6 @@ class KVStore:
     @property
     def block_bytes(self) -> int:
         return self.content[0].nbytes
-
-    def states(self, layer: int) -> Tensor:
-        """The states of a layer by block, [blocks, values]."""
-        content = self.content.flatten(2)  # [blocks, layers, values]
-        return content[:, self.groups.index[layer], : self.state_values]
 
     # -- a step -------------------------------------------------------------
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.arrays import I32
-from paceline.core.plan import Plan, PromptScores, StepResult
+from paceline.core.plan import Plan, StepResult
 from paceline.core.pool_spans import PoolSpan, pool_spans, pooled_span
-from paceline.core.pooling import PooledSpan
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Request
 from paceline.runner.batch import Batch
 from paceline.runner.models.model import Model

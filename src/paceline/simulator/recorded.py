@@ -23,7 +23,7 @@ from paceline.simulator.requests import SimulatedRequest
 
 # What a simulation decides by itself, or cannot model.
 UNUSED = (
-    *("attention_groups", "enable_kv_cache_events", "model_fingerprint"),
+    *("attention_groups", "enable_kv_cache_events", "model_fingerprint", "state_blocks"),
     *(one.name for one in fields(SpeculationConfig)),
 )
 

@@ -71,9 +71,6 @@ class OracleRunner:
     The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
     of them; of these rows, those that sample fail.
 
-    A block of a group of states has one value: the digest of the last position that was written
-    there, which the next position reads.
-
     `masks` says which tokens rows may sample, and `groups` which positions layers read.
     """
 
@@ -334,7 +331,6 @@ class OracleRunner:
         self._embed(track)
         before = track.digests[-1] if track.digests else start_digest(track.request)
         digest = extended(track.request, before, track.position, track.tokens[track.position])
-        self._read_states(track)
         self._write(track, track.position, digest)
         track.digests.append(digest)
         track.position += 1
@@ -350,11 +346,8 @@ class OracleRunner:
         assert found == due, f"{name!r} position {position} has the embedding {found}, not {due}"
 
     def _positions_read(self, track: Track, begin: int) -> Iterator[tuple[int, int]]:
-        """What a row reads that began at position `begin`: groups and positions. States are read
-        before they are written, in `_read_states`."""
+        """What a row reads that began at position `begin`: groups and positions."""
         for group, kind in enumerate(self.groups):
-            if kind.kind == "state":
-                continue
             for position in range(kind.unread(begin), track.position):
                 yield group, position
 
@@ -368,27 +361,13 @@ class OracleRunner:
                 f"{self._block(track, group, position)}: stale or foreign KV in group {group}"
             )
 
-    def _read_states(self, track: Track) -> None:
-        """A position goes on from the state behind the one before it."""
-        for group, kind in enumerate(self.groups):
-            if kind.kind == "state" and track.position:
-                last = track.position - 1
-                seen, due = self._seen(track, group, last), of_group(track.digests[last], group)
-                assert seen == due, (
-                    f"{track.request.id!r} position {track.position}, block "
-                    f"{self._block(track, group, last)}: another state in group {group}: {seen}"
-                )
-
     def _seen(self, track: Track, group: int, position: int) -> int:
-        return self.seen(self._block(track, group, position), self._offset(group, position))
+        return self.seen(self._block(track, group, position), position % self.block_size)
 
     def _write(self, track: Track, position: int, digest: int) -> None:
         for group in range(len(self.groups)):
-            block, offset = self._block(track, group, position), self._offset(group, position)
+            block, offset = self._block(track, group, position), position % self.block_size
             self.put(block, offset, of_group(digest, group))
-
-    def _offset(self, group: int, position: int) -> int:
-        return 0 if self.groups[group].kind == "state" else position % self.block_size
 
     def _block(self, track: Track, group: int, position: int) -> int:
         block = track.block(group, position // self.block_size)

@@ -4,7 +4,7 @@ sentence-transformers writes beside it."""
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,6 +74,7 @@ MODES = {
     "cls": CLS,
 }
 ACTIVATIONS = {"Identity": "", "Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}
+PROMPTS = "config_sentence_transformers.json"
 INPUT = "sentence_embedding"  # what a Dense reads and writes
 HEADS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
 FROM_TOKENS = "classifier_from_token"  # in config.json: the tokens for no and yes
@@ -104,6 +105,7 @@ class EmbeddingDefaults:
     labels        names of the classes
     independent   whether a text may have several classes, each with a probability of its own
     pair_template the chat template for two texts; "": one text follows the other
+    prefix        what stands in front of each text to embed
     """
 
     pooling: str = ""
@@ -114,6 +116,7 @@ class EmbeddingDefaults:
     labels: tuple[str, ...] = ()
     independent: bool = False
     pair_template: str = ""
+    prefix: str = ""
 
 
 NO_DEFAULTS = EmbeddingDefaults()
@@ -130,7 +133,7 @@ def embedding_defaults(
     if (tokens := deciding_tokens(folder, architecture, config, modules, token_id)) is not None:
         return reranker(folder, tokens)
     if modules:
-        return followed(folder, modules)
+        return replace(followed(folder, modules), prefix=prefix_in(folder / PROMPTS))
     if encoder_family(architecture) is not None:
         return EmbeddingDefaults(CLS)
     return EmbeddingDefaults(MEAN) if config.get("use_bidirectional_attention") else NO_DEFAULTS
@@ -239,6 +242,19 @@ def followed(folder: Path, modules: list[Module]) -> EmbeddingDefaults:
     return EmbeddingDefaults(pooling, "Normalize" in kinds, problem, dense=tuple(dense))
 
 
+def prefix_in(file: Path) -> str:
+    """The prompt that sentence-transformers puts in front of each text, unless it is asked for
+    another one by name; empty: none."""
+    if not file.is_file():
+        return ""
+    given = json_object(file)
+    name: Any = given.get("default_prompt_name")
+    prompts: Any = given.get("prompts") or {}
+    if name is not None and name not in prompts:
+        raise ConfigError(f"{file} has no prompt {name!r}, which its default_prompt_name names")
+    return "" if name is None else str(prompts[name])
+
+
 def pooling_in(file: Path) -> tuple[str, str]:
     """The pooling that a file asks for, or what is wrong with it."""
     if not file.is_file():
@@ -248,6 +264,8 @@ def pooling_in(file: Path) -> tuple[str, str]:
     newer: Any = given.get("pooling_mode")
     if newer is not None:
         modes = [newer] if isinstance(newer, str) else [str(one) for one in newer]
+    if given.get("include_prompt") is False:
+        return "", f"{file} leaves the prompt out of the pooling, which is not supported"
     if len(modes) == 1 and modes[0] in MODES:
         return MODES[modes[0]], ""
     return "", f"{file} asks for {' and '.join(modes) or 'nothing'}, which is unknown"

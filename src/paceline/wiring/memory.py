@@ -11,7 +11,7 @@ from paceline.kv.cache import KVCache
 from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import STATE, LayerGroups, Window, layer_groups
+from paceline.runner.models.layer_groups import LayerGroups, Window, layer_groups
 
 MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -82,8 +82,6 @@ def attention_groups(groups: LayerGroups) -> tuple[AttentionGroup, ...]:
 def _group(window: Window, count: int) -> AttentionGroup:
     if window is None:
         return AttentionGroup(count=count)
-    if window == STATE:
-        return AttentionGroup("state", count=count)
     return AttentionGroup("sliding_window", window, count)
 
 

@@ -61,6 +61,7 @@ SCHEDULER_ONLY = {
     "model_fingerprint": "an engine finds it from the model's files",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",
+    "state_blocks": "an engine reads it from the model",
 }
 # Names of everything that `LLM` takes. `swap_space` is in GiB, and not in blocks.
 ENGINE_SETTINGS = [

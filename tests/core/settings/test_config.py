@@ -32,6 +32,7 @@ ALL_OTHERWISE: dict[str, Any] = {
         {"kind": "full", "window": 0, "count": 1},
         {"kind": "sliding_window", "window": 8, "count": 5},
     ],
+    "state_blocks": 0,  # more not with these drafts
     "model_fingerprint": "m",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 100,
@@ -414,3 +415,16 @@ def test_more_threads_than_torch_survives_are_refused() -> None:
     assert LoadConfig(threads=1024).threads == 1024
     with pytest.raises(ConfigError, match="threads is 1025; at most 1024"):
         LoadConfig(threads=1025)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_speculative_tokens": 2}, "drafts that are rejected"),
+        ({"swap_space": 8}, "states are not swapped"),
+    ],
+)
+def test_what_states_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
+    assert Config.of(state_blocks=3).cache.state_blocks == 3
+    with pytest.raises(ConfigError, match=message):
+        Config.of(state_blocks=3, **settings)

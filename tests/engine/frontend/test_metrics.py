@@ -1,6 +1,6 @@
 """Metrics: a fold that counts each thing once."""
 
-from paceline.core.plan import Timings
+from paceline.core.events import Timings
 from paceline.engine.frontend.metrics import SECONDS, Lengths, Metrics
 from paceline.engine.loop.figures import Histogram, first_figures
 from paceline.engine.loop.messages import Capacity

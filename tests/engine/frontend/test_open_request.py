@@ -2,7 +2,8 @@
 
 from math import inf
 
-from paceline.core.plan import Choice, Ended, Timings
+from paceline.core.events import Timings
+from paceline.core.plan import Choice, Ended
 from paceline.core.request import Finish
 from paceline.engine.api import Alternative, SamplingParams, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 
-from paceline.core.plan import PromptScores
+from paceline.core.pooling import PromptScores
 from paceline.engine.api import Alternative, PromptLogprob
 from paceline.engine.frontend.entries import PromptEntries
 from tests.engine.support import tokenizer

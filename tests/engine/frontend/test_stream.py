@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import QueueFull, RequestError
-from paceline.core.plan import NO_TIMINGS
+from paceline.core.events import NO_TIMINGS
 from paceline.engine.api import RequestOutput, TextDelta, Usage
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError, QueueFull, RequestError
+from paceline.core.events import NO_TIMINGS
 from paceline.core.multimodal import ImageInput
-from paceline.core.plan import NO_TIMINGS, Candidates, Outputs, Plan, StepResult
+from paceline.core.plan import Candidates, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request
 from paceline.engine.components import EngineComponents
 from paceline.engine.loop.engine import ARRIVALS, Engine

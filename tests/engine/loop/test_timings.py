@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.core.events import Happened, Moment
-from paceline.core.plan import Timings
+from paceline.core.events import Happened, Moment, Timings
 from paceline.core.request import Request, Sequence
 from paceline.engine.loop.turn_report import timings
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline import Request, Scheduler
 from paceline.core.multimodal import Embedded, Encoding, ImageContent, ImageInput
-from paceline.core.plan import Admitted, Grown, Plan, StepResult
+from paceline.core.plan import Admitted, Grown, Plan, StateMoves, StepResult
 from paceline.core.sampling import Sampling
 from paceline.engine.transport.plan_wire import EncodedPlan, PlanReader, PlanWriter
 from paceline.engine.transport.wire import encoder
@@ -70,7 +70,7 @@ def test_a_schedule_runs_on_plans_that_were_sent() -> None:
     assert runner.shared
 
 
-def test_images_and_groups_of_layers() -> None:
+def test_images_groups_of_layers_and_states() -> None:
     none = Scheduler.create().plan(now=0.0).rows
     index, block = np.array([1]), np.array([2], np.int32)
     content = ImageContent.of("image", {"pixels": np.zeros((2, 2))})
@@ -85,6 +85,7 @@ def test_images_and_groups_of_layers() -> None:
         chosen=((1, (7, 8)),),
         encode=(Encoding(1, 0, "x", block),),
         embedded=Embedded(index, block, block),
+        states=StateMoves(((1, (2, 3)),), ((1, 2),), ((3, (4,)),), ((1, (5,)),), ((6, 7),)),
     )
     frame = encoder.encode(PlanWriter().encoded(plan))
     found = PlanReader().plan(msgspec.msgpack.decode(frame, type=EncodedPlan))

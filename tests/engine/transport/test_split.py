@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.plan import Candidates, Ended, PromptScores
-from paceline.core.pooling import PooledSpan
+from paceline.core.plan import Candidates, Ended
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Finish
 from paceline.engine.choice_rows import FRONT_END_SHIFT
 from paceline.engine.loop.messages import Delivery, Refused

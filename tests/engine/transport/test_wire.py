@@ -9,8 +9,10 @@ import pytest
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import ConfigError, PacelineError, QueueFull, RequestError
+from paceline.core.events import Timings
 from paceline.core.multimodal import ImageContent, ImageInput
-from paceline.core.plan import Candidates, Choice, Ended, PromptScores, Timings
+from paceline.core.plan import Candidates, Choice, Ended
+from paceline.core.pooling import PromptScores
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
 from paceline.engine.loop.messages import Delivery, EngineFailed, Question, Refused

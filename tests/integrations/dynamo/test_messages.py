@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.plan import Timings
+from paceline.core.events import Timings
 from paceline.engine.api import (
     Alternative,
     GenerationRequest,

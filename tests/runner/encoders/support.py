@@ -32,6 +32,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
     "MPNet": {"pad_token_id": 1},
+    "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 42},
     "Gemma3": {
         "num_hidden_layers": 3,
         "num_key_value_heads": 1,
@@ -79,6 +80,12 @@ def with_pooling(folder: Path, mode: str, normalized: bool = True) -> None:
     with_modules(folder, "Transformer", "Pooling", *(["Normalize"] if normalized else []))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+
+
+def with_prompts(folder: Path, default: str | None, **prompts: str) -> None:
+    """Write the prompts of sentence-transformers."""
+    content = {"prompts": prompts, "default_prompt_name": default}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(content))
 
 
 def with_modules(folder: Path, *names: str) -> None:

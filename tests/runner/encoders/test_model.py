@@ -11,7 +11,13 @@ import torch
 from paceline import LLM, ConfigError, RequestError
 from paceline.runner.encoders.config import encoder_config
 from paceline.wiring.encoder import completed
-from tests.runner.encoders.support import saved_encoder, tokenizer, with_dense, with_pooling
+from tests.runner.encoders.support import (
+    saved_encoder,
+    tokenizer,
+    with_dense,
+    with_pooling,
+    with_prompts,
+)
 
 TEXTS = ["the cat sat on the mat", "dog", "a dog sat", "the mat", "cats on the dogs on the mat a"]
 LONG = " ".join(["the cat sat on a mat dogs"] * 4)  # longer than windows, and than near distances
@@ -27,6 +33,7 @@ EMBEDDERS = (
 CLASSIFIERS = (
     "BertForSequenceClassification",
     "RobertaForSequenceClassification",
+    "XLMRobertaForSequenceClassification",
     "DistilBertForSequenceClassification",
     "MPNetForSequenceClassification",
     "ModernBertForSequenceClassification",
@@ -40,8 +47,9 @@ def states(model: Any, text: str) -> np.ndarray:
 
 
 def positions(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """MPNet takes token 1 for padding, which is [CLS] here, unless positions are given."""
-    if "MPNet" not in type(model).__name__:
+    """MPNet and XLM-RoBERTa take token 1 for padding, which is [CLS] here, unless positions are
+    given."""
+    if not type(model).__name__.startswith(("MPNet", "XLMRoberta")):
         return {}
     return {"position_ids": torch.arange(2, ids.shape[1] + 2)[None]}
 
@@ -91,6 +99,33 @@ def test_files_of_sentence_transformers_are_followed(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         cut.outputs.embedding, mean[:4] / np.linalg.norm(mean[:4]), atol=1e-4
     )
+
+
+@pytest.mark.parametrize(("default", "before"), [("query", "a dog "), (None, "")])
+def test_the_default_prompt_of_sentence_transformers_is_in_front(
+    tmp_path: Path, default: str | None, before: str
+) -> None:
+    model = saved_encoder(tmp_path, "XLMRobertaModel")
+    with_pooling(tmp_path, "mean_tokens")
+    with_prompts(tmp_path, default, query="a dog ", document="")
+    with LLM(str(tmp_path)) as llm:
+        (output,) = llm.embed(TEXTS[0], progress=False)
+        (given,) = llm.embed({"prompt_token_ids": tokenizer().encode("dog").ids}, progress=False)
+    mean = states(model, before + TEXTS[0]).mean(0)
+    np.testing.assert_allclose(output.outputs.embedding, mean / np.linalg.norm(mean), atol=1e-4)
+    assert len(given.prompt_token_ids) == 3
+
+
+def test_a_prompt_that_cannot_be_followed_is_named(tmp_path: Path) -> None:
+    saved_encoder(tmp_path, "BertModel")
+    with_pooling(tmp_path, "mean_tokens")
+    file = tmp_path / "1_Pooling" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "include_prompt": False}))
+    with LLM(str(tmp_path)) as llm, pytest.raises(RequestError, match="prompt out of the pooling"):
+        llm.embed(LONG, progress=False)
+    with_prompts(tmp_path, "query", document="")
+    with pytest.raises(ConfigError, match="no prompt 'query'"):
+        LLM(str(tmp_path))
 
 
 def test_embeddings_go_through_the_products_behind_the_pooling(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ TENSOR_NAMES = (
 
 DESCRIBED = (MODELS, MODELS / "architectures", MODELS / "description", RUNNER / "encoders")
 # of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
-OTHER_FILES = ("eagle3.py", "qwen_config.py", "siglip_config.py", "gptq.py")
+OTHER_FILES = ("eagle3.py", "qwen.py", "square.py", "gptq.py")
 
 
 def sources() -> Iterator[tuple[str, ast.AST]]:

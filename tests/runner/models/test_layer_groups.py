@@ -31,6 +31,7 @@ from paceline.runner.models.layer_groups import (
 from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.model import Model
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TowerSpec
 from paceline.runner.weights.dummy import Dummy
 from tests.runner.support import tiny
 
@@ -80,14 +81,8 @@ ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
 EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
 NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
-    DecoderSpec,
-    LayerSpec,
-    AttentionSpec,
-    MLPSpec,
-    *EXPERT_SPECS,
-    *NORM_SPECS,
-    *LATENT_SPECS,
-    Rope,
+    *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *LATENT_SPECS),
+    *(*NORM_SPECS, Rope, TowerSpec),
 )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from paceline.runner.models.tensor_spec import Tile
+from paceline.runner.vision.spec import Tile
 from tests.golden.image_models import image_model
 
 

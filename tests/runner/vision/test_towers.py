@@ -11,7 +11,13 @@ from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionCo
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from paceline.core.errors import ConfigError
-from paceline.runner.vision.towers import VisionTower, Windows, load, patch_positions, position_ids
+from paceline.runner.vision.towers import (
+    ImageSquares,
+    VisionTower,
+    Windows,
+    fractions,
+    load,
+)
 from tests.golden.image_models import close, image_model, random_image
 
 
@@ -38,7 +44,7 @@ def test_a_dotted_path_loads_a_tower_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("feature", "message"),
     [
-        ("clip", "no vision tower 'clip': there are siglip, qwen, and dotted paths"),
+        ("clip", "no vision tower 'clip': there are patches, and dotted paths"),
         ("no.such.Tower", "no vision tower 'no.such.Tower': No module named 'no'"),
         (
             "fractions.Fraction",
@@ -72,7 +78,7 @@ def test_windows_of_one_size_are_adjacent() -> None:
 
 
 def test_patches_of_a_square_are_adjacent() -> None:
-    positions = patch_positions(1, 2, 2)
+    positions = ImageSquares(1, 2, 2).positions()
     assert positions[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert positions[1].tolist() == [[0, 2], [0, 3], [1, 2], [1, 3]]
 
@@ -96,9 +102,10 @@ def test_positions_are_rounded_as_in_training(side: int) -> None:
     torch.nn.init.zeros_(theirs.patch_embedding.bias)
     theirs.position_embedding.weight = torch.nn.Parameter(torch.arange(side * side)[:, None] * 1.0)
     found = theirs(torch.zeros(1, 3, side, side), torch.ones(1, side, side, dtype=torch.bool))
-    assert position_ids(side).tolist() == found.flatten().tolist()
+    row = fractions(side)
+    assert (row[:, None] * side + row).flatten().tolist() == found.flatten().tolist()
 
 
 def test_some_patches_have_the_position_of_a_neighbour() -> None:
-    assert len(set(position_ids(32).tolist())) == 32 * 32
-    assert len(set(position_ids(25).tolist())) < 25 * 25
+    assert len(set(fractions(32).tolist())) == 32
+    assert len(set(fractions(25).tolist())) < 25

@@ -7,12 +7,13 @@ import numpy as np
 
 from paceline import Plan, Request
 from paceline.core.multimodal import Embedded, Encoding
-from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows
+from paceline.core.plan import NO_ROWS, Admitted, Grown, Rows, StateMoves
 from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint, listing
 
 DIGESTED = {
     Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
-    "chosen kind encode embedded",
+    "chosen kind encode embedded states",
+    StateMoves: "saves_before copies loads saves block_copies",
     Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block more",
     Encoding: "slot image identity rows",
@@ -36,7 +37,10 @@ def sample_plan() -> Plan:
     grown = Grown(slot, slot, column, (Grown(slot, slot, column),))
     changes = grown, (new,), (5,), ("p",), ("f",), *pairs
     encode = (Encoding(2, 0, "cat", column),)
-    return Plan(7, rows, column, *changes, "mixed", encode, Embedded(slot, column, column))
+    embedded = Embedded(slot, column, column)
+    placed = ((0, (1, 2)),)
+    states = StateMoves(placed, ((0, 3),), placed, placed, ((1, 2),))
+    return Plan(7, rows, column, *changes, "mixed", encode, embedded, states)
 
 
 def altered(value: Any) -> Any:
@@ -56,7 +60,7 @@ def test_the_digest_covers_every_field() -> None:
     for kind, names in DIGESTED.items():
         assert [field.name for field in fields(kind)] == names.split(), "digest the new field too"
     plan = sample_plan()
-    nested = ("rows", "grown", "embedded")
+    nested = ("rows", "grown", "embedded", "states")
     plainly = [name for name in DIGESTED[Plan].split() if name not in nested]
     others = [replace(plan, **{name: altered(getattr(plan, name))}) for name in plainly]
     for name in DIGESTED[Rows].split():
@@ -74,8 +78,11 @@ def test_the_digest_covers_every_field() -> None:
     for name in DIGESTED[Embedded].split():
         value = altered(getattr(plan.embedded, name))
         others.append(replace(plan, embedded=replace(plan.embedded, **{name: value})))
+    for name in DIGESTED[StateMoves].split():
+        value = altered(getattr(plan.states, name))
+        others.append(replace(plan, states=replace(plan.states, **{name: value})))
     digests = [Fingerprint().of(one) for one in (plan, *others)]
-    assert len(set(digests)) == len(digests) == 39
+    assert len(set(digests)) == len(digests) == 44
     assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
     assert Fingerprint().of(sample_plan()) == digests[0]
 
@@ -87,7 +94,7 @@ def test_the_digest_covers_a_field_that_alone_says_something() -> None:
     others = [replace(nothing, **{name: getattr(full, name)}) for name in alone]
     others.append(replace(nothing, kind="prefill"))
     digests = [Fingerprint().of(one) for one in (nothing, *others)]
-    assert len(set(digests)) == len(digests) == 12
+    assert len(set(digests)) == len(digests) == 13
 
 
 def test_shared_rows_give_the_same_digest_as_equal_ones() -> None:

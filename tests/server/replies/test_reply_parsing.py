@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.plan import NO_TIMINGS
+from paceline.core.events import NO_TIMINGS
 from paceline.engine.api import RequestOutput, SamplingParams, TextDelta, Usage
 from paceline.server.replies.reply_parsing import (
     PLAIN_REPLY,

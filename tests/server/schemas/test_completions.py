@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.plan import NO_TIMINGS, Timings
+from paceline.core.events import NO_TIMINGS, Timings
 from paceline.engine.api import Alternative, ChoiceOutput, RequestOutput, TokenLogprob, Usage
 from paceline.server.schemas.completions import (
     IMPOSSIBLE,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.plan import NO_TIMINGS
+from paceline.core.events import NO_TIMINGS
 from paceline.engine.api import RequestOutput, Usage
 from paceline.server.schemas.completions import ChatChunk, Completion
 from paceline.server.schemas.envelope import (

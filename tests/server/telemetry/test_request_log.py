@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.core.plan import Timings
+from paceline.core.events import Timings
 from paceline.engine.api import EngineFailed, RequestOutput, Usage
 from paceline.server.client_headers import ClientHeaders
 from paceline.server.schemas.completions import spent_by

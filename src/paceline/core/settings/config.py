@@ -32,6 +32,8 @@ class CacheConfig:
             recently used.
         enable_kv_cache_events: Record stored and removed blocks for `Scheduler.cache_events`.
         attention_groups: Layers by the positions they read. Engines take them from the model.
+        state_blocks (blocks): Blocks that the state of a sequence takes in the cache; 0: the model
+            keeps no states. Engines take it from the model.
         model_fingerprint: Name of the weights, as part of the keys of cached blocks.
     """
 
@@ -41,12 +43,14 @@ class CacheConfig:
     free_order: FreeOrder = "unsealed_first"
     enable_kv_cache_events: bool = False
     attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
+    state_blocks: int = 0
     model_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))
         check_types(self)
         positive(self, "num_blocks", "block_size")
+        not_negative(self, "state_blocks")
 
     @property
     def groups(self) -> tuple[AttentionGroup, ...]:
@@ -323,7 +327,7 @@ class Config:
             not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
             "max_step_s cuts images, which disable_chunked_mm_input does not allow",
         )
-        if any(one.kind == "state" for one in self.cache.attention_groups):
+        if self.cache.state_blocks:
             drafts, swapped = self.speculation.num_speculative_tokens, self.preemption.swap_space
             require(not drafts, "drafts that are rejected would stay in states; remove them")
             require(not swapped, "states are not swapped; set swap_space to 0")

@@ -9,27 +9,23 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from paceline.core.arrays import I32
 from paceline.core.settings.checks import check_types, not_negative, one_of, positive, require
 
-AttentionKind = Literal["full", "sliding_window", "chunked_local", "state"]
-WINDOWS = ("sliding_window", "chunked_local")
+AttentionKind = Literal["full", "sliding_window", "chunked_local"]
 Positions = TypeVar("Positions", int, I32)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Layers that read the same positions, or that keep a state of each sequence.
+    """Layers that read the same positions.
 
         full              all positions up to its own
         sliding_window    the last `window` positions up to its own
         chunked_local     those of its own chunk: `window` positions, counted from the first one
-        state             the state that the position before it left behind
 
-    All groups of a model have the same number of layers, so a block has the same size in each. A
-    block of states has the state behind the last of its positions that was computed: a full one is
-    where another sequence can go on.
+    All groups of a model have the same number of layers, so a block has the same size in each.
     """
 
     kind: AttentionKind = "full"
-    window: int = 0  # positions of a window or of a chunk; 0 for other kinds
+    window: int = 0  # positions of a window or of a chunk; 0 for full attention
     count: int = 1  # groups of this kind; each has its own block tables
 
     def __post_init__(self) -> None:
@@ -37,9 +33,9 @@ class AttentionGroup:
         check_types(self)
         positive(self, "count")
         require(
-            (self.window > 0) == (self.kind in WINDOWS),
+            (self.window > 0) == self.slides,
             f"the window of a {self.kind} attention group is {self.window}; it must be "
-            f"{'positive' if self.kind in WINDOWS else '0'}",
+            f"{'positive' if self.slides else '0'}",
         )
 
     @property
@@ -47,15 +43,8 @@ class AttentionGroup:
         """Whether a sequence reads its first positions no more when it has grown."""
         return self.kind != "full"
 
-    @property
-    def reach(self) -> int:
-        """Positions that one position reads at most, itself included, if the group slides."""
-        return 2 if self.kind == "state" else self.window
-
     def unread(self, computed: Positions) -> Positions:
         """How many of the first positions no position from `computed` on reads."""
-        if self.kind == "state":
-            return (computed - 1) * (computed >= 1)
         if self.kind == "full":
             return computed * 0
         if self.kind == "sliding_window":

@@ -7,7 +7,7 @@ from typing import Any, cast, overload
 from paceline.core.arrays import I32
 from paceline.core.errors import RequestError
 from paceline.core.multimodal import ImagePrompt
-from paceline.core.plan import PromptScores
+from paceline.core.pooling import PromptScores
 from paceline.core.sampling import Sampling
 from paceline.engine.api import Alternative, GenerationRequest, PromptLogprob, TokenLogprob
 from paceline.engine.frontend.outputs import NamedLogprob

@@ -9,8 +9,9 @@ from uuid import uuid4
 import numpy as np
 
 from paceline.core.errors import PacelineError, PromptTooLong, RequestError
-from paceline.core.plan import Ended, PromptScores, Timings
-from paceline.core.pooling import LAST, PooledMean
+from paceline.core.events import Timings
+from paceline.core.plan import Ended
+from paceline.core.pooling import LAST, PooledMean, PromptScores
 from paceline.core.request import Finish, Request
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows, NewTokens

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from paceline.core.arrays import F64
-from paceline.core.plan import Timings
+from paceline.core.events import Timings
 from paceline.core.request import Finish
 from paceline.engine.loop.figures import TOKENS_PER_STEP, WAITING_FOR_GRAMMAR, Histogram, Report
 

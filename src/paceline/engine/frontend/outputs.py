@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.core.arrays import F32
-from paceline.core.plan import Timings
+from paceline.core.events import Timings
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from paceline.core.arrays import F32, I32, I64
 from paceline.core.errors import PacelineError, QueueFull, RequestError
-from paceline.core.plan import Candidates, Ended, PromptScores
-from paceline.core.pooling import PooledSpan
+from paceline.core.plan import Candidates, Ended
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Request
 from paceline.core.settings.config import Config
 

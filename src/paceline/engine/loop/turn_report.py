@@ -3,9 +3,9 @@
 from collections.abc import Sequence as Row
 from dataclasses import replace
 
-from paceline.core.events import Happened, Moment
-from paceline.core.plan import Candidates, Ended, Outputs, PromptScores, Stage, StepResult, Timings
-from paceline.core.pooling import PooledSpan
+from paceline.core.events import Happened, Moment, Stage, Timings
+from paceline.core.plan import Candidates, Ended, Outputs, StepResult
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Sequence
 from paceline.engine.loop.messages import Delivery, Refused
 from paceline.sched.scheduler import Scheduler

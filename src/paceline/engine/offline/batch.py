@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from paceline.core.adapter import LoRARequest
 from paceline.core.errors import PacelineError, RequestError, RequestFailed
-from paceline.core.plan import NO_TIMINGS
+from paceline.core.events import NO_TIMINGS
 from paceline.engine.api import (
     AsyncEngine,
     ChoiceOutput,

@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import structs
 
 from paceline.core.errors import PacelineError, RequestError
-from paceline.core.plan import NO_OUTPUTS, Ended, Timings
+from paceline.core.events import Timings
+from paceline.core.plan import NO_OUTPUTS, Ended
 from paceline.core.request import Finish, Request
 from paceline.engine.loop.messages import (
     Capacity,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from paceline.core.multimodal import NOTHING_EMBEDDED, Embedded
 from paceline.core.plan import (
+    NO_STATE_MOVES,
     NOTHING_GROWN,
     Admitted,
     Blocks,
@@ -16,6 +17,8 @@ from paceline.core.plan import (
     Pairs,
     Plan,
     Rows,
+    SlotBlocks,
+    StateMoves,
     TokensBySlot,
 )
 from paceline.engine.transport.wire import decode_request, encode_request
@@ -104,6 +107,23 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
         return Admitted(self.slot, request, tokens, *lengths)
 
 
+class EncodedStateMoves(msgspec.Struct, array_like=True, frozen=True):
+    saves_before: SlotBlocks
+    copies: Pairs
+    loads: SlotBlocks
+    saves: SlotBlocks
+    block_copies: Pairs
+
+    @staticmethod
+    def of(moves: StateMoves) -> "EncodedStateMoves":
+        placed = moves.saves_before, moves.copies, moves.loads, moves.saves
+        return EncodedStateMoves(*placed, moves.block_copies)
+
+    def moves(self) -> StateMoves:
+        placed = self.saves_before, self.copies, self.loads, self.saves
+        return StateMoves(*placed, self.block_copies)
+
+
 class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A plan without what only clients want to know, and without images to encode: the process
     that sends plans encodes them for all."""
@@ -120,6 +140,7 @@ class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):
     chosen: TokensBySlot
     kind: Kind
     embedded: tuple[bytes, bytes, bytes] | None
+    states: EncodedStateMoves | None
 
 
 class PlanWriter:
@@ -145,6 +166,7 @@ class PlanWriter:
             plan.chosen,
             plan.kind,
             columns if len(placed) else None,
+            None if plan.states.empty else EncodedStateMoves.of(plan.states),
         )
 
 
@@ -175,6 +197,7 @@ class PlanReader:
             chosen=message.chosen,
             kind=message.kind,
             embedded=placed,
+            states=NO_STATE_MOVES if message.states is None else message.states.moves(),
         )
 
 

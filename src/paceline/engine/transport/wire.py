@@ -18,8 +18,8 @@ from paceline.core.errors import (
     QueueFull,
     RequestError,
 )
-from paceline.core.plan import Candidates, Ended, PromptScores
-from paceline.core.pooling import PooledSpan
+from paceline.core.plan import Candidates, Ended
+from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Request
 from paceline.core.sampling import NO_BIAS, Sampling
 from paceline.engine.loop.messages import (

@@ -107,6 +107,8 @@ class AdaptedStack:
         assert indices is not None, "a step without adapters"
         self._rows.set(indices)
         for number, layer in enumerate(self._layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             seen = layer.attend(hidden, context)

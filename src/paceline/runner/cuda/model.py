@@ -32,6 +32,7 @@ from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
+from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
 # Attention in a graph has one shape for all layers, and so has the store.
@@ -67,11 +68,9 @@ CUDA = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )

@@ -23,6 +23,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,11 +179,10 @@ TORCH = BackendSupport(
             "layers.latent.query_latent.linear.biases",
             "layers.latent.latent.biases",
             "layers.latent.output.biases",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
+            "vision.deep",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value=STORED,
 )
 
@@ -217,6 +217,8 @@ class TorchStack:
         context = self.context(batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
+            if batch.images is not None:
+                batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)

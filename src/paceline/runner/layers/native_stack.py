@@ -26,6 +26,7 @@ from paceline.runner.native.library import (
     MoEStruct,
     library,
 )
+from paceline.runner.vision.spec import TOWER_FEATURES
 
 # `struct decoder` in decoder.c has these once for all layers.
 NATIVE = BackendSupport(
@@ -46,11 +47,9 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=moe",
-            "vision",
-            "vision=siglip",
-            "vision=qwen",
         }
-    ),
+    )
+    | TOWER_FEATURES,
     one_value={
         **STORED,
         "number of heads": lambda layer: [one.heads for one in attentions(layer)],

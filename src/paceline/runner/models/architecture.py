@@ -15,7 +15,8 @@ from paceline.runner.models.linear_spec import (
     NormSpec,
 )
 from paceline.runner.models.rope import Rope
-from paceline.runner.models.tensor_spec import TensorSpec, VisionSpec
+from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.vision.spec import VisionSpec
 
 Part = TypeVar("Part")
 

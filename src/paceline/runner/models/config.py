@@ -13,7 +13,8 @@ from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.traits import Traits, VisionConfig, find
+from paceline.runner.models.traits import Traits, find
+from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -39,18 +40,10 @@ class CellShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StateShape:
-    """What a layer keeps of each sequence instead: so many numbers."""
-
-    values: int
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """What layers keep: cells of positions, and states, if some layers have one."""
+    """What layers keep: a cell of each position."""
 
     cell: CellShape
-    state: StateShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,7 @@ class ModelConfig:
     bos: int | None
     eos: tuple[int, ...]
     latent: LatentSizes | None = None
-    vision: VisionConfig | None = None
+    vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
     quantization: Quantization = UNQUANTIZED
@@ -159,7 +152,7 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head, or a latent vector. No architecture here has states."""
+        """Keys and values of every head, or a latent vector."""
         if self.latent is not None:
             return Kept(CellShape(1, self.latent.width))
         return Kept(CellShape(2 * self.kv_heads, self.head_dim))
@@ -190,9 +183,10 @@ class ModelConfig:
             read = hf_config.of_decoder(whole, named)
             weights = hf_config.quantization(read, quantization)
             found = replace(cls._of_hf(named, read), quantization=weights)
-            if (vision := named.traits.vision) is None:
+            if named.traits.vision is None:
                 return found
-            return replace(found, vision=vision.of_hf(whole, found.width, images))
+            vision = named.traits.vision(whole, found.width, images)
+            return replace(found, vision=vision, ignored=(*found.ignored, *vision.unread))
 
     @classmethod
     def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":

@@ -38,11 +38,12 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     """
     longest = max_model_len or config.max_position
     table = (config.vocab, config.width)
-    head = "lm_head.weight"
-    copies = (head,) if config.tied_embedding else ()
+    head, older = "lm_head.weight", config.traits.decoder.older_head
+    older_heads = (f"{older}.weight",) if older else ()
+    copies = (head, *older_heads) if config.tied_embedding else ()
     name, *aliases = tensor_names(config, "embed_tokens.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
-    own_head = TensorSpec(head, table, GGUFForm(HEAD))
+    own_head = TensorSpec(head, table, GGUFForm(HEAD), aliases=older_heads)
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
@@ -53,7 +54,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
-        vision=None if config.vision is None else config.vision.describe(),
+        vision=config.vision,
     )
 
 

@@ -7,7 +7,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
-from paceline.runner.models.traits import Traits, architectures, nearest_to, unsupported
+from paceline.runner.models.traits import Traits, architectures, find, nearest_to, unsupported
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
@@ -51,11 +51,26 @@ def architecture(read: ConfigEntries) -> Found:
             raise unsupported_name(name, ending)
         return Found(short, traits, generates=ending == TEXT, ignored=IGNORED.get(ending, ()))
     if traits.vision is not None:
-        return Found(short, traits)
+        return Found(short, with_decoder(read, traits))
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
     traits = replace(traits, decoder=part.decoder)
     return Found(short, traits, is_text_part=True, ignored=part.images)
+
+
+def with_decoder(read: ConfigEntries, traits: Traits) -> Traits:
+    """The traits of a model with images, whose decoder may be of an architecture that text_config
+    names."""
+    if not traits.text_model:
+        return traits
+    named = str(read.get("text_config", {}).get("model_type") or traits.text_model)
+    decoder = find(named.removesuffix("_text").replace("_", ""))
+    return replace(
+        decoder,
+        decoder=traits.decoder,
+        vision=traits.vision,
+        text_defaults=traits.text_defaults,
+    )
 
 
 def unsupported_name(name: str, ending: str) -> ConfigError:
@@ -90,10 +105,11 @@ def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
         return ConfigEntries({**dict(found.traits.defaults), **read.raw}, read.where)
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
     where = f"{read.where}, text_config"
+    given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
-        given = {key: value for key, value in text.items() if value is not None}
         return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
-    return ConfigEntries({**text, "tie_word_embeddings": False, **whole}, where)
+    usual = {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
+    return ConfigEntries({**usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
@@ -219,7 +235,9 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    return found if sections is None else found.with_sections(sections)
+    if sections is None:
+        return found
+    return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import repeat
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec
@@ -83,9 +83,7 @@ def _features(part: Any, path: str) -> Iterator[str]:
 
 SPREAD = 1.25  # windows whose numbers of layers differ by less have one group each
 
-STATE: Literal["state"] = "state"
-# What a layer reads: so many positions, its own included; None: all; or the state of its sequence.
-Window = int | Literal["state"] | None
+Window = int | None  # positions that a position reads, itself included; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,5 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
 
 
 def _order(window: Window) -> tuple[int, int]:
-    """Full attention first, then windows, the shortest first, then states."""
-    if window is None:
-        return 0, 0
-    return (2, 0) if window == STATE else (1, window)
+    """Full attention first, then windows, the shortest first."""
+    return (0, 0) if window is None else (1, window)

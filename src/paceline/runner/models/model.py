@@ -92,7 +92,8 @@ class Model:
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
-            hidden[batch.images.at] = self._shared(batch.images.values)
+            self._shared(batch.images.values)
+            batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
         return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
 

@@ -60,14 +60,19 @@ class RopeChoice:
     def padded(self, pairs: int) -> "RopeChoice":
         return RopeChoice(self.short.padded(pairs), self.long.padded(pairs), self.limit)
 
-    def with_sections(self, sections: Sequence[int]) -> "RopeChoice":
-        """The first pairs rotate by the first coordinate of a position, the next by the second …"""
-        axes = tuple(axis for axis, pairs in enumerate(sections) for _ in range(pairs))
-        if len(sections) != AXES or len(axes) != len(self.long.frequencies):
+    def with_sections(self, sections: Sequence[int], is_interleaved: bool = False) -> "RopeChoice":
+        """So many pairs rotate by the first coordinate of a position, so many by the second … They
+        stand one behind the other, or take turns for as long as the second and third last."""
+        pairs = len(self.long.frequencies)
+        if len(sections) != AXES or sum(sections) != pairs:
             raise ConfigError(
-                f"mrope_section is {list(sections)!r}; it must have {AXES} numbers, of "
-                f"{len(self.long.frequencies)} pairs together"
+                f"mrope_section is {list(sections)!r}; it must have {AXES} numbers, of {pairs} "
+                "pairs together"
             )
+        axes = tuple(axis for axis, number in enumerate(sections) for _ in range(number))
+        if is_interleaved:
+            turns = ((pair, pair % AXES) for pair in range(pairs))
+            axes = tuple(axis if pair < AXES * sections[axis] else 0 for pair, axis in turns)
         return RopeChoice(replace(self.short, axes=axes), replace(self.long, axes=axes), self.limit)
 
 

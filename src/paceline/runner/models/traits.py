@@ -1,17 +1,17 @@
 """Traits that all models of an architecture have in common."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
 from paceline.runner.models.linear_spec import Activation
-from paceline.runner.models.tensor_spec import VisionSpec
+from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
 NEAR = 0.65  # how alike a name must be to be the nearest one
@@ -21,11 +21,13 @@ NEAR = 0.65  # how alike a name must be to be the nearest one
 class DecoderNames:
     """Prefix of the decoder's tensors in HF's files.
 
-    `older` is the prefix in files of older versions of transformers; empty: the same.
+    `older` is the prefix in files of older versions of transformers, and `older_head` the head;
+    empty: the same.
     """
 
     prefix: str = "model"
     older: str = ""
+    older_head: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +87,8 @@ class TextPart:
     images: tuple[str, ...]
 
 
-class VisionConfig(Protocol):
-    """The sizes of a vision tower."""
-
-    @classmethod
-    def of_hf(
-        cls, whole: ConfigEntries, output: int, settings: Mapping[str, Any]
-    ) -> "VisionConfig":
-        """Read a config.json and the settings of the image processor. `output` is the width of the
-        decoder."""
-        ...
-
-    def describe(self) -> VisionSpec: ...
+# Describes a tower by config.json, the width of the decoder, and settings of the image processor.
+DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +127,9 @@ class Traits:
     decoder            what the names of its tensors begin with
     vision             the tower that reads images, if it has one
     ignored            what the names of tensors begin with that are not computed
+    text_model         text_config names the architecture of the decoder, which has all other
+                       traits; this one, if it names none
+    text_defaults      entries that text_config may leave out
     text_part          where the decoder is in a model with images that are not supported
 
     * unless the file says otherwise
@@ -170,7 +165,9 @@ class Traits:
     fused_gate_up: bool = False
     paired_in_gguf: bool = False
     decoder: DecoderNames = DecoderNames()
-    vision: type[VisionConfig] | None = None
+    vision: DescribeTower | None = field(default=None, repr=False)
+    text_model: str = ""
+    text_defaults: tuple[tuple[str, Any], ...] = ()
     text_part: TextPart | None = None
     ignored: tuple[str, ...] = ()
 

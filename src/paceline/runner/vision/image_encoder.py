@@ -10,12 +10,12 @@ from paceline.core.multimodal import ImageContent
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec, attentions
-from paceline.runner.models.tensor_spec import Tile
 from paceline.runner.parallel.group import decides
 from paceline.runner.tensors import from_numpy
 from paceline.runner.vision import towers
+from paceline.runner.vision.spec import Tile
 
-# Images [height, width, channels] in bytes to embeddings [n, width of the decoder] each.
+# Images [height, width, channels] in bytes to embeddings [n, width] each.
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]
 
 CHANNELS = 3
@@ -26,6 +26,7 @@ class ImageEncoder:
     """A vision tower behind the interface of the encoder store.
 
     tower    None on ranks other than 0, which encodes for all
+    width    of an embedding: that of the decoder, or of several inputs of layers, side by side
     square   pixels along each side of what becomes one embedding, where positions have rows and
              columns; 0: a position is one number
     tile     what an image of a fixed size has; None: images have any size
@@ -66,6 +67,6 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
     if (vision := spec.vision) is None:
         return None
     has_axes = any(one.rope.axes for one in attentions(spec.layers))
-    square = vision.patch.weights[0].shape[-1] * vision.merge if has_axes else 0
     encoder = towers.load(factory, vision) if decides(factory.group) else None
-    return ImageEncoder(encoder, spec.width, square, vision.tile)
+    width, square = spec.width * vision.levels, vision.square if has_axes else 0
+    return ImageEncoder(encoder, width, square, vision.tile)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.plan import Pairs, Plan, Rows
+from paceline.core.plan import NO_STATE_MOVES, Pairs, Plan, Rows, StateMoves
 from paceline.core.settings.config import Config
 from paceline.sched.replay.records import RecordingError
 from paceline.sched.replay.state.decoder import Decoder, Layout
@@ -15,30 +15,45 @@ from paceline.sched.scheduler import Scheduler
 REMEMBERED = 1024  # steps without rows
 
 
+@dataclass(frozen=True, slots=True)
+class ListedCopies:
+    """Blocks and states that a plan copies."""
+
+    blocks: Pairs
+    states: StateMoves
+
+    @staticmethod
+    def of(plan: Plan) -> "ListedCopies":
+        return ListedCopies(plan.copies + plan.swap_out + plan.swap_in, plan.states)
+
+
+NO_COPIES = ListedCopies((), NO_STATE_MOVES)
+
+
 class PlansInFlight:
     """Plans in flight by step, until they are committed or given up.
 
-    Block copies of steps without rows are remembered longer: a caller may commit such a step
-    twice, and the scheduler treats it differently if its plan was empty.
+    Copies of steps without rows are remembered longer: a caller may commit such a step twice, and
+    the scheduler treats it differently if its plan was empty.
     """
 
     def __init__(self) -> None:
         self._plans: dict[int, Plan] = {}
-        self._moves: dict[int, Pairs] = {}  # of steps that had no rows
+        self._moves: dict[int, ListedCopies] = {}  # of steps that had no rows
 
     def add(self, plan: Plan) -> None:
         if plan.empty:
             return
         self._plans[plan.step] = plan
         if not len(plan.rows):
-            self._moves[plan.step] = plan.copies + plan.swap_out + plan.swap_in
+            self._moves[plan.step] = ListedCopies.of(plan)
             if len(self._moves) > REMEMBERED:
                 del self._moves[next(iter(self._moves))]
 
     def to_commit(self, step: int, rows: int) -> Plan:
         """The plan of a step, or a stand-in if it is no longer in flight."""
         plan = self._plans.get(step)
-        return plan if plan is not None else stand_in(step, rows, self._moves.get(step, ()))
+        return plan if plan is not None else stand_in(step, rows, self._moves.get(step, NO_COPIES))
 
     def committed(self, step: int) -> None:
         self._plans.pop(step, None)
@@ -55,14 +70,13 @@ class PlansInFlight:
         return plan
 
 
-def stand_in(step: int, rows: int, copies: Pairs = ()) -> Plan:
+def stand_in(step: int, rows: int, moves: ListedCopies = NO_COPIES) -> Plan:
     """A stand-in for a plan that is not in flight, with the parts that a scheduler reads."""
     none, names = np.zeros(rows, np.int32), np.full(rows, "", object)
     slot, serial = none.astype(np.intp), none.astype(np.int64)
     samples = none.astype(np.bool_)
-    return Plan(
-        step, Rows(slot, none, serial, names, none, none, none, samples), none, copies=copies
-    )
+    made = Rows(slot, none, serial, names, none, none, none, samples)
+    return Plan(step, made, none, copies=moves.blocks, states=moves.states)
 
 
 WRONG = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from paceline.core.plan import NO_ROWS, Admitted, Grown, Plan, Rows
+from paceline.core.plan import NO_ROWS, Admitted, Grown, Plan, Rows, StateMoves
 from paceline.sched.replay.records import LENGTH, STEP, arguments, column
 
 PARTS = ("rows", "positions", "blocks", "changes")
@@ -42,7 +42,8 @@ def changes_part(plan: Plan) -> bytes:
     tokens = [column(new.tokens) for new in plan.admitted]
     left = plan.released, plan.preempted, plan.finished
     moved = plan.copies, plan.swap_out, plan.swap_in, plan.chosen, plan.kind
-    return part(arguments(came, *left, *moved), *tokens, *encoder_pieces(plan))
+    further = (*encoder_pieces(plan), *state_pieces(plan.states))
+    return part(arguments(came, *left, *moved), *tokens, *further)
 
 
 def encoder_pieces(plan: Plan) -> list[bytes]:
@@ -52,6 +53,14 @@ def encoder_pieces(plan: Plan) -> list[bytes]:
     named = [(one.slot, one.image, one.identity, one.rows.tolist()) for one in plan.encode]
     read = plan.embedded
     return [arguments(named), *map(column, (read.row, read.offset, read.source))]
+
+
+def state_pieces(moves: StateMoves) -> list[bytes]:
+    """The copies of states; empty without states."""
+    if moves.empty:
+        return []
+    placed = moves.saves_before, moves.copies, moves.loads, moves.saves
+    return [arguments(*placed, moves.block_copies)]
 
 
 NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())
@@ -72,7 +81,7 @@ class Fingerprint:
         came, grew = plan.admitted, len(plan.grown.block) or plan.grown.more
         changed = came or plan.released or plan.preempted or plan.finished or plan.chosen
         moved = plan.copies or plan.swap_out or plan.swap_in or plan.kind != "mixed"
-        moved = moved or len(plan.embedded)
+        moved = moved or len(plan.embedded) or not plan.states.empty
         return b"".join(
             (
                 self._rows_part,
