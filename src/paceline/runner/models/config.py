@@ -247,8 +247,9 @@ class ModelConfig:
         name = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
-        traits = find(architecture)
-        heads, layers = read.number("attention.head_count"), read.number("block_count")
+        traits = gguf_config.of_file(find(architecture), tensors)
+        drafting = read.get("nextn_predict_layers", 0)
+        heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.
         is_widest = layers == GEMMA_27B_LAYERS.get(architecture)
@@ -287,4 +288,5 @@ class ModelConfig:
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
             multipliers=gguf_config.multipliers(read, traits),
+            ignored=tuple(f"blk.{layers + layer}." for layer in range(drafting)),
         )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
-from paceline.runner.models.traits import QKNorms, Traits
+from paceline.runner.models.traits import NormNames, QKNorms, Traits
 
 MIXTRAL_EXPERTS = ExpertTraits(
     "block_sparse_moe", gate="w1", up="w3", down="w2", shares_sum_to_one=True
@@ -45,7 +45,12 @@ CORRECTED = ExpertTraits(
     shares_sum_to_one=True,
 )
 # GLM-4.5 and later: norms of heads if the file says so, and half of each head rotates
-GLM4MOE = Traits(defaults=(("partial_rotary_factor", 0.5),), output_bias=False, experts=CORRECTED)
+GLM4MOE = Traits(
+    defaults=(("partial_rotary_factor", 0.5),),
+    output_bias=False,
+    norms=NormNames(mlp_in_gguf="post_attention_norm"),
+    experts=CORRECTED,
+)
 # ERNIE 4.5: a router of softmax with a correction
 ERNIE4_5_MOE = Traits(
     adjacent_pairs=True,
@@ -61,12 +66,14 @@ ERNIE4_5_MOE = Traits(
 )
 # MiniMax-M2: norms over all heads, and a router of sigmoids with a correction
 MINIMAXM2 = Traits(
+    gguf="minimax-m2",
     qk_norm=True,
     qk_norms=QKNorms(whole=True),
     experts=replace(MIXTRAL_EXPERTS, correction="e_score_correction_bias", scores="sigmoid"),
 )
 # Hunyuan: queries and keys are rotated before their norms
 HUNYUANMOEV1 = Traits(
+    gguf="hunyuan-moe",
     qk_norm=True,
     qk_norms=QKNorms("query_layernorm", "key_layernorm", rotated=True),
     experts=ExpertTraits("mlp", router="gate.wg", shared="shared_mlp", shares_sum_to_one=True),
@@ -74,6 +81,7 @@ HUNYUANMOEV1 = Traits(
 # Granite 3: multipliers, and all experts in two tensors
 GRANITEMOE = Traits(
     divided_logits=True,
+    paired_in_gguf=True,
     experts=ExpertTraits(
         "block_sparse_moe",
         router="router.layer",
