@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu_linears qwen3-14b 1 64 256 8192
     python -m benchmarks.gpu_linears qwen3-14b:fp8 1 64 256          quantized on load
+    python -m benchmarks.gpu_linears qwen3-14b:modelopt 1 64 256     NVFP4
+    python -m benchmarks.gpu_linears qwen3-14b:benchmarks.coded_formats.Q4K 1 64 256
     python -m benchmarks.gpu_linears qwen3-30b-a3b:fp8 1 64 256
 
 `floor` is the time to read the weights once, or to compute. Copies of the weights take turns, so
@@ -112,8 +114,9 @@ def experts(factory: LayerFactory[CudaLinear], spec: MoESpec, rows: Sequence[int
     for kind in EXPERT_KERNELS:
         if (kernel := kind.of(weights)) is None:
             continue
-        inputs, size = weights.gate_up.shape[1], bytes_of(weights.gate_up, weights.down)
-        each = 2 * spec.routing.chosen * (weights.gate_up.shape[0] + weights.down.shape[1]) * inputs
+        gate_up, down = kernel.weights.gate_up, kernel.weights.down
+        inputs, size = gate_up.shape[1], bytes_of(gate_up, down)
+        each = 2 * spec.routing.chosen * (gate_up.shape[0] + down.shape[1]) * inputs
         for count in rows:
             x, total = (torch.randn(count, inputs, device="cuda", dtype=DTYPE) for _ in range(2))
             # Each set of choices reads other experts.
@@ -123,7 +126,7 @@ def experts(factory: LayerFactory[CudaLinear], spec: MoESpec, rows: Sequence[int
             used = sum(int(one.topk(spec.routing.chosen).indices.unique().numel()) for one in sets)
             share = used / len(sets) / len(spec.experts)
             floor = max(share * size / BYTES_PER_S, count * each / FLOPS)
-            say("experts", weights.gate_up, kind.name, count, calls, floor)
+            say("experts", gate_up, kind.name, count, calls, floor)
 
 
 def choices(spec: MoESpec, count: int) -> Tensor:

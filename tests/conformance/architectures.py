@@ -52,6 +52,12 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
     "granite": GRANITE,
+    "gemma4": {
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    },
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
     "qwen2moe": {
         "num_experts": 4,

@@ -74,9 +74,14 @@ def made(case: Case) -> Any:
         is_norm = label.endswith("norm.weight")
         spread = 0.3 if is_norm or label.endswith("bias") else tensor.shape[-1] ** -0.5
         tensor.normal_(centre if is_norm else 0.0, spread, generator=generator)
+        if case.architecture == "gemma4" and label.endswith("q_norm.weight"):
+            tensor.mul_(0.25)  # scores have no other scale
     for label, tensor in model.named_buffers():
         if label.endswith("correction_bias"):
             tensor.normal_(0.0, 0.3, generator=generator)
+    for label, buffer in model.named_buffers():
+        if label.endswith("layer_scalar"):
+            buffer.fill_(0.8)
     return model
 
 

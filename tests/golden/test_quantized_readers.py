@@ -22,7 +22,8 @@ REMOVED = "compressed int4 with act order"  # newer versions do not read it
 READABLE = {"fp8 by blocks": BLOCKS} | {
     name: kind for name, kind in KINDS.items() if name.startswith("compressed") and name != REMOVED
 }
-BOUNDS = {"compressed int8": 0.05, "compressed nvfp4": 0.05}  # they decode these in bf16
+BF16 = ("compressed int8", "compressed int8 and inputs", "compressed nvfp4")
+BOUNDS = dict.fromkeys(BF16, 0.05)  # they decode these in bf16
 
 
 @pytest.mark.parametrize("name", READABLE)

@@ -36,6 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 CASES = [  # windows of 7 positions
     ("gemma2", "plainly"),
     ("gemma3", "swapped"),
+    ("gemma4", "plainly"),  # layers without a window have other heads
     ("gemma3", "hosted"),
     ("gptoss", "plainly"),
     ("mistral", "drafted"),

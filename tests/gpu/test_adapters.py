@@ -1,5 +1,6 @@
 """Adapters on a GPU: tokens are those of merged weights, however requests are scheduled."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.weights import PartWeights
+from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
-from tests.gpu.linears import weights_of
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
+from paceline.runner.weights.quantized_matrix import rows_of_fp8, rows_of_int8
+from tests.gpu.coded_linears import MATRICES
 from tests.gpu.support import ON_GPU
 from tests.property.grammars import END, constrained_requests
 from tests.runner.adapters.support import Merged, write_adapter
@@ -28,6 +32,7 @@ try:
     from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
     from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
     from paceline.runner.cuda.kernels.layers import DeferredNorm
+    from paceline.runner.cuda.linears import CudaLinear
     from paceline.runner.cuda.model import CudaModel
     from tests.gpu.runners import gpu_runner
 except ImportError:
@@ -35,6 +40,7 @@ except ImportError:
 
 pytestmark = ON_GPU
 
+Quantized = Callable[[Tensor], Matrix]
 LAYOUTS = [
     AdapterLayout(96, (0, 40, 72), capacity=2, rank=16),
     AdapterLayout(50, (0,), capacity=9, rank=16),  # two chunks of columns
@@ -109,17 +115,20 @@ def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool, ro
     check_gate(layout, is_silu, rows, "cuda")
 
 
-def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> None:
+def check_product(
+    rows: int, inputs: int, dtype: torch.dtype, device: str, form: Quantized = PlainMatrix
+) -> None:
     """A linear and two adapters, of which one has no weights for some outputs."""
     layout = AdapterLayout(64, (0, 32), capacity=2, rank=16)
-    weight = torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype)
-    weights = weights_of(weight)
-    linear = CudaAdaptedLinear(weights, layout)
-    assert weights.plain is not None
-    assert torch.equal(weights.plain, weight)
+    matrix = form(torch.randn(64, inputs, device=device).mul_(inputs**-0.5).to(dtype))
+    bias = None if form is PlainMatrix else torch.randn(64, device=device)
+    model = CudaLinear(LinearParts("linear", lambda: matrix, bias, None, dtype))
+    linear, weight = CudaAdaptedLinear(model, layout), matrix.dense()
+    assert torch.allclose(model.weights.matrix.dense(), weight, atol=1e-3)
     index = (torch.arange(rows, dtype=torch.int32, device=device) % 3) - 1
     x = torch.randn(rows, inputs, device=device).to(dtype)
-    due = x.float() @ weight.float().t()
+    due = x.float() @ weight.t()
+    due = due if bias is None else due + bias.to(dtype).float()
     total = torch.ones(rows, 64, device=device, dtype=dtype)
     for at, firsts in enumerate(((0, 32), (32,))):
         parts: list[PartWeights] = []
@@ -141,6 +150,13 @@ def check_product(rows: int, inputs: int, dtype: torch.dtype, device: str) -> No
 @pytest.mark.parametrize("inputs", [96, 512, 3072])
 def test_a_product_with_room_for_adapters(rows: int, inputs: int) -> None:
     check_product(rows, inputs, torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "Q4_K", "nvfp4"])
+@pytest.mark.parametrize("rows", [1, 64, 300])
+def test_a_quantized_linear_with_room_for_adapters(name: str, rows: int) -> None:
+    forms = {**MATRICES, "fp8": rows_of_fp8, "int8": rows_of_int8}
+    check_product(rows, 512, torch.bfloat16, "cuda", lambda weight: forms[name](weight.float()))
 
 
 # -- under the scheduler -----------------------------------------------------

@@ -21,6 +21,8 @@ from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.matrix import Matrix
+from tests.gpu.coded_linears import MATRICES
 from tests.gpu.cuda_backend import SMALL
 from tests.gpu.test_adapters import LAYOUTS, check_gate, check_product, expected_sum
 from tests.interpreted.host_device import large_programs, use_host
@@ -59,6 +61,14 @@ def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool) ->
 def test_a_product_with_room_for_adapters() -> None:
     """Of many inputs, so that programs share them."""
     check_product(rows=5, inputs=512, dtype=torch.float16, device="cpu")
+
+
+def test_a_quantized_linear_with_room_for_adapters() -> None:
+    check_product(rows=5, inputs=256, dtype=torch.float16, device="cpu", form=quantized)
+
+
+def quantized(weight: torch.Tensor) -> Matrix:
+    return MATRICES["Q8_0"](weight.float())
 
 
 # -- under the scheduler -----------------------------------------------------

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
@@ -129,6 +130,7 @@ def test_grouped_gemms_of_codes(name: str) -> None:
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
     kernel = expert_kernel(weights)
     assert isinstance(kernel, GroupedCodes)
+    assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()
     kernel.add_to(total, x, choose_experts(scores, Routing(chosen, True)))

@@ -1,5 +1,7 @@
 """Linears of 4-bit and 8-bit integers, against float32."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,8 +9,13 @@ from paceline.runner.cuda.gemm.int4 import HalvedMatrix, Int4Decoded
 from paceline.runner.cuda.gemm.int4_panels import PanelMatrix, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.ordered import Ordered
-from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
-from paceline.runner.weights.quantized_matrix import GroupedMatrix, OrderedMatrix, groups_of_int4
+from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
+from paceline.runner.weights.quantized_matrix import (
+    GroupedMatrix,
+    OrderedMatrix,
+    ScaledMatrix,
+    groups_of_int4,
+)
 from tests.gpu.fp8_linears import close, expected
 from tests.gpu.int4_linears import integer_weights
 
@@ -36,6 +43,24 @@ def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
     before = total.float()
     kernel.add_to(total, x)
     close(total, before + due, 8e-3)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+def test_inputs_are_quantized_too_if_the_weights_were_made_for_that(is_full: bool) -> None:
+    weights = integer_weights(64, 256, 0, "cpu", is_full, torch.float16)
+    assert isinstance(weights.matrix, ScaledMatrix)
+    assert Int8Library.of(weights, Use.ADDED) is None
+    weights.matrix = replace(weights.matrix, input_bits=8)
+    x = torch.randn(18, 256).half()
+    due, total = expected(weights, x), torch.randn(18, 64).half()
+    before, kernel = total.float(), Int8Library.of(weights, Use.ADDED)
+    assert kernel is not None
+    close(kernel.plain(x), due, 2e-2)
+    kernel.add_to(total, x)
+    close(total, before + due, 2e-2)
+    found, _ = kernel.normed(x, 3.0)
+    length = x.float().square().sum(dim=1, keepdim=True).add(9.0).sqrt()
+    close(found, expected(weights, x / length), 2e-2)
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])

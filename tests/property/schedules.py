@@ -84,6 +84,7 @@ class Drive:
     pictured: bool = False  # with images, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
     grouped: bool = False  # with several attention groups, or windows
+    stateful: bool = False  # with layers that keep a state; without drafts and swapping
     moved: bool = False  # with requests that other engines began
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
@@ -143,6 +144,8 @@ class Drive:
             self.settings |= self._encoder_settings()
         if self.grouped:
             self.settings |= self._groups()
+        if self.stateful:
+            self.settings |= self._states()
         self.pacing = Random(f"pace {self.seed}")
         self.bodies = Random(f"bodies {self.seed}")
         self.settings |= self._pace() | self._shares()
@@ -172,6 +175,7 @@ class Drive:
             lag=lag,
         )
         self.runner.groups = self.scheduler.config.cache.groups
+        self.runner.has_states = self.stateful
         if self.remote:
             self.connector = ErraticConnector(self.runner, self.seed, self.seen)
             self.scheduler.connect(self.connector)
@@ -308,7 +312,11 @@ class Drive:
         kinds = {
             "full": {"kind": "full"},
             "window": {"kind": "sliding_window", "window": window, "count": r.choice([1, 1, 2])},
-            "chunk": {"kind": "chunked_local", "window": r.choice([2, size, 3 * size, 7])},
+            "chunk": {
+                "kind": "chunked_local",
+                "window": r.choice([2, size, 3 * size, 7]),
+                "count": r.choice([1, 1, 2]),
+            },
         }
         layouts = ("full window", "window full", "window", "full chunk", "chunk", "window chunk")
         groups = [kinds[kind] for kind in r.choice([*layouts, "full window chunk"]).split()]
@@ -329,6 +337,19 @@ class Drive:
             "attention_groups": groups,
             "max_num_batched_tokens": row,
             "num_blocks": least + r.choice([0, r.randint(0, least), 3 * least]),
+        }
+
+    def _states(self) -> dict[str, Any]:
+        """States of one to five blocks, in a pool that they may outgrow."""
+        r = Random(f"states {self.seed}")
+        return {
+            "state_blocks": r.choice([1, 1, 2, 5]),
+            "snapshots": r.choice(["auto", "auto", "auto", "block", "last", "none"]),
+            "num_blocks": self.settings["num_blocks"] + r.choice([0, 0, 4, 40]),
+            "num_speculative_tokens": 0,
+            "lookahead_slots": 0,
+            "preemption_mode": "recompute",
+            "swap_space": 0,
         }
 
     def _with_images(self, request: Request) -> Request:
@@ -543,6 +564,9 @@ class Drive:
         self.seen["preempted"] += len(told["preempted"])
         self.seen["cached"] += sum(new.computed for new in plan.admitted)
         self.seen["drafts"] += sum(told["drafts"].values())
+        for name in ("saves_before", "loads", "saves", "block_copies"):
+            self.seen[name] += len(getattr(plan.states, name))
+        self.seen["forked states"] += len(plan.states.copies)
         for name in ("copies", "swap_out", "swap_in"):
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1

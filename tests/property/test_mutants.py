@@ -19,9 +19,11 @@ from paceline.kv.hit import Hit
 from paceline.kv.index import ContentIndex
 from paceline.kv.keys import Keys
 from paceline.kv.pool import BlockPool, UnkeyedRun
+from paceline.kv.snapshots import SnapshotIndex
 from paceline.kv.tables import BlockTables
 from paceline.kv.tier import HostTier, Stored
 from paceline.sched import stats as hits
+from paceline.sched.admission.entrants import Entrants
 from paceline.sched.admission.images_ahead import ImagesAhead
 from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.commit.accounting import Accounting
@@ -40,6 +42,7 @@ from paceline.sched.slots import SlotTable
 from paceline.sched.state import Changes
 from paceline.sched.stats import Stats
 from paceline.sched.steady import Steady
+from paceline.sched.transfers.states import States
 from paceline.sched.transfers.swapping import Swapping
 from tests.property.schedules import drive
 
@@ -50,6 +53,10 @@ def pictured(seed: int) -> Any:
 
 def grouped(seed: int) -> Any:
     return drive(seed, grouped=True)
+
+
+def stateful(seed: int) -> Any:
+    return drive(seed, stateful=True)
 
 
 TRIES = 150  # schedules within which a mutant has to be caught
@@ -605,6 +612,41 @@ def groups_share_their_keys(_original: Any) -> Any:
 @mutant(GroupTables, "_copy_of_rest", grouped, seed=9)
 def a_fork_copies_the_block_of_one_group(original: Any) -> Any:
     return lambda tables, parent, slot, tokens: original(tables, parent, slot, tokens)[:1]
+
+
+@mutant(States, "distrust", stateful, seed=11)
+def a_state_that_a_failed_step_advanced_is_kept(_original: Any) -> Any:
+    return lambda states, slots: None
+
+
+@mutant(SnapshotIndex, "retract", stateful, seed=13)
+def a_failed_step_leaves_its_snapshots_findable(_original: Any) -> Any:
+    return lambda index, owner=None: None
+
+
+@mutant(SnapshotIndex, "_lost", stateful)
+def a_snapshot_outlives_its_blocks(_original: Any) -> Any:
+    return lambda index, block, key: None
+
+
+@mutant(SnapshotIndex, "_rest", stateful, seed=21)
+def the_tokens_behind_the_last_full_block_do_not_count(_original: Any) -> Any:
+    return lambda index, sequence, tokens: bytes(tokens % index._keys.block_size)
+
+
+@mutant(States, "fork", stateful)
+def a_fork_has_no_copy_of_the_state(_original: Any) -> Any:
+    return lambda states, parent, slot: None
+
+
+@mutant(States, "admit", stateful, seed=13)
+def a_hit_does_not_copy_the_partial_block(original: Any) -> Any:
+    return lambda states, slot, hit: original(states, slot, hit)[:0]
+
+
+@mutant(Entrants, "most", stateful)
+def a_leader_begins_behind_the_fork(_original: Any) -> Any:
+    return lambda entrants, head: None
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ SEEDS_POOLED = seeds(12)
 SEEDS_REMOTE = seeds(14)
 SEEDS_PICTURED = seeds(16)
 SEEDS_GROUPED = seeds(16)
+SEEDS_STATEFUL = seeds(24)
 OLDER = ("prefill", "decode", "swap_out", "swap_in", "copies", "beams", "best_of")
 LATEST = ("failed rows", "ended alone", "fewer drafts")
 FAILED_ONCE_PLAIN = (
@@ -174,6 +175,19 @@ def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
         assert seen[trouble], f"no schedule had {trouble}"
     for trouble in ("copies", "beams", "best_of", "swap_out", "swap_in", "refused"):
         assert seen[trouble], f"no schedule had {trouble}"
+
+
+def test_random_schedules_with_states_keep_the_promises() -> None:
+    """Each row goes on from the state behind the position before it: of hits at any position, of
+    forks and beams, of requests that were preempted, and behind steps that were lost."""
+    seen: Counter[str] = Counter()
+    for seed in SEEDS_STATEFUL:
+        kinds = {"constrained": seed % 6 == 0, "adapted": seed % 7 == 0, "pictured": seed % 5 == 0}
+        seen += drive(seed, stateful=True, grouped=seed % 3 == 0, **kinds)
+    for trouble in ("cached", "preempted", "stale", "retried", "failed", "copies", "beams"):
+        assert seen[trouble], f"no schedule had {trouble}"
+    for moves in ("saves_before", "loads", "saves", "block_copies", "forked states"):
+        assert seen[moves], f"no schedule had {moves}"
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE_PLAIN)

@@ -27,7 +27,7 @@ def settings(r: Random) -> dict[str, Any]:
     groups: list[dict[str, Any]] = [{"kind": "full"}]
     if size == 2:
         groups += [{"kind": "sliding_window", "window": 5}]
-    return {
+    made = {
         "max_num_seqs": slots,
         "max_model_len": length,
         "block_size": size,
@@ -55,6 +55,10 @@ def settings(r: Random) -> dict[str, Any]:
         "preemption_mode": r.choice(["swap", "swap", "auto"]),
         "swap_space": r.choice([1, 3 * least, 3 * least]),
     }
+    if size == 1:
+        made |= {"state_blocks": 2, "num_speculative_tokens": 0, "lookahead_slots": 0}
+        made |= {"preemption_mode": "recompute", "swap_space": 0}
+    return made
 
 
 def family(r: Random) -> dict[str, Any]:

@@ -286,6 +286,7 @@ def test_a_plan_as_plain_data_has_exactly_these_keys() -> None:
         "copies": [],
         "swap_out": [],
         "swap_in": [],
+        "states": {},
     }
 
 

@@ -18,6 +18,7 @@ KEYS = {
     "free_blocks",
     "total_blocks",
     "host_free_blocks",
+    "snapshots",
     "prefix_queries",
     "prefix_hits",
 }
@@ -56,6 +57,7 @@ def test_of_nothing() -> None:
         "free_blocks": 16,
         "total_blocks": 16,
         "host_free_blocks": 0,
+        "snapshots": 0,
         "prefix_queries": 0,
         "prefix_hits": 0,
     }

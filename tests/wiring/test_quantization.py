@@ -29,7 +29,7 @@ def tokens(model: str, **settings: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("architecture", SHAPES)
-@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4", "mxfp4"])
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4", "modelopt", "mxfp4"])
 def test_kernels_for_integers_compute_quantized_weights(
     architecture: str, quantization: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,7 +55,10 @@ def test_complete_takes_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*command, "--max-tokens", "4", "--quantization", "int4"]) == 0
     capsys.readouterr()
     assert main([*command, "--quantization", "awq"]) != 0
-    assert "cannot be quantized to 'awq'; choose fp8, int4, int8, mxfp4" in capsys.readouterr().err
+    assert (
+        "cannot be quantized to 'awq'; choose fp8, int4, int8, modelopt, mxfp4"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("quantization", ["awq", "int3", "mxfp4"])

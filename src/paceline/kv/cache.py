@@ -14,6 +14,7 @@ from paceline.kv.groups import GroupTables
 from paceline.kv.hit import MISS, Hit
 from paceline.kv.index import ContentIndex, SealResident
 from paceline.kv.pool import BlockPool
+from paceline.kv.snapshots import SnapshotIndex
 from paceline.kv.tables import BlockTables
 
 
@@ -30,6 +31,7 @@ class KVCache:
     tables    blocks by slot
     index     content by key
     fences    blocks that a step or a transfer copies
+    snapshots states by content; None if the model keeps none, or without prefix caching
     """
 
     def __init__(
@@ -56,6 +58,9 @@ class KVCache:
             self.tables = GroupTables(self.pool, slots, blocks, size, kinds, row)
             self.index = GroupIndex(self.pool, slots, config, self.events)
         self.fences = Fences(self.pool, self.host)
+        self.snapshots: SnapshotIndex | None = None
+        if config.state_blocks and config.enable_prefix_caching:
+            self.snapshots = SnapshotIndex(self.pool, self.index.keys, config.state_blocks)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -86,10 +91,17 @@ class KVCache:
         """The device part of `lookup`, which needs no copy."""
         if not self.index.enabled:
             return MISS
-        usable = self.usable(sequence)
+        tokens = len(sequence.tokens) - 1
         if most is not None:
-            usable = min(usable, most // self.block_size)
-        return self.index.lookup(sequence, usable, seal_resident)
+            tokens = min(tokens, most)
+        hit = self.index.lookup(sequence, tokens // self.block_size, seal_resident)
+        if self.snapshots is None:
+            return hit
+
+        def shorter(blocks: int) -> Hit:
+            return self.index.lookup(sequence, blocks, seal_resident)
+
+        return self.snapshots.limit(sequence, hit, tokens, shorter)
 
     def find_read(self, sequence: Sequence, tokens: int) -> Blocks:
         """The full blocks that a sequence continuing at `tokens` reads, by index, up to the first
@@ -139,6 +151,19 @@ class KVCache:
         blocks = self.tables.attach(slot, hit, tokens)
         self.index.enter(slot, sequence, self.on_device(hit))
         return blocks
+
+    def hold_snapshot(self, sequence: Sequence, hit: Hit, step: int) -> None:
+        """Fence the snapshot of a hit until `step` has loaded it. Do this before `attach`, which
+        could evict it."""
+        if self.snapshots is not None and hit.snapshot is not None:
+            blocks, serials = hit.snapshot.all_blocks, (sequence.serial,)
+            self.fences.add(Fence(StepTicket(step), blocks, arriving=serials))
+            self.snapshots.used(hit.snapshot)
+
+    def missing(self, hit: Hit, tokens: int) -> int:
+        """Free blocks that `attach` uses, and `hold_snapshot` before it."""
+        held = 0 if hit.snapshot is None else self.pool.free_among(hit.snapshot.all_blocks)
+        return held + self.tables.missing(hit, tokens)
 
     def load(self, slot: int, sequence: Sequence, hit: Hit, step: int) -> Pairs:
         """Load the host part of a hit into the blocks of a slot, in `step`. Returns the copies.
@@ -200,6 +225,8 @@ class KVCache:
     def confirm(self, step: int) -> bool:
         """The device has run `step`. Returns whether any fence was lifted."""
         self.index.confirm(step)
+        if self.snapshots is not None:
+            self.snapshots.confirm(step)
         return self.fences.confirm(step)
 
     def reset(self) -> bool:
@@ -209,6 +236,8 @@ class KVCache:
         self.pool.clear()
         self.host.clear()
         self.index.clear()
+        if self.snapshots is not None:
+            self.snapshots.clear()
         if self.events is not None:
             self.events.append(AllBlocksCleared())
         return True
@@ -227,5 +256,7 @@ class KVCache:
         held.update(Counter(self.fences.device_blocks()))
         self.pool.check(held)
         self.index.check(occupied)
+        if self.snapshots is not None:
+            self.snapshots.check()
         for slot in occupied:
             assert self.index.sealed[slot] <= self.tables.held[slot]

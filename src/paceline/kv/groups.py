@@ -131,11 +131,16 @@ class GroupTables(BlockTables):
         blocks: list[int] = block[np.argsort(index, kind="stable")].tolist()
         return blocks
 
+    def partial(self, slot: int, tokens: int) -> Blocks:
+        full, rest = divmod(tokens, self.block_size)
+        return tuple(self.table[:, slot, full].tolist()) if rest else ()
+
     # -- filling and emptying -----------------------------------------------
 
     def missing(self, hit: Hit, tokens: int) -> int:
         """Blocks of the prefix that are not in the hit count as new ones."""
-        read = sum(self._ends(hit.tokens, tokens)) - sum(self._unread(hit.tokens))
+        whole = hit.tokens - hit.tokens % self.block_size
+        read = sum(self._ends(hit.tokens, tokens)) - sum(self._unread(whole))
         return read - len(hit.device) + self._pool.free_among(hit.device)
 
     def attach(self, slot: int, hit: Hit, tokens: int) -> tuple[Blocks, ...]:

@@ -4,6 +4,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.plan import Blocks, Pairs
+from paceline.kv.keys import digest
+
+INDEX_BYTES = 4  # of a block's number in its key
+SUFFIX = b"state"
+
+Owner = tuple[int, int]  # slot and epoch of the sequence whose state it is
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """The state of a sequence behind its first `tokens` positions.
+
+        b0 b1 b2 | p . . .        KV in blocks: `key` is that of b2, `rest` the content before p
+        s7 s3    | c7             `blocks` hold the state, `partial` the KV of `rest`, if any
+
+    All its blocks are in the pool under keys of their own, mostly without a holder. It exists as
+    long as each of them is there. `step` writes it; None: it is not planned yet. `uses` counts its
+    hits, and `is_end` says whether a prompt or a turn ended there.
+    """
+
+    number: int
+    key: bytes
+    rest: bytes
+    tokens: int
+    blocks: Blocks
+    partial: Blocks  # one of each attention group; empty without `rest`
+    owner: Owner
+    step: int | None = None
+    uses: int = 0
+    is_end: bool = False
+
+    @property
+    def all_blocks(self) -> Blocks:
+        return self.blocks + self.partial
+
+    def names(self) -> list[bytes]:
+        """The keys of its blocks in the pool, which are longer than those of blocks of KV."""
+        content = digest(self.key + self.rest) + SUFFIX
+        count = range(len(self.all_blocks))
+        return [content + index.to_bytes(INDEX_BYTES, "big") for index in count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +61,8 @@ class Hit:
     tokens: int  # of all parts
     host: tuple[int, ...] = ()
     groups: tuple[Blocks, ...] = ()  # `device` by group and index, if there are several groups
+    snapshot: Snapshot | None = None  # where it ends, if the model keeps states
+    cached: int = 0  # with states: tokens whose KV was found, with a snapshot or without
 
     def loads(self, blocks: Sequence[int]) -> Pairs:
         """The copies that the hit needs before it can be used: pairs of a host block and a device

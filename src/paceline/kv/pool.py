@@ -1,7 +1,7 @@
 """Physical blocks: their holders, their content, and the order in which they are reused."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,9 @@ class Unkeyed:
         return [one for listed in self._listed.values() for one in listed if isinstance(one, int)]
 
 
+Lost = Callable[[int, bytes], None]
+"""A block lost its content, and no other block has its key."""
+
 LOT, REMEMBERED = 16, 1024  # `find` memoizes up to 1024 prefixes, each a multiple of 16 blocks
 
 
@@ -104,6 +107,7 @@ class BlockPool:
         events: list[CacheEvent] | None = None,
     ) -> None:
         self.size = blocks
+        self.lost: Lost | None = None
         self._blank_first = free_order == "unsealed_first"
         self._events = events
         self._holders = [0] * blocks
@@ -122,6 +126,14 @@ class BlockPool:
     def cached(self) -> int:
         """Free blocks whose content can still be found."""
         return sum(1 for block in self._idle if self._content[block] is not None)
+
+    @property
+    def blank(self) -> int:
+        return len(self._blank)
+
+    def content_of(self, block: int) -> bytes | UnkeyedRun | None:
+        """The key of a block, or its run."""
+        return self._content[block]
 
     def holders(self, block: int) -> int:
         return self._holders[block]
@@ -290,6 +302,8 @@ class BlockPool:
             del self._by_key[key]
             if self._events is not None and len(key) <= KEY_BYTES:  # other groups have longer keys
                 self._events.append(BlockRemoved(key))
+            if self.lost is not None:
+                self.lost(block, key)
         if twins is not None and not twins:
             del self._twins[key]
 

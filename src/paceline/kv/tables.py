@@ -97,6 +97,11 @@ class BlockTables:
         """How often each block occurs in the rows of `slots`."""
         return Counter(block for slot in slots for block in self.blocks(slot))
 
+    def partial(self, slot: int, tokens: int) -> Blocks:
+        """The block of each attention group that the first `tokens` positions fill in part."""
+        full, rest = divmod(tokens, self.block_size)
+        return (int(self.table[slot, full]),) if rest else ()
+
     # -- filling and emptying -----------------------------------------------
 
     def missing(self, hit: Hit, tokens: int) -> int:

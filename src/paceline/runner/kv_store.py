@@ -38,6 +38,9 @@ class KVStore:
     layer, is contiguous, so a context is gathered run by run. A cell has k and v, so a position is
     written at once.
 
+    Layers may have different heads. A cell has room for those that need most; the others leave the
+    rest of theirs empty.
+
     The store starts with zeros. An attention backend that reads unused cells with weight 0 must
     clear cells that an earlier owner wrote, since they may contain NaN.
     """
@@ -58,6 +61,7 @@ class KVStore:
         self.cell = kept.cell
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
+        self.heads = tuple(map(config.heads_of, range(config.layers)))  # by layer
         self.groups = groups or LayerGroups.one(config.layers)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
@@ -65,7 +69,7 @@ class KVStore:
         self.content = (
             lazy_zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
-        self._cells = self.content.view(-1, self.cell.vectors, self.cell.width)
+        self._cells = self.content.view(-1, self.cell.values)
         self._runs = self.content.view(blocks * layers, -1)
         self.group = torch.tensor(self.groups.group, device=device)  # [layers]
         self.layer_index = torch.tensor(self.groups.index, device=device)  # [layers]
@@ -89,8 +93,16 @@ class KVStore:
         return first + self.layer_index.unsqueeze(1) * size  # [layers, positions]
 
     def put(self, cells: Tensor, new: Tensor) -> None:
-        """Write the cells of positions: `new` is [positions, vectors, width]."""
-        self._cells.index_copy_(0, cells, new.to(self.dtype))
+        """Write the cells of positions: `new` is [positions, vectors, width] of the layer."""
+        found = new.flatten(1).to(self.dtype)
+        self._cells[:, : found.shape[1]].index_copy_(0, cells, found)
+
+    def keys_and_values(self, layer: int, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the cells of a layer [..., vectors, width], each [..., kv_heads, head_dim]."""
+        cell, kv_heads = self.heads[layer].cell, self.heads[layer].kv_heads
+        own = cells.flatten(-2)[..., : cell.values]
+        heads = torch.unflatten(own, -1, (cell.vectors, cell.width))
+        return heads[..., :kv_heads, :], heads[..., -kv_heads:, :]
 
     def runs(self, blocks: Tensor) -> Tensor:
         """Indices of the runs of blocks in each layer, for `gather`."""

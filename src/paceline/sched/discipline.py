@@ -32,6 +32,7 @@ from paceline.sched.admission.limits import (
     ModelLength,
     PolicyShare,
     ReachableImages,
+    SnapshotEnds,
     WholePrompts,
 )
 from paceline.sched.admission.pace import Pace
@@ -61,6 +62,7 @@ class Discipline(ABC):
 
     limits: ClassVar[tuple[type[Limit], ...]] = (
         LongPrefill,
+        SnapshotEnds,
         Pace,
         WholePrompts,
         ReachableImages,

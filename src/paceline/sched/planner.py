@@ -116,4 +116,5 @@ class Planner:
             step.kind,
             encode,
             embedded,
+            state.states.moves(rows, step.start, state.step),
         )

@@ -212,6 +212,7 @@ class Scheduler:
             self._unreported += self._dismiss(sequence, Finish.ERROR, message)
         state.images.cache.retract()
         state.cache.index.retract()
+        state.states.retract()
         state.cache.fences.retract()
         return self._with_unreported(NO_OUTPUTS)
 
@@ -235,6 +236,8 @@ class Scheduler:
         state.table.take_back(np.array(touched, np.intp))
         state.images.cache.retract()
         state.cache.index.retract_in_flight(touched)
+        state.states.distrust(touched)
+        state.states.retract()
         for serial in state.cache.fences.retract():
             for sequence in [one for one in state.swapped if one.serial == serial]:
                 self.components.departures.demote(sequence)
@@ -306,6 +309,8 @@ class Scheduler:
         cache = self.config.cache
         if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
+        if cache.state_blocks:
+            raise ConfigError("connectors do not transfer states of sequences: remove kv_connector")
         if cache.attention_groups != FULL_ATTENTION and not connector.takes_groups:
             kinds, name = ", ".join(one.kind for one in cache.groups), connector.config.kv_connector
             raise ConfigError(

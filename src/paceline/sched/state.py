@@ -17,6 +17,7 @@ from paceline.sched.queue import WaitingQueue
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 from paceline.sched.transfers.connector_link import ConnectorLink
+from paceline.sched.transfers.states import States
 from paceline.sched.transfers.stores import Stores
 from paceline.sched.transfers.swapping import Swapping
 
@@ -61,6 +62,7 @@ class SchedulerState:
     step, now         the latest step / seconds
     table, cache      residents in columns / their blocks
     prefixes          prefix lookups
+    states            states of residents, and which of them are kept
     link, stores      the connector, if there is one / blocks stored with it
     swapping          preemption to the host
     images            images that residents have not computed yet
@@ -82,6 +84,7 @@ class SchedulerState:
         row = config.step.longest_row + config.speculation.lookahead_slots
         self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space, row)
         self.prefixes = Prefixes(self)
+        self.states = States(config.cache, self.table, self.cache, self.prefixes)
         self.link = ConnectorLink(self.cache)
         self.stores = Stores(self.link, self.table, self.cache)
         self.swapping = Swapping(config.preemption, self.table, self.cache)

@@ -36,6 +36,7 @@ def take(at: SchedulerState) -> dict[str, Any]:
         "free_blocks": pool.free,
         "total_blocks": pool.size,
         "host_free_blocks": at.cache.host.free,
+        "snapshots": len(at.cache.snapshots or ()),
         "prefix_queries": stats.prefix_queries,
         "prefix_hits": stats.prefix_hits,
     }

@@ -34,6 +34,7 @@ from paceline.testing.reference import (
     next_token,
     start_digest,
 )
+from paceline.testing.working_states import WorkingStates
 
 
 def hidden_state(token: int, position: int) -> int:
@@ -71,10 +72,15 @@ class OracleRunner:
     The next row of a label in `spoiled` writes no numbers, and so does every row that reads some
     of them; of these rows, those that sample fail.
 
-    `masks` says which tokens rows may sample, and `groups` which positions layers read.
+    `masks` says which tokens rows may sample, and `groups` which positions layers read. With
+    `has_states`, there are layers that keep a state, in `_states`. Blocks of `block_size` positions
+    are `cells`, those of the host are in `host`, `reading` and `_leaving` (after `_lag` steps);
+    `tracks` and `embeddings` are by slot and row; `computed` and `spoils` count what happened;
+    `_random` decides about drafts, and tokens are below `vocab`.
     """
 
     groups = FULL_ATTENTION
+    has_states = False
 
     def __init__(
         self,
@@ -99,15 +105,19 @@ class OracleRunner:
         self.spoils: list[Spoil] = []
         self.embeddings: dict[int, tuple[str, int]] = {}  # content and place, by row of the store
         self._random = Random(seed)
+        self._states = WorkingStates(self)
 
     def run(self, plan: Plan) -> StepResult:
+        self._states.before(plan.states)
         self.lose(plan)
         for source, target in plan.copies:
             self.copy(source, target)
         for source, target in plan.swap_in:
             self.restore(source, target)
+        self._states.begin(plan.states, self.tracks)
         self._encode(plan)
         result = self._result(plan)
+        self._states.end(plan.states)
         for _, target in plan.swap_out:
             read = any(target in blocks for _, blocks in self.reading)
             assert not read, f"host block {target} is overwritten while a step reads it"
@@ -259,6 +269,7 @@ class OracleRunner:
                 due = {position: self._seen(track, 0, position) for position in written}
                 for position in written:
                     self._write(track, position, NO_NUMBER - len(self.spoils))
+                self._states.spoil(slot, NO_NUMBER - len(self.spoils))
                 self.spoils.append(Spoil(slot, epoch, plan.step, due))
             bad += new
         self.spoiled.difference_update(labels)
@@ -267,7 +278,9 @@ class OracleRunner:
     def _reads_no_numbers(self, plan: Plan, row: int, begin: int) -> bool:
         track = self.tracks[int(plan.rows.slot[row])]
         read = self._positions_read(track, begin)
-        return any(self._seen(track, group, position) <= NO_NUMBER for group, position in read)
+        return self._states.is_spoiled(track.slot) or any(
+            self._seen(track, group, position) <= NO_NUMBER for group, position in read
+        )
 
     def spoil_in(self, block: int) -> Spoil | None:
         """Where the first cell of a block that is no number comes from, if there is one."""
@@ -331,6 +344,8 @@ class OracleRunner:
         self._embed(track)
         before = track.digests[-1] if track.digests else start_digest(track.request)
         digest = extended(track.request, before, track.position, track.tokens[track.position])
+        if self.has_states:
+            self._states.advance(track, digest)
         self._write(track, track.position, digest)
         track.digests.append(digest)
         track.position += 1

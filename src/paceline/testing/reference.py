@@ -174,6 +174,7 @@ class Track:
     tokens: list[int]
     tables: list[list[int]]  # blocks by attention group and index; `NO_BLOCK` where unmapped
     position: int  # positions whose KV is there
+    slot: int
     sampled: bool = False  # since it took the slot; a drafter has nothing to go by before
     drafted: bool = False  # then the host knows its position only from above
     digests: list[int] = field(default_factory=list[int])  # expected, by position
@@ -184,7 +185,7 @@ class Track:
     def of(new: Admitted) -> "Track":
         """As a sequence takes a slot."""
         tables = [list(blocks) for blocks in (new.blocks, *new.more)]
-        track = Track(new.request, new.tokens.tolist(), tables, new.computed)
+        track = Track(new.request, new.tokens.tolist(), tables, new.computed, new.slot)
         digest = start_digest(new.request)
         for position, token in enumerate(track.tokens[: new.computed]):
             digest = extended(new.request, digest, position, token)

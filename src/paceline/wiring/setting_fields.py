@@ -78,6 +78,7 @@ PacelineSettings = TypedDict(  # noqa: UP013
         "role": Literal["both", "prefill", "decode"] | None,
         "seed": int | None,
         "slots_for_others": int | None,
+        "snapshots": str | None,
         "speculation": str | None,
         "speculation_max_batch_tokens": int | None,
         "speculative_config": str | Mapping[str, Any] | None,

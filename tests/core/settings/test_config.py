@@ -33,6 +33,7 @@ ALL_OTHERWISE: dict[str, Any] = {
         {"kind": "sliding_window", "window": 8, "count": 5},
     ],
     "state_blocks": 0,  # more not with these drafts
+    "snapshots": "last",
     "model_fingerprint": "m",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 100,

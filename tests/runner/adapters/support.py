@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.runner.adapters.targets import PeftConfig
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -20,11 +22,13 @@ PREFIX = "base_model.model."
 
 
 def modules_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of all products in layers, by module."""
+    """The shapes of the weights of all products in layers, by module. Those of keys that are values
+    too are not adapted."""
     return {
-        tensor.name.removesuffix(".weight"): tensor.shape
-        for tensor in describe(config).tensors
-        if ".layers." in tensor.name and len(tensor.shape) == 2
+        weight.name.removesuffix(".weight"): weight.shape
+        for linear in parts_of(describe(config).layers, LinearSpec)
+        for weight in linear.weights
+        if linear.weights.count(weight) == 1
     }
 
 

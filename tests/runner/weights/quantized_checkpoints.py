@@ -226,6 +226,17 @@ KINDS = {
         compressed("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel"),
         by_channel_int8,
     ),
+    "compressed int8 and inputs": Kind(
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
+            num_bits=8,
+            type="int",
+            symmetric=True,
+            strategy="channel",
+        ),
+        by_channel_int8,
+    ),
     "compressed int4": Kind(compressed("pack-quantized", **FOUR), packed(4)),
     "compressed int4 with zeros": Kind(
         compressed("pack-quantized", **{**FOUR, "symmetric": False}), packed(4, is_symmetric=False)

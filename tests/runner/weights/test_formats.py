@@ -20,6 +20,7 @@ from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.quantized_matrix import (
+    ScaledMatrix,
     groups_of_int4,
     rows_of_fp8,
     rows_of_int8,
@@ -77,7 +78,8 @@ def test_deepseek_as_it_is_published(tmp_path: Path) -> None:
     assert (got - due).abs().amax(dim=1).median() < 0.15
 
 
-EIGHT_BITS = ["compressed int8", "compressed int8 weights"]  # with a scale for each output
+# With a scale for each output.
+EIGHT_BITS = ["compressed int8", "compressed int8 and inputs", "compressed int8 weights"]
 ROUNDED = [one for one in KINDS if "fp8" in one or "nvfp4" in one or one == "gptq of 8 bits"]
 FOUR_BITS = [kind for kind in KINDS if kind not in (*EIGHT_BITS, *ROUNDED)]
 
@@ -107,6 +109,26 @@ def test_the_kernels_for_integers_hold_the_weights(kind: str, tmp_path: Path) ->
             bound = torch.zeros_like(most)
         lost = (found(torch.eye(linear.inputs)).t() - due).abs().amax(dim=1)
         assert (lost <= bound + 1e-6 * most).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes_int8"),
+    [
+        ("compressed int8", False),
+        ("compressed int8 and inputs", True),
+        ("compressed int8 weights", False),
+    ],
+)
+def test_int8_weights_know_which_inputs_they_were_made_for(
+    kind: str, takes_int8: bool, tmp_path: Path
+) -> None:
+    checkpoint = SafetensorsFolder(write_both(KINDS[kind], tmp_path)[0])
+    factory = LayerFactory(checkpoint, torch.float32, "cpu", NativeLinear.of)
+    for linear in parts_of(describe(checkpoint.config).layers[0], LinearSpec):
+        matrix = factory.matrix(linear)
+        assert isinstance(matrix, ScaledMatrix)
+        assert matrix.takes_int8 == takes_int8
+        assert matrix.select(torch.arange(3)).is_like(matrix)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 import torch
 
-from paceline.runner.weights.fp4 import GROUP, SIZES, Mxfp4Matrix
+from paceline.runner.weights.fp4 import GROUP, NVFP4_GROUP, SIZES, Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import joined
-from tests.gpu.coded_linears import nvfp4_matrix
 
 
 def test_halves_of_bytes_are_numbers_and_groups_have_exponents() -> None:
@@ -18,7 +17,7 @@ def test_halves_of_bytes_are_numbers_and_groups_have_exponents() -> None:
 
 
 def test_outputs_of_nvfp4_keep_the_scale_of_their_tensor() -> None:
-    parts = [nvfp4_matrix(torch.randn(8, 32)) for _ in range(2)]
+    parts = [Nvfp4Matrix.of(size * torch.randn(8, 32)) for size in (1.0, 3.0)]
     whole = joined(parts)
     assert whole.form == "nvfp4"
     due = torch.cat([one.dense() for one in parts])
@@ -26,3 +25,13 @@ def test_outputs_of_nvfp4_keep_the_scale_of_their_tensor() -> None:
     order = torch.randperm(16)
     assert torch.equal(whole.select(order).dense(), due[order])
     assert torch.equal(whole.scaled(0.5).dense(), due / 2)
+
+
+def test_weights_are_rounded_to_nvfp4() -> None:
+    """By at most half a distance between numbers, and what fp8 loses of a scale."""
+    weight = torch.randn(32, 64) * torch.logspace(-2, 0, 32).unsqueeze(1)
+    found = Nvfp4Matrix.of(weight).dense()
+    largest = weight.view(32, -1, NVFP4_GROUP).abs().amax(dim=-1, keepdim=True)
+    lost = (found - weight).abs().view(32, -1, NVFP4_GROUP)
+    assert (lost <= largest * (1 / 6 + 1 / 16)).all()
+    assert torch.isfinite(Nvfp4Matrix.of(torch.zeros(2, 32)).dense()).all()

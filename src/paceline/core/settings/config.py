@@ -34,6 +34,9 @@ class CacheConfig:
         attention_groups: Layers by the positions they read. Engines take them from the model.
         state_blocks (blocks): Blocks that the state of a sequence takes in the cache; 0: the model
             keeps no states. Engines take it from the model.
+        snapshots: Where states of sequences are kept for prefix hits, if the model has them: auto,
+            block (behind every block of a prompt), last (behind prompts and turns), none, or a
+            dotted path to a class.
         model_fingerprint: Name of the weights, as part of the keys of cached blocks.
     """
 
@@ -44,6 +47,7 @@ class CacheConfig:
     enable_kv_cache_events: bool = False
     attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
     state_blocks: int = 0
+    snapshots: str = "auto"
     model_fingerprint: str = ""
 
     def __post_init__(self) -> None:

@@ -40,8 +40,8 @@ class LoadConfig:
         enforce_eager: On a GPU, start without CUDA graphs and without a warm-up: kernels are
             compiled at their first use, and steps take longer.
         quantization: Format that the weights of a plain checkpoint are quantized to while they are
-            loaded: fp8, int8, int4, mxfp4 for experts, or a dotted path to a class; auto: as the
-            files say.
+            loaded: fp8, int8, int4, modelopt (NVFP4), mxfp4 for experts, or a dotted path to a
+            class; auto: as the files say.
         weights: Precision of linears on a CPU: float32, or int8, which keeps weights of 4 bits;
             auto: int8 if the weights are quantized, otherwise float32.
         async_scheduling: On a GPU, plan the next step while one runs.

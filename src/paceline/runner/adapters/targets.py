@@ -93,6 +93,9 @@ class AdapterTargets:
         first, factor = 0, None if factor is None else factor.cpu()
         for weight, kv_scale in zip(linear.weights, linear.scales, strict=True):
             outputs, _ = weight.shape
+            if linear.weights.count(weight) > 1:  # keys that are values too: not adapted
+                first += outputs
+                continue
             own = None if order is None else order[first : first + outputs] - first
             shape, scale = (weight.whole_shape, weight.cut), factory.scale(kv_scale)
             target = ModuleTarget(site, first, outputs, *shape, factor, own, scale)

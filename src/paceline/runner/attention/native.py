@@ -17,7 +17,8 @@ from paceline.runner.tensors import to_ints
 class Native(Attention):
     """Results of a position are bit-identical alone, beside other rows, and in any chunk.
 
-    Falls back to `Paged` without a compiler, or if the store is not float32 on a CPU.
+    Falls back to `Paged` without a compiler, if the store is not float32 on a CPU, or if layers
+    have different heads.
     """
 
     support = AttentionSupport(latents=True)
@@ -28,6 +29,7 @@ class Native(Attention):
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         is_plain = kv.dtype == torch.float32 and kv.content.device.type == "cpu"
+        is_plain = is_plain and len(set(kv.heads)) == 1
         kind = NativeStep if is_plain and self._has_kernels else Paged().prepare
         return kind(batch, kv)
 

@@ -68,28 +68,29 @@ class PagedStep(Prepared):
         sinks: Tensor | None = None,
     ) -> Tensor:
         positions, heads, head_dim = query.shape
-        shared = query.view(positions, self._kv.kv_heads, -1, head_dim)
+        kv_heads = self._kv.heads[layer].kv_heads
+        shared = query.view(positions, kv_heads, -1, head_dim)
         group = self._kv.groups.group[layer]
         pieces = self._pieces.get((group, window))
         if pieces is None:
-            pieces = self._pieces[group, window] = list(self._cut(group, window, shared))
+            pieces = self._pieces[group, window] = list(self._cut(layer, window, shared))
         out = torch.empty(shared.shape, dtype=query.dtype, device=query.device)
         if sinks is not None:
-            sinks = sinks.view(self._kv.kv_heads, -1)  # [kv_heads, group]
+            sinks = sinks.view(kv_heads, -1)  # [kv_heads, group]
         rule = ScoreRule(scale, cap, sinks)
         for piece in pieces:
             piece.attend(shared, layer, rule, out)
         return out.view(positions, heads, head_dim)
 
     def _cut(
-        self, group: int, window: int | None, query: Tensor
+        self, layer: int, window: int | None, query: Tensor
     ) -> Iterator["ShortRows | LongRow"]:
         rows = [self._row(index, window) for index in range(self._batch.rows)]
         run_bytes = self._kv.block_bytes // self._kv.groups.layers_per_block
         groups = list(grouped(rows, SCRATCH_BYTES // run_bytes))
         most = max(len(piece) * piece[0].blocks for piece in groups)
-        scratch = Scratch(self._kv, most, query.dtype)
-        table = self._batch.block_table[group]
+        scratch = Scratch(self._kv, layer, most, query.dtype)
+        table = self._batch.block_table[self._kv.groups.group[layer]]
         for piece in groups:
             kind = ShortRows if piece[0].count <= SHORT else LongRow
             yield kind(piece, table, self._batch.position, scratch, window, query)
@@ -136,11 +137,12 @@ def mask_of(unseen: Tensor, like: Tensor) -> Tensor:
 
 
 class Scratch:
-    """Memory for the contexts of one piece, reused by all pieces of a step."""
+    """Memory for the contexts of one piece, reused by all pieces of a step, of layers with heads
+    like those of one of them."""
 
-    def __init__(self, kv: KVStore, blocks: int, dtype: torch.dtype) -> None:
-        self.kv = kv
-        shape = (blocks, kv.block_size, kv.cell.vectors, kv.head_dim)
+    def __init__(self, kv: KVStore, layer: int, blocks: int, dtype: torch.dtype) -> None:
+        self.kv, self.layer = kv, layer
+        shape = (blocks, kv.block_size, kv.cell.vectors, kv.cell.width)
         self.gathered = torch.empty(shape, dtype=kv.dtype, device=kv.content.device)
         is_same = dtype == kv.dtype
         self.converted = self.gathered if is_same else torch.empty_like(self.gathered, dtype=dtype)
@@ -158,9 +160,10 @@ class GatheredContext:
         self._runs = kv.runs(blocks).unbind()
         self._gathered = scratch.gathered[: rows * width]
         self._converted = scratch.converted[: rows * width]
-        cells = self._converted.view(rows, width * kv.block_size, kv.cell.vectors, kv.head_dim)
-        vectors = cells.transpose(1, 2)  # [rows, vectors, cells, head_dim]
-        self.keys, self.values = vectors[:, : kv.kv_heads], vectors[:, -kv.kv_heads :]
+        shape = (rows, width * kv.block_size, kv.cell.vectors, kv.cell.width)
+        keys, values = kv.keys_and_values(scratch.layer, self._converted.view(shape))
+        # [rows, kv_heads, cells, head_dim] each
+        self.keys, self.values = keys.transpose(1, 2), values.transpose(1, 2)
 
     def fill(self, layer: int) -> None:
         self._kv.gather(self._runs[layer], self._gathered)

@@ -90,9 +90,10 @@ class SdpaStep(Prepared):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        kv_heads = self._kv.heads[layer].kv_heads
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if sinks is not None:
-            sinks = sinks.view(self._kv.kv_heads, -1, 1, 1)  # [kv_heads, group, 1, 1]
+            sinks = sinks.view(kv_heads, -1, 1, 1)  # [kv_heads, group, 1, 1]
         rule = ScoreRule(scale, cap, sinks)
         for row, (first, end, context) in enumerate(self._rows):
             size, count = self._kv.block_size, end - first
@@ -103,7 +104,7 @@ class SdpaStep(Prepared):
             )  # [positions of the row, context]
             unseen = (distance < 0) | (distance >= (window or context))
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
-            asked = torch.unflatten(query[first:end].float(), 1, (self._kv.kv_heads, -1))
+            asked = torch.unflatten(query[first:end].float(), 1, (kv_heads, -1))
             # Torch's GPU kernels misread masks of odd lengths.
             found = explicit_attention(
                 asked.permute(1, 2, 0, 3),  # [kv_heads, group, positions of the row, head_dim]
@@ -121,4 +122,4 @@ class SdpaStep(Prepared):
         group, index = kv.groups.group[layer], kv.groups.index[layer]
         blocks = self._batch.block_table[group, row, first // size : -(-end // size)]
         cells = kv.content[blocks, index].flatten(0, 1)[: end - first].float()
-        return cells[:, : kv.kv_heads], cells[:, -kv.kv_heads :]
+        return kv.keys_and_values(layer, cells)

@@ -1,21 +1,22 @@
 """The adapters of resident sequences on a GPU."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.core.arrays import Index
-from paceline.core.errors import ConfigError
 from paceline.core.plan import Plan
 from paceline.runner.adapters.host import NO_ADAPTER, AdapterTable, HostAdapters
 from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
 from paceline.runner.cuda.gemm.library import Library
-from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
+from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearWeights, Use
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
 from paceline.runner.cuda.kernels.layers import DeferredNorm
@@ -26,33 +27,90 @@ from paceline.runner.weights.matrix import PlainMatrix
 RANK_STEP = 16  # the least that tensor cores sum over
 
 
-class CudaAdaptedLinear:
-    """A linear of the model and the first factors of all adapters, in one matrix:
+class ModelLinear(Protocol):
+    """A linear of the model."""
 
-        lines   | of the model | part 0: index 0, index 1 ... | part 1: index 0, index 1 ... |
+    @property
+    def weights(self) -> LinearWeights: ...
 
-    So one GEMM computes both, and a kernel adds what the second factors make of it. Steps
-    without adapters use the lines of the model alone, which lie where they would lie otherwise.
+    def choice(self, use: Use) -> KernelChoice:
+        """The kernels for a use, by rows."""
+        ...
+
+
+class FirstFactors(ABC):
+    """A linear of the model and the first factors of all adapters:
+
+        columns | of the model | part 0: index 0, index 1 ... | part 1: index 0, index 1 ... |
+
+    a   [columns of all adapters, inputs]
     """
 
-    def __init__(self, weights: LinearWeights, layout: AdapterLayout) -> None:
+    a: Tensor
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, inputs] to [n, columns]."""
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The same, or parts of the sum [splits, n, columns]."""
+        return self(x)
+
+
+class JoinedFactors(FirstFactors):
+    """One matrix has both, and one GEMM computes them. Steps without adapters use the lines of the
+    model alone, which lie where they would lie otherwise."""
+
+    def __init__(self, weights: LinearWeights, weight: Tensor, layout: AdapterLayout) -> None:
         """The weights move into the matrix."""
-        weight = weights.plain
-        if weight is None:
-            raise ConfigError(f"adapters need plain weights on a GPU: {weights.name} is quantized")
         outputs, inputs = weight.shape
         lines = weight.new_zeros((layout.columns, inputs))
         lines[:outputs] = weight
         weights.matrix = PlainMatrix(lines[:outputs])
-        self._layout, wide = layout, replace(weights, matrix=PlainMatrix(lines))
+        wide = replace(weights, matrix=PlainMatrix(lines))
         if weights.bias is not None:
             wide.bias = weights.bias.new_zeros(layout.columns)
             wide.bias[:outputs] = weights.bias
-        self._wide = Library(wide, lines)
+        self.a, self._wide = lines[outputs:], Library(wide, lines)
         self._split = SplitK.of(wide, Use.ADDED) if wide.bias is None else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._wide.plain(x)
+
+    def parts(self, x: Tensor) -> Tensor:
+        if self._split is not None and len(x) <= self._split.most_rows:
+            return self._split.parts(x)
+        return self(x)
+
+
+class SeparateFactors(FirstFactors):
+    """The model's linear is quantized, and the factors are in 16 bits."""
+
+    def __init__(self, linear: ModelLinear, layout: AdapterLayout) -> None:
+        weights, self._kernels = linear.weights, linear.choice(Use.PLAIN)
+        columns, inputs = layout.columns - layout.outputs, weights.matrix.shape[1]
+        device = weights.matrix.tensors[0].device
+        self.a = torch.zeros((columns, inputs), dtype=weights.dtype, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self._kernels.of(len(x)).plain(x)
+        return torch.cat((found, torch.mm(x, self.a.t())), dim=1)
+
+
+class CudaAdaptedLinear:
+    """A linear of the model and all adapters: a kernel adds what the second factors make of the
+    first ones."""
+
+    def __init__(self, linear: ModelLinear, layout: AdapterLayout) -> None:
+        weight = linear.weights.plain
+        if weight is None:
+            self._first: FirstFactors = SeparateFactors(linear, layout)
+        else:
+            self._first = JoinedFactors(linear.weights, weight, layout)
+        self._layout, a = layout, self._first.a
         parts = len(layout.starts), layout.capacity, layout.rank
-        self._a = lines[outputs:].view(*parts, -1)  # [parts, capacity, rank, inputs]
-        self._b = lines.new_zeros((layout.part_columns, outputs))  # [capacity * rank, outputs]
+        self._a = a.view(*parts, -1)  # [parts, capacity, rank, inputs]
+        self._b = a.new_zeros((layout.part_columns, layout.outputs))  # [capacity * rank, outputs]
 
     def put(self, index: int, parts: tuple[PartWeights, ...]) -> None:
         """Load an adapter at an index. Linears for which it has no weights add nothing."""
@@ -66,26 +124,22 @@ class CudaAdaptedLinear:
 
     def __call__(self, x: Tensor, index: Tensor) -> Tensor:
         """[n, inputs] to [n, outputs], of rows whose adapters have these indices."""
-        return add_adapted(self._wide.plain(x), self._b, index, self._layout)
+        return add_adapted(self._first(x), self._b, index, self._layout)
 
     def gated(self, x: Tensor, index: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
         """act(gate) * up, of a linear that computes both."""
-        return gate_adapted(self._wide.plain(x), self._b, index, self._layout, is_silu, late)
+        return gate_adapted(self._first(x), self._b, index, self._layout, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor, index: Tensor) -> None:
         """total += self(x, index), in place."""
-        if self._split is not None and len(x) <= self._split.most_rows:
-            found = self._split.parts(x)
-        else:
-            found = self._wide.plain(x)
-        add_adapted(found, self._b, index, self._layout, total)
+        add_adapted(self._first.parts(x), self._b, index, self._layout, total)
 
 
-Widen = Callable[[LinearWeights], CudaAdaptedLinear | None]  # makes room beside a linear
+Widen = Callable[[ModelLinear], CudaAdaptedLinear | None]  # makes room beside a linear
 Beside = Callable[[LinearName], Widen]  # for the linears of a layer
 
 
-def not_adapted(_weights: LinearWeights) -> None:
+def not_adapted(_linear: ModelLinear) -> None:
     """Make no room for adapters."""
 
 
@@ -112,11 +166,11 @@ class AdapterRoom:
     def beside(self, layer: int) -> Beside:
         return lambda linear: partial(self._widen, Site(layer, linear))
 
-    def _widen(self, site: Site, weights: LinearWeights) -> CudaAdaptedLinear:
+    def _widen(self, site: Site, linear: ModelLinear) -> CudaAdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
         layout = AdapterLayout(sum(sizes), starts, self.sizes.capacity, self._rank)
-        self._linears[site] = CudaAdaptedLinear(weights, layout)
+        self._linears[site] = CudaAdaptedLinear(linear, layout)
         return self._linears[site]
 
     def put(self, index: int, adapter: AdapterWeights) -> None:

@@ -13,7 +13,7 @@ from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
 from paceline.runner.cuda.gemm.ordered import Ordered
-from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
+from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
 from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
@@ -30,6 +30,7 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Streamed,
     ScaledFew,
     Fp8Library,
+    Int8Library,
     ScaledDecoded,
     Int4Few,
     Int4Decoded,
@@ -79,7 +80,7 @@ class NormedLinear:
         widen: Widen = not_adapted,
         is_gated: bool = False,
     ) -> None:
-        self._adapted = widen(linear.weights)
+        self._adapted = widen(linear)
         normed = Use.GATED if is_gated else Use.NORMED
         self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
         self._weights, self._floor = linear.weights, None if norm is None else norm.floor
@@ -133,7 +134,7 @@ class ResidualParts:
     ) -> "ResidualParts":
         linear = factory.linear(spec)
         factors = None if norm is None else (factory.factor(norm), norm.floor)
-        return ResidualParts(linear, widen(linear.weights), factors)
+        return ResidualParts(linear, widen(linear), factors)
 
 
 class ResidualLinear:

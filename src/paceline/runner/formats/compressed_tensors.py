@@ -90,4 +90,5 @@ def format_of(group: Mapping[str, Any], kind: str, name: str) -> WeightFormat:
         strategy,
         block,
         "input_scale" if is_static else "",
+        int(inputs.get("num_bits") or 16),
     )

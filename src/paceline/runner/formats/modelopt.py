@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.weights.fp4 import NVFP4_GROUP, Nvfp4Matrix
-from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
 from paceline.runner.weights.quantized_matrix import checked
 from paceline.runner.weights.scaled_format import ScaledFormat, beside
 from paceline.runner.weights.weight_format import Quantization, Read, WeightFormat, has_kv_scales
@@ -59,6 +60,9 @@ class Modelopt(WeightFormat):
         if not bool(torch.isfinite(factor)):
             raise ConfigError(f"tensor {of_tensor.name!r} is {float(whole)}, which is no scale")
         return Nvfp4Matrix(read(codes), scale, factor.expand(len(scale)).contiguous())
+
+    def quantize(self, weight: Tensor) -> Matrix:
+        return PlainMatrix(weight) if weight.shape[1] % NVFP4_GROUP else Nvfp4Matrix.of(weight)
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Quantization:

@@ -50,6 +50,7 @@ class SelfAttention:
         self._rotated = spec.heads + spec.kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
+        self._value_norm = factory.value_norm(spec)
         self._norms_rotated = spec.head_norms is not None and spec.head_norms.rotated
         self.output = factory.summed(spec.output)
         self._sinks = None if spec.sinks is None else factory.read(spec.sinks)  # [heads]
@@ -66,6 +67,8 @@ class SelfAttention:
             self.norm.apply_to(rotated)
         if not self._norms_rotated:
             rotation.rotate(rotated)
+        if self._value_norm is not None:
+            self._value_norm.apply_to(qkv[:, self._rotated :])
         context.kv.put(context.cells[layer], qkv[:, spec.heads :])
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
@@ -89,6 +92,7 @@ class DecoderLayer:
         mlp = spec.mlp
         self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
         self._is_parallel = spec.parallel
+        self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
@@ -119,6 +123,8 @@ class DecoderLayer:
         add_linear(hidden, seen, attention.output, self.attention_norm)
         if not self._is_parallel:
             self.mlp.add_to(hidden)
+        if self._scale is not None:
+            hidden.mul_(self._scale)
 
 
 # The store has one shape for all layers.
@@ -136,6 +142,8 @@ TORCH = BackendSupport(
             "norm.centred",
             "norm.bias",
             "layers.parallel",
+            "layers.scale",
+            "layers.attention.value_norm",
             "layers.attention.norm=none",
             "layers.attention.norm.centred",
             "layers.attention.norm.bias",
@@ -183,7 +191,6 @@ TORCH = BackendSupport(
         }
     )
     | TOWER_FEATURES,
-    one_value=STORED,
 )
 
 

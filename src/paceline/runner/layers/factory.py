@@ -86,6 +86,14 @@ class LayerFactory(Generic[L_co]):
         rounded = 2.0 ** ceil(log2(found))
         return 1 / rounded if scale.divides else rounded
 
+    def value_norm(self, attention: AttentionSpec) -> HeadNorm | None:
+        """The norm of values, which has no weight."""
+        if (eps := attention.value_norm) is None:
+            return None
+        dim = attention.head_dim
+        factor = torch.tensor(dim**0.5, dtype=self.dtype, device=self.device)
+        return HeadNorm(UnscaledNorm((dim * eps) ** 0.5, self.device), factor)
+
     def head_factor(self, attention: AttentionSpec, norms: HeadNorms) -> Tensor:
         """The norm factors of all query heads, then key heads, [heads + kv_heads, head_dim]."""
         query = self.factor(norms.query).view(-1, attention.head_dim)

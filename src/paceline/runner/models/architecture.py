@@ -70,6 +70,7 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -88,6 +89,7 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
 
@@ -132,11 +134,13 @@ class LayerSpec:
     """Attention, of one kind or the other; then an MLP.
 
     parallel   both read the residual stream before the layer; their norms are the same
+    scale      [1]; factor of the residual stream after the layer
     """
 
     attention: AttentionSpec | None
     mlp: MLPSpec | MoESpec
     parallel: bool = False
+    scale: TensorSpec | None = None
     latent: LatentAttentionSpec | None = None
 
 

@@ -47,6 +47,19 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of keys and values of a layer, and their size."""
+
+    kv_heads: int
+    head_dim: int
+    is_latent: bool = False  # one vector is key and value
+
+    @property
+    def cell(self) -> CellShape:
+        return CellShape(self.kv_heads if self.is_latent else 2 * self.kv_heads, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything about a model but its weights.
 
@@ -80,6 +93,8 @@ class ModelConfig:
     ignored           what the names of tensors begin with that are no part of the decoder
     quantization      the format of the weights of each linear
     multipliers       of the embedding, of what layers add, and of logits
+    global_heads      of layers without a window, if they have others
+    keys_as_values    values are keys before their norm in layers without a window
     """
 
     architecture: str
@@ -114,6 +129,8 @@ class ModelConfig:
     unrotated: tuple[bool, ...] = ()
     output_bias: bool = False
     multipliers: Multipliers = NO_MULTIPLIERS
+    global_heads: HeadShape | None = None
+    keys_as_values: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -152,10 +169,16 @@ class ModelConfig:
 
     @property
     def kept(self) -> Kept:
-        """Keys and values of every head, or a latent vector."""
+        """Keys and values of every head, or a latent vector. A cell has room for any layer."""
+        cells = [self.heads_of(layer).cell for layer in range(self.layers)]
+        return Kept(max(cells, key=lambda cell: cell.values))
+
+    def heads_of(self, layer: int) -> HeadShape:
         if self.latent is not None:
-            return Kept(CellShape(1, self.latent.width))
-        return Kept(CellShape(2 * self.kv_heads, self.head_dim))
+            return HeadShape(1, self.latent.width, is_latent=True)
+        if self.global_heads is not None and self.windows[layer] is None:
+            return self.global_heads
+        return HeadShape(self.kv_heads, self.head_dim)
 
     @property
     def has_sinks(self) -> bool:
@@ -201,6 +224,7 @@ class ModelConfig:
             head_dim, kv_heads, scale = latent.rope_dim, 1, score_scale(read, latent)
         windows = hf_config.windows(read, layers, traits)
         attention_bias, output_bias, mlp_bias = hf_config.biases(read, traits)
+        others = HeadShape(*hf_config.global_heads(read, windows, kv_heads, head_dim))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -218,7 +242,7 @@ class ModelConfig:
             tied_embedding=not named.generates
             or read.get("tie_word_embeddings", traits.tied_embedding),
             windows=windows,
-            rope=hf_config.rope(read, hf_config.FULL, head_dim, traits),
+            rope=hf_config.rope(read, hf_config.FULL, others.head_dim, traits),
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
             unrotated=hf_config.unrotated(read, windows, traits),
@@ -239,6 +263,8 @@ class ModelConfig:
                 float(read.get("residual_multiplier", 1.0)),
                 float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
             ),
+            global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
+            keys_as_values=bool(read.get("attention_k_eq_v")),
         )
 
     @classmethod

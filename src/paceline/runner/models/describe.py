@@ -15,7 +15,7 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     MLPSpec,
 )
-from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
@@ -72,7 +72,10 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
         latent = describe_latent(config, config.latent, longest, tensors)
         return LayerSpec(None, mlp, latent=latent)
     attention = _attention(config, layer, longest, tensors)
-    return LayerSpec(attention, mlp, config.traits.parallel)
+    scale = None
+    if config.traits.layer_scale:
+        scale = tensors.vector("layer_scalar", "layer_output_scale.weight", 1)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
@@ -86,28 +89,30 @@ def _attention(
     config: ModelConfig, layer: int, longest: int, tensors: LayerTensors
 ) -> AttentionSpec:
     traits, window, names = config.traits, config.windows[layer], config.traits.norms
+    heads = config.heads_of(layer)
     attention = AttentionSpec(
         norm=tensors.input_norm(names.attention, "attn_norm"),
-        qkv=_qkv(config, tensors),
+        qkv=_qkv(config, layer, tensors),
         heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         rope=_rope(config, layer, longest),
-        rotary_dim=config.rotary_dim,
+        rotary_dim=heads.head_dim if config.global_heads else config.rotary_dim,
         scale=config.query_scale,
         output=tensors.linear(
             "self_attn.o_proj",
             "attn_output",
-            (config.width, config.heads * config.head_dim),
+            (config.width, config.heads * heads.head_dim),
             has_bias=config.output_bias,
         ),
-        head_norms=_head_norms(config, tensors) if traits.qk_norm else None,
+        head_norms=_head_norms(config, heads, tensors) if traits.qk_norm else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
         sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
+        value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
     return _with_kv_scales(attention, tensors) if config.quantization.has_kv_scales else attention
@@ -116,14 +121,14 @@ def _attention(
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
     if config.unrotated and config.unrotated[layer]:
-        return Rope.plain((0.0,) * (config.head_dim // 2))
+        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
     rope = config.rope if config.windows[layer] is None else config.local_rope
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, tensors: LayerTensors) -> HeadNorms:
-    norms, dim = config.traits.qk_norms, config.head_dim
-    heads, kv_heads = (config.heads, config.kv_heads) if norms.whole else (1, 1)
+def _head_norms(config: ModelConfig, shape: HeadShape, tensors: LayerTensors) -> HeadNorms:
+    norms, dim = config.traits.qk_norms, shape.head_dim
+    heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
     return HeadNorms(
         tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim),
         tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim),
@@ -153,14 +158,15 @@ def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> Attentio
     )
 
 
-def _qkv(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    traits, width = config.traits, config.width
+def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
+    traits, width, shape = config.traits, config.width, config.heads_of(layer)
     has_bias = traits.qkv_bias or config.attention_bias
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    queries, keys = config.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
-    names = (("q", queries, config.heads), ("k", keys, config.kv_heads), ("v", keys, 0))
+    values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
+    names = (("q", queries, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",

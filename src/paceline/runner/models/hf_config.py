@@ -17,7 +17,12 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention",)
+UNSUPPORTED = (
+    "use_bidirectional_attention",
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +105,21 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
-    text = read.get("text_config")
+    text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
-        return ConfigEntries({**dict(found.traits.defaults), **read.raw}, read.where)
+        return ConfigEntries({**usual, **read.raw}, read.where)
     whole = {key: read.raw[key] for key in OF_THE_WHOLE if key in read.raw}
     where = f"{read.where}, text_config"
     given = {key: value for key, value in text.items() if value is not None}
     if (part := found.traits.text_part) is not None:
-        return ConfigEntries({**dict(part.defaults), **given, **whole}, where)
-    usual = {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
+        return ConfigEntries({**usual, **dict(part.defaults), **given, **whole}, where)
+    usual |= {"tie_word_embeddings": False, **dict(found.traits.text_defaults)}
     return ConfigEntries({**usual, **given, **whole}, where)
 
 
 def refuse_unsupported(read: ConfigEntries, traits: Traits) -> None:
     for key in UNSUPPORTED:
-        if read.get(key):
+        if read.get(key) not in (None, False, 0, "vision"):  # a text has no images
             raise ConfigError(f"{read.where}: {key} = {read.get(key)!r} is not supported")
     for key in ("hidden_act", "hidden_activation"):
         if read.get(key, traits.activation) != traits.activation:
@@ -203,6 +208,27 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
         return tuple(None if layer < full else window for layer in range(layers))
     every = read.get("sliding_window_pattern", traits.global_every)
     return traits.windows(layers, window, every)
+
+
+def global_heads(
+    read: ConfigEntries, windows: tuple[int | None, ...], kv_heads: int, head_dim: int
+) -> tuple[int, int]:
+    """Heads of keys and their size in layers without a window; those of the others are given."""
+    layers = [layer for layer, window in enumerate(windows) if window is None]
+    if given := read.get("per_layer_config"):
+        found = {
+            (one.get("num_key_value_heads", kv_heads), one.get("head_dim", head_dim))
+            for one in (given.get(str(layer), {}) for layer in layers)
+        }
+        if len(found) > 1 or set(map(int, given)) - set(layers):
+            raise ConfigError(
+                f"{read.where}: per_layer_config is supported where it is the same for all layers "
+                "without a window, and for these alone"
+            )
+        return found.pop()
+    if read.get("attention_k_eq_v"):
+        kv_heads = read.get("num_global_key_value_heads", kv_heads)
+    return kv_heads, read.get("global_head_dim", head_dim)
 
 
 def unrotated(

@@ -192,6 +192,14 @@ def _dynamic(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) 
     return RopeChoice.always(Rope.plain(tuple(found)))
 
 
+def _proportional(plain: Frequencies, scaling: Mapping[str, Any], max_position: int) -> RopeChoice:
+    """The first pairs of a whole head rotate, and the others stay as they are."""
+    pairs = int(float(scaling.get("partial_rotary_factor", 1.0)) * len(plain))
+    factor = float(scaling.get("factor", 1.0))
+    found = tuple(one / factor for one in plain[:pairs])
+    return RopeChoice.always(Rope.plain(found).padded(len(plain)))
+
+
 # By name, as in `rope_scaling`.
 SCALINGS: dict[str, Callable[[Frequencies, Mapping[str, Any], int], RopeChoice]] = {
     "default": _default,
@@ -200,4 +208,5 @@ SCALINGS: dict[str, Callable[[Frequencies, Mapping[str, Any], int], RopeChoice]]
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

@@ -103,11 +103,13 @@ class Traits:
     output_bias        attention_bias is for the linear after attention too *
     qk_norm            queries and keys have norms
     qk_norms           which norms, if they have some
+    value_norm         each head of values has an RMS norm without a weight
     norms              norms of a layer
     layer_norm         norms subtract the mean
     norm_bias          norms have biases
     norm_offset        a norm multiplies by its weight plus this
     parallel           attention and MLP read the same input
+    layer_scale        each layer has a factor of the residual stream
     adjacent_pairs     pairs of rotated dimensions are side by side
     unrotated_every    n: queries and keys of layers n, 2n, … do not rotate; 0: all do *
     unrotated_global   they do not rotate in layers without a window, if others have one
@@ -143,11 +145,13 @@ class Traits:
     output_bias: bool = True
     qk_norm: bool = False
     qk_norms: QKNorms = QKNorms()
+    value_norm: bool = False
     norms: NormNames = NormNames()
     layer_norm: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0
     parallel: bool = False
+    layer_scale: bool = False
     adjacent_pairs: bool = False
     unrotated_every: int = 0
     unrotated_global: bool = False

@@ -73,6 +73,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
+    if model.global_heads is not None and size > 1:
+        found.append("layers of the model have different heads, which are not divided")
     if model.has_whole_norms and size > 1:
         found.append("the norms of the model span all heads, which no rank has")
     return found

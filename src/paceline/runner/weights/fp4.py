@@ -9,10 +9,11 @@ from torch import Tensor
 
 from paceline.runner.weights.codes import GroupCodes
 from paceline.runner.weights.matrix import Matrix
-from paceline.runner.weights.quantized_matrix import unpacked
+from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, unpacked
 
 GROUP = 32  # inputs that share an exponent
 NVFP4_GROUP = 16  # inputs that share a scale
+LEAST_SCALE = 2.0**-9  # that fp8 holds
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor((*SIZES, *(-size for size in SIZES)))
 BIAS = 127  # of stored exponents
@@ -49,12 +50,7 @@ class Mxfp4Matrix(Matrix):
         largest = groups.abs().amax(dim=-1).clamp_(min=2.0**-100)
         exponent = torch.frexp(largest).exponent - 1 - MOST_EXPONENT
         scaled = groups * torch.ldexp(torch.ones_like(largest), -exponent).unsqueeze(-1)
-        code = (scaled < 0).view(torch.uint8) * 8
-        size = scaled.abs_()
-        for low, high in pairwise(SIZES):
-            code += (size > (low + high) / 2).view(torch.uint8)
-        code = code.flatten(1)
-        return Mxfp4Matrix(code[:, ::2] | code[:, 1::2] << 4, (exponent + BIAS).to(torch.uint8))
+        return Mxfp4Matrix(nearest(scaled), (exponent + BIAS).to(torch.uint8))
 
     def dense(self) -> Tensor:
         codes = unpacked(self.weight)
@@ -92,6 +88,16 @@ class Nvfp4Matrix(Matrix):
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[-2], 2 * self.weight.shape[-1]
 
+    @staticmethod
+    def of(weight: Tensor) -> "Nvfp4Matrix":
+        """Round weights [outputs, inputs]."""
+        groups = weight.float().view(len(weight), -1, NVFP4_GROUP)
+        largest = groups.abs().amax(dim=-1)
+        whole = largest.max().clamp(min=1e-30) / (SIZES[-1] * FP8_MAX)
+        scale = (largest / (SIZES[-1] * whole)).clamp_(min=LEAST_SCALE).to(FP8)
+        codes = nearest(groups / (scale.float() * whole).unsqueeze(-1))
+        return Nvfp4Matrix(codes, scale, whole.expand(len(weight)).contiguous())
+
     def dense(self) -> Tensor:
         codes = unpacked(self.weight)
         values = VALUES.to(codes.device)[codes.long()].view(*self.scale.shape, NVFP4_GROUP)
@@ -105,3 +111,12 @@ class Nvfp4Matrix(Matrix):
         # torch cannot index fp8
         scale = self.scale.view(torch.uint8)[outputs].view(self.scale.dtype)
         return Nvfp4Matrix(self.weight[outputs], scale, self.whole[outputs])
+
+
+def nearest(numbers: Tensor) -> Tensor:
+    """The codes of numbers [outputs, groups, inputs], two per byte."""
+    code, size = (numbers < 0).view(torch.uint8) * 8, numbers.abs()
+    for low, high in pairwise(SIZES):
+        code += (size > (low + high) / 2).view(torch.uint8)
+    code = code.flatten(1)
+    return code[:, ::2] | code[:, 1::2] << 4

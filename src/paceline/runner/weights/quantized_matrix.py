@@ -13,27 +13,30 @@ from paceline.runner.weights.matrix import Matrix, PlainMatrix
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 INT8_MAX = 127
-INT4_BITS = 4
+INT4_BITS, INT8_BITS = 4, 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledMatrix(Matrix):
     """8-bit codes, with a scale per block of outputs and inputs.
 
-    weight   [outputs, inputs]; fp8 or int8
-    scale    [outputs / block outputs, inputs / block inputs] in float32, rounded up for partial
-             blocks
-    block    outputs and inputs of a block; 1 and all inputs: a scale per output
+    weight       [outputs, inputs]; fp8 or int8
+    scale        [outputs / block outputs, inputs / block inputs] in float32, rounded up for
+                 partial blocks
+    block        outputs and inputs of a block; 1 and all inputs: a scale per output
+    input_bits   of the inputs that int8 weights were made for: 16 or 8
     """
 
     weight: Tensor
     scale: Tensor
     block: tuple[int, int]
+    input_bits: int = 16
 
     @property
     def form(self) -> str:
         kind = "fp8" if self.weight.dtype == FP8 else "int8"
-        return f"{kind} by {'rows' if self.is_by_row else 'blocks'}"
+        inputs = " for inputs in int8" if self.takes_int8 else ""
+        return f"{kind} by {'rows' if self.is_by_row else 'blocks'}{inputs}"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,6 +45,11 @@ class ScaledMatrix(Matrix):
     @property
     def is_by_row(self) -> bool:
         return self.block[0] == 1 and self.scale.shape[-1] == 1
+
+    @property
+    def takes_int8(self) -> bool:
+        """Were int8 weights made for inputs in int8?"""
+        return self.weight.dtype == torch.int8 and self.input_bits == INT8_BITS
 
     def dense(self) -> Tensor:
         (outputs, inputs), (rows, columns) = self.shape, self.block
@@ -56,7 +64,7 @@ class ScaledMatrix(Matrix):
             return PlainMatrix(self.dense()[outputs])
         # torch cannot index fp8
         weight = self.weight.view(torch.uint8)[outputs].view(self.weight.dtype)
-        return ScaledMatrix(weight, self.scale[outputs], self.block)
+        return replace(self, weight=weight, scale=self.scale[outputs])
 
     @property
     def joins(self) -> bool:
@@ -133,7 +141,7 @@ class CodedMatrix(Matrix):
 
     @property
     def bits(self) -> int:
-        return INT4_BITS if self.weight.dtype == torch.uint8 else 8
+        return INT4_BITS if self.weight.dtype == torch.uint8 else INT8_BITS
 
     @property
     def shape(self) -> tuple[int, int]:

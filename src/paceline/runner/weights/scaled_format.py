@@ -23,6 +23,7 @@ class ScaledFormat(WeightFormat):
     scales        per tensor, per output ("channel") or per block
     block         outputs and inputs of a block
     input_scale   is an input scale stored? It is ignored: inputs are scaled per row
+    input_bits    of the inputs that the weights were made for
     """
 
     name: ClassVar[str] = "scaled"
@@ -32,6 +33,7 @@ class ScaledFormat(WeightFormat):
     scales: str = "channel"
     block: tuple[int, int] = (1, 1)
     input_scale: str = ""
+    input_bits: int = 16
 
     def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         found = [replace(weight, types=self.types), self._scale(weight)]
@@ -45,7 +47,7 @@ class ScaledFormat(WeightFormat):
         if self.scales == "tensor":
             scale = scale.reshape(1, 1).expand(len(codes), 1).contiguous()
         block = self.block if self.scales == "block" else (1, codes.shape[1])
-        return ScaledMatrix(codes, scale.reshape(self._rows(codes), -1), block)
+        return ScaledMatrix(codes, scale.reshape(self._rows(codes), -1), block, self.input_bits)
 
     def _rows(self, codes: Tensor) -> int:
         return -(-len(codes) // self.block[0]) if self.scales == "block" else len(codes)

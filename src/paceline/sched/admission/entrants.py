@@ -50,18 +50,25 @@ class WaitingEntrant(Entrant):
     __slots__ = ("_entrants", "_row", "hit", "most", "span")
 
     def __init__(self, entrants: "Entrants", head: Sequence, room: StepRoom, chunk: Chunk) -> None:
-        state = entrants.state
+        self._entrants = entrants
         self.most = entrants.most(head)
-        hit = state.prefixes.lookup(head, self.most)
+        hit = entrants.state.prefixes.lookup(head, self.most)
+        self._continue(head, hit, room, chunk)
+        if hit.snapshot is not None and self.short_of_blocks(room.free) > 0:
+            # Its snapshot must be held too. A sequence that needs nearly all blocks computes again.
+            self._continue(head, Hit((), 0, cached=hit.cached), room, chunk)
+
+    def _continue(self, head: Sequence, hit: Hit, room: StepRoom, chunk: Chunk) -> None:
+        """Begin behind a hit."""
+        entrants, state = self._entrants, self._entrants.state
         rest, taken = entrants.rest(head, hit), entrants.budget - room.left
         allowed = state.policy.room(head, rest, taken, room.left)
         if allowed is not room.left:
             check_room(state.policy, head, allowed, room.left)
-        row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
+        self._row = row = ArrivalRow(head, hit.tokens, rest, allowed, room.first, room.used)
+        row.branch = state.states.branch_of(hit)
         size = 1 if head.child < 0 else len(state.group(head))
         super().__init__(head, size, rest, allowed, chunk(row))
-        self._entrants = entrants
-        self._row = row
         self.hit = hit
         self.span = entrants.span(head, hit, self.tokens)  # positions that its blocks must hold
 
@@ -70,7 +77,8 @@ class WaitingEntrant(Entrant):
         return self._entrants.limits.reason(self._row.again())
 
     def short_of_blocks(self, free: int) -> int:
-        if self.size == 1 and self._entrants.state.cache.tables.most_blocks(self.span) <= free:
+        is_alone, tables = self.size == 1, self._entrants.state.cache.tables
+        if is_alone and self.hit.snapshot is None and tables.most_blocks(self.span) <= free:
             return 0  # enough even if all blocks of the hit are free ones
         return self._entrants.missing(self.sequence, self.hit, self.tokens) - free
 
@@ -112,12 +120,14 @@ class Entrants:
         """Most tokens of a waiting sequence's prefix hit; None: no limit.
 
         If others will fork from it and windows slide, the hit must not go beyond the fork point:
-        behind that, the sequence lacks blocks that the others read.
+        behind that, the sequence lacks blocks that the others read. With states, it must be shorter
+        still: the others copy the state that the sequence has there, not that of a snapshot.
         """
-        if self.state.cache.tables.slides:
+        has_states = self.state.states.enabled
+        if self.state.cache.tables.slides or has_states:
             sequence_group = self.state.sequence_group(head)
             if sequence_group is not None and len(sequence_group.members) > 1:
-                return sequence_group.fork_point
+                return max(sequence_group.fork_point - has_states, 0)
         return None
 
     def rest(self, head: Sequence, hit: Hit) -> int:
@@ -142,7 +152,7 @@ class Entrants:
     def missing(self, head: Sequence, hit: Hit, tokens: int) -> int:
         """Free blocks that an admission uses up, including the fork of its group."""
         sequence_group = self.state.sequence_group(head)
-        missing = self.state.cache.tables.missing(hit, self.span(head, hit, tokens))
+        missing = self.state.cache.missing(hit, self.span(head, hit, tokens))
         if sequence_group is not None and len(sequence_group.members) > 1:
             missing += self._forks.need(sequence_group, self._span_alone, hit)
         return missing
@@ -150,7 +160,7 @@ class Entrants:
     def missing_at_last(self, entrant: WaitingEntrant, hit: Hit) -> int:
         """Free blocks that an admission uses up until all known tokens are computed."""
         head = entrant.sequence
-        whole = self.state.cache.tables.missing(hit, len(head.tokens))
+        whole = self.state.cache.missing(hit, len(head.tokens))
         return max(whole, self.missing(head, hit, min(entrant.tokens, self.rest(head, hit))))
 
     def _span_alone(self, sequence: Sequence) -> int:

@@ -14,6 +14,7 @@ from paceline.sched.admission.rows import Used, WantedRows
 from paceline.sched.plugin_checks import check_share, is_within, wrong_counts
 from paceline.sched.policy import Policy, within_budget
 from paceline.sched.slots import SlotTable
+from paceline.sched.transfers.states import States
 
 
 class Sharing(Protocol):
@@ -36,6 +37,9 @@ class LimitView(Protocol):
 
     @property
     def images(self) -> ImagesAhead: ...
+
+    @property
+    def states(self) -> States: ...
 
     @property
     def cost(self) -> StepCost | None: ...
@@ -138,6 +142,23 @@ class LongPrefill(Limit):
 
     def clip(self, rows: WantedRows) -> I32:
         return np.minimum(rows.want, self._threshold)
+
+
+class SnapshotEnds(Limit):
+    """A row ends where the state of its sequence is to be kept."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+
+    @classmethod
+    def create(cls, config: Config, view: LimitView) -> "SnapshotEnds | None":
+        may_cut = config.step.enable_chunked_prefill and config.cache.enable_prefix_caching
+        may_cut &= not config.encoder.disable_chunked_mm_input
+        return cls(view.states) if may_cut and config.cache.state_blocks else None
+
+    def clip(self, rows: WantedRows) -> I32:
+        room = rows.ends(self._states) - rows.start
+        return np.where(room > 0, np.minimum(rows.want, room), rows.want)
 
 
 class ModelLength(Limit):

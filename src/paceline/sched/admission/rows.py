@@ -7,6 +7,7 @@ import numpy as np
 from paceline.core.arrays import I32, NO_INDEX, Index
 from paceline.core.request import Sequence
 from paceline.sched.slots import SlotTable
+from paceline.sched.transfers.states import States
 
 Used = dict[str, int]
 """Quantities that the rows of a step have used up, by the names that limits count them under."""
@@ -50,6 +51,11 @@ class WantedRows(ABC):
         """Most tokens of each row's sequence."""
 
     @abstractmethod
+    def ends(self, states: States) -> I32:
+        """The position at which each row must end if it would go further, so that its state can be
+        kept; 0: none."""
+
+    @abstractmethod
     def sequence(self, row: int) -> Sequence:
         """The sequence of a row."""
 
@@ -83,6 +89,9 @@ class ResidentRows(WantedRows):
     def limit(self) -> I32:
         return self._table.limit[self.slot]
 
+    def ends(self, states: States) -> I32:
+        return states.ends(self.slot, self.start)
+
     def sequence(self, row: int) -> Sequence:
         return self._table.sequence(int(self.slot[row]))
 
@@ -93,7 +102,7 @@ class ResidentRows(WantedRows):
 class ArrivalRow(WantedRows):
     """The row of a sequence that joins in this step."""
 
-    __slots__ = ("_sequence", "_start", "rest")
+    __slots__ = ("_sequence", "_start", "branch", "rest")
 
     arriving = True
     slot = NO_INDEX
@@ -105,6 +114,7 @@ class ArrivalRow(WantedRows):
         self._sequence = sequence
         self._start = start
         self.rest = rest  # positions that it wants without limits
+        self.branch = 0  # position at which it must end, because a prefix branches there; 0: none
 
     @property
     def start(self) -> I32:
@@ -118,6 +128,9 @@ class ArrivalRow(WantedRows):
     def limit(self) -> I32:
         return np.array([self._sequence.limit], np.int32)
 
+    def ends(self, states: States) -> I32:
+        return np.array([states.policy.end(self._start, self.branch)], np.int32)
+
     def sequence(self, row: int) -> Sequence:
         return self._sequence
 
@@ -126,4 +139,6 @@ class ArrivalRow(WantedRows):
 
     def again(self) -> "ArrivalRow":
         """A copy of the row before any limit clipped it."""
-        return ArrivalRow(self._sequence, self._start, self.rest, self.left, self.first, self.used)
+        row = ArrivalRow(self._sequence, self._start, self.rest, self.left, self.first, self.used)
+        row.branch = self.branch
+        return row

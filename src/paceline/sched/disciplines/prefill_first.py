@@ -10,6 +10,7 @@ from paceline.sched.admission.limits import (
     LongPrefill,
     PolicyShare,
     ReachableImages,
+    SnapshotEnds,
     WholePrompts,
     WholeRows,
 )
@@ -26,7 +27,15 @@ class PrefillFirst(Discipline):
     decode steps. Decodes wait for `max_wait` seconds at most.
     """
 
-    limits = (LongPrefill, WholePrompts, ReachableImages, WholeRows, PolicyShare, EncoderBudget)
+    limits = (
+        LongPrefill,
+        SnapshotEnds,
+        WholePrompts,
+        ReachableImages,
+        WholeRows,
+        PolicyShare,
+        EncoderBudget,
+    )
 
     _held_since: float | None = None  # since when decodes wait
 

@@ -115,7 +115,7 @@ SENTENCES = {
 
 def sentence(moment: Moment) -> str:
     amount = moment.amount
-    return SENTENCES[moment.happened].format(
+    told = SENTENCES[moment.happened].format(
         step=moment.step,
         cause=moment.cause,
         amount=amount,
@@ -123,6 +123,10 @@ def sentence(moment: Moment) -> str:
         blocks=plural(amount, "block"),
         requests=plural(amount, "request"),
     )
+    if moment.happened in (Happened.ADMITTED, Happened.RESUMED) and moment.cause:
+        deepest = f"the deepest snapshot is at {amount:,}" if amount else "there is no snapshot"
+        told += f" KV of {tokens(int(moment.cause))} is cached; {deepest}."
+    return told
 
 
 def progress(sequence: Sequence, at: SchedulerState) -> str:

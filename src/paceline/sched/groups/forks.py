@@ -57,11 +57,10 @@ class Forks:
 
     def _resumed_hit(self, sequence: Sequence, sequence_group: SequenceGroup) -> Hit | None:
         """The prefix hit of a member that ran before, if it goes beyond the fork point. None where
-        windows slide: the leader may have a shorter hit, and the prompt would not be shared."""
-        if (
-            len(sequence.tokens) <= len(sequence_group.request.prompt)
-            or self._state.cache.tables.slides
-        ):
+        windows slide: the leader may have a shorter hit, and the prompt would not be shared. None
+        with states, which come from the leader."""
+        alike = self._state.cache.tables.slides or self._state.states.enabled
+        if alike or len(sequence.tokens) <= len(sequence_group.request.prompt):
             return None
         hit = self._state.prefixes.lookup_device(sequence)
         return hit if hit.tokens > sequence_group.fork_point else None
@@ -96,6 +95,7 @@ class Forks:
             state.changes.copies.append((slot, copies))
         else:
             state.cache.attach(slot, sequence, hit, start + 1)
+        state.states.fork(leader.slot, slot)
         blocks = state.cache.tables.entries(slot)
         state.changes.admitted.append(self._arrivals.settle(sequence, start, blocks))
 
@@ -138,6 +138,7 @@ class Forks:
         sequence.tokens = tokens = state.table.tokens[parent.slot, :known].copy()
         copies = state.cache.rebase(slot, sequence, parent.slot, known)
         state.table.rebase(slot, parent.slot)
+        state.states.fork(parent.slot, slot)
         state.changes.release(slot)
         state.changes.copies.append((slot, copies))
         request = sequence.request.child(sequence.child)

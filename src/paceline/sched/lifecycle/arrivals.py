@@ -92,9 +92,13 @@ class Arrivals:
         resumed = sequence.preemptions > 0
         state.queue.remove(sequence)
         slot = state.table.admit(sequence, hit.tokens, self.drafts(sequence))
+        state.cache.hold_snapshot(sequence, hit, state.step)
         blocks = state.cache.attach(slot, sequence, hit, tokens)
+        if copies := state.states.admit(slot, hit):
+            state.changes.copies.append((slot, copies))
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
-        note(sequence, happened, state.now, state.step, hit.tokens)
+        cached = str(hit.cached) if hit.cached > hit.tokens else ""
+        note(sequence, happened, state.now, state.step, hit.tokens, cached)
         more = len(sequence.tokens) - len(sequence.request.prompt)
         if more and not resumed:
             note(sequence, Happened.CONTINUED, state.now, state.step, more)

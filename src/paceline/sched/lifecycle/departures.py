@@ -193,6 +193,7 @@ class Departures:
     def _release(self, slot: int) -> Sequence:
         """Release a slot and its blocks, which stay cached."""
         state = self._state
+        state.states.leave(slot)
         computed = int(state.table.computed[slot])
         if computed < state.table.given[slot] or state.cache.index.is_eager:
             state.prefixes.seal_filled(slot)  # including blocks that steps in flight will fill

@@ -45,7 +45,9 @@ class Failures:
             if not alive[one.row]:
                 made = (new.identity for new in plan.encode if new.slot == slots[one.row])
                 state.images.forget(made)
-                doubtful |= state.cache.index.retract((slots[one.row], int(rows.epoch[one.row])))
+                owner = slots[one.row], int(rows.epoch[one.row])
+                doubtful |= state.cache.index.retract(owner)
+                state.states.retract(owner)
         for slot in table.order.tolist():  # later ones may read blocks of earlier ones
             if slot not in reasons or not table.resident[slot]:  # it may have left with its group
                 continue
@@ -63,16 +65,21 @@ class Failures:
 
     def _may_come_from_others(self, slot: int, doubtful: Doubtful) -> bool:
         """May the failure come from blocks that an earlier sequence computed?"""
-        shares = not doubtful.keys().isdisjoint(self._state.cache.tables.blocks(slot))
-        return shares and not self._has_sampled(slot)
+        return not (self._has_sampled(slot) or doubtful.keys().isdisjoint(self._read(slot)))
+
+    def _read(self, slot: int) -> list[int]:
+        """The blocks that a resident reads, and those that its state came from."""
+        return [*self._state.cache.tables.blocks(slot), *self._state.states.read(slot)]
 
     def _forget(self, sequence: Sequence) -> Doubtful:
         """Remove the doubtful blocks of a sequence from the cache."""
         cache, slot = self._state.cache, sequence.slot
         if slot < 0:
             return {}  # it has not forked yet
-        good = int(self._state.table.computed[slot]) if self._has_sampled(slot) else 0
+        has_sampled = self._has_sampled(slot)
+        good = int(self._state.table.computed[slot]) if has_sampled else 0
         found = cache.unseal(slot, sequence, good // cache.block_size)
+        found |= self._state.states.forget(slot, has_sampled)
         self._state.table.invalidate(slot, good)
         return found
 
@@ -95,7 +102,7 @@ class Failures:
         for slot in state.table.order[::-1].tolist():
             if not state.table.resident[slot] or slot in well or self._has_sampled(slot):
                 continue
-            if doubtful.keys().isdisjoint(state.cache.tables.blocks(slot)):
+            if doubtful.keys().isdisjoint(self._read(slot)):
                 continue
             for one in state.group(state.table.sequence(slot)):
                 self._forget_on_host(self._forget(one).values())

@@ -1,4 +1,4 @@
-"""Rows as fp8 and back: quantized inputs of GEMMs, decoded weights."""
+"""Rows in 8 bits and back: quantized inputs of GEMMs, decoded weights."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -10,21 +10,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, ScaledMatrix
+from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, INT8_MAX, ScaledMatrix
 
 WIDE = 8192  # inputs of a row; rows with more have more threads
 PADDED_ROWS = 16  # with scales of groups, the library takes multiples of so many rows
 
 
 def quantized_rows(
-    x: Tensor, factor: Tensor | None, floor: float | None, group: int = 0
+    x: Tensor,
+    factor: Tensor | None,
+    floor: float | None,
+    group: int = 0,
+    dtype: torch.dtype = FP8,
 ) -> tuple[Tensor, Tensor]:
-    """Rows [n, width] as fp8, and their scales, [n, 1] or one for each group [n, groups], those of
-    a group adjacent. With a `floor`, rows are divided by their lengths first, or by `floor` if that
-    is larger; then multiplied by the factor [width]. With groups, rows of zeros follow."""
+    """Rows [n, width] as fp8 or int8, and their scales, [n, 1] or one for each group [n, groups],
+    those of a group adjacent. With a `floor`, rows are divided by their lengths first, or by
+    `floor` if that is larger; then multiplied by the factor [width]. With groups, rows of zeros
+    follow."""
     rows, width = x.shape
     padded = -(-rows // PADDED_ROWS) * PADDED_ROWS if group else rows
-    codes = torch.empty((padded, width), dtype=FP8, device=x.device)
+    codes = torch.empty((padded, width), dtype=dtype, device=x.device)
     groups = width // group if group else 1
     scale = torch.empty((groups, padded), dtype=torch.float32, device=x.device).t()
     _quantize[(padded,)](
@@ -38,7 +43,8 @@ def quantized_rows(
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
         GROUP=group,
-        MOST=FP8_MAX,
+        MOST=FP8_MAX if dtype == FP8 else INT8_MAX,
+        ROUNDED=dtype == torch.int8,
         NORMED=floor is not None,
         FACTORED=factor is not None,
         num_warps=16 if width > WIDE else 8,
@@ -79,6 +85,7 @@ def _quantize(
     PADDED: tl.constexpr,
     GROUP: tl.constexpr,
     MOST: tl.constexpr,
+    ROUNDED: tl.constexpr,
     NORMED: tl.constexpr,
     FACTORED: tl.constexpr,
 ):
@@ -99,12 +106,14 @@ def _quantize(
         each = tl.maximum(tl.max(tl.abs(parts), 1), 1e-12) / MOST
         number = tl.arange(0, groups)
         tl.store(scale + number * padded + row, each, mask=number * GROUP < WIDTH)
-        found = tl.reshape(parts / each[:, None], [PADDED]).to(codes.dtype.element_ty)
+        found = tl.reshape(parts / each[:, None], [PADDED])
     else:
         one = tl.maximum(tl.max(tl.abs(values), 0), 1e-12) / MOST
         tl.store(scale + row, one)
-        found = (values / one).to(codes.dtype.element_ty)
-    tl.store(codes + row * WIDTH + index, found, mask=inside)
+        found = values / one
+    if ROUNDED:
+        found = tl.floor(found + 0.5)
+    tl.store(codes + row * WIDTH + index, found.to(codes.dtype.element_ty), mask=inside)
 
 
 @triton.jit

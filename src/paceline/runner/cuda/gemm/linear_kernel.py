@@ -173,9 +173,13 @@ class ExpertChoice:
 
 
 class ExpertKernel(ABC):
-    """One way to compute the experts of a layer."""
+    """One way to compute the experts of a layer.
+
+    weights   as the kernel keeps them
+    """
 
     name: ClassVar[str]
+    weights: ExpertWeights
 
     @classmethod
     @abstractmethod

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
 from paceline.runner.cuda.gemm.fp8 import Fp8Library
-from paceline.runner.cuda.gemm.fp8_codes import decoded
+from paceline.runner.cuda.gemm.fp8_codes import decoded, quantized_rows
 from paceline.runner.cuda.gemm.library import LibraryLinear
-from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 LINES = 32  # outputs of a program
 BLOCK = 128  # inputs and outputs of a block that has one scale
 FP8_ROWS = 16  # beyond, quantizing the inputs costs less than decoding weights
 INT8_ROWS = 64
+COLUMNS = 1024  # of a program that scales sums
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -30,6 +32,12 @@ def scaled_of(weights: LinearWeights) -> ScaledMatrix | None:
     if not isinstance(matrix, ScaledMatrix):
         return None
     return matrix if matrix.is_by_row or matrix.block == (BLOCK, BLOCK) else None
+
+
+def is_whole(matrix: ScaledMatrix) -> bool:
+    """Do programs for few rows fill their tiles?"""
+    outputs, inputs = matrix.shape
+    return outputs % LINES == 0 and inputs % BLOCK == 0
 
 
 class ScaledFew(FewRows):
@@ -51,9 +59,7 @@ class ScaledFew(FewRows):
             return None
         if not matrix.is_by_row and Fp8Library.of(weights, use) is not None:
             return None  # which reads blocks as fast
-        outputs, inputs = matrix.shape
-        is_whole = outputs % LINES == 0 and inputs % BLOCK == 0
-        return cls(weights, matrix) if is_whole else None
+        return cls(weights, matrix) if is_whole(matrix) else None
 
     def launch(
         self, x: Tensor, out: Tensor, parts: Tensor, factor: Tensor | None, is_added: bool
@@ -81,6 +87,62 @@ class ScaledFew(FewRows):
             ADDED=is_added,
             num_warps=4,
             num_stages=4,
+            launch_pdl=True,
+        )
+
+
+class Int8Library(LinearKernel):
+    """Many rows of inputs that are quantized too, if the weights were made for that, by torch's
+    library."""
+
+    name = "int8_library"
+
+    def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
+        self._weights, self._matrix = weights, matrix
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Int8Library | None":
+        """All uses. The library takes no few rows, so others must."""
+        matrix = scaled_of(weights)
+        if matrix is None or not matrix.takes_int8 or not matrix.is_by_row:
+            return None
+        is_known = weights.dtype in HALVES and is_whole(matrix)
+        return cls(weights, matrix) if is_known else None
+
+    def plain(self, x: Tensor) -> Tensor:
+        return self._multiplied(x, None)
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        return self._multiplied(hidden, floor), DeferredNorm(hidden, 0.0, 0)
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        found, late = self.normed(hidden, floor)
+        return gated(found, is_silu, late)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self._run(x, None, total, is_added=True)
+
+    def _multiplied(self, x: Tensor, floor: float | None) -> Tensor:
+        out = x.new_empty((len(x), self._matrix.shape[0]))
+        self._run(x, floor, out, is_added=False)
+        return out
+
+    def _run(self, x: Tensor, floor: float | None, out: Tensor, is_added: bool) -> None:
+        matrix, bias = self._matrix, self._weights.bias
+        codes, row_scale = quantized_rows(x, self._weights.factor, floor, dtype=torch.int8)
+        sums = torch.ops.aten._int_mm(codes, matrix.weight.t())
+        rows, outputs = out.shape
+        _scaled[(rows, triton.cdiv(outputs, COLUMNS))](
+            sums,
+            row_scale,
+            matrix.scale,
+            out if bias is None else bias,
+            out,
+            outputs,
+            COLUMNS=COLUMNS,
+            BIASED=bias is not None,
+            ADDED=is_added,
+            num_warps=4,
             launch_pdl=True,
         )
 
@@ -150,3 +212,31 @@ def _few(
     if BY_ROW:
         found = found * tl.load(scale + line)[None, :]
     add_up(found, out, parts, ended, bias, line, rows, outputs, SPLITS, BIASED, ADDED)
+
+
+@triton.jit
+def _scaled(
+    sums,
+    row_scale,
+    scale,
+    bias,
+    out,
+    outputs,
+    COLUMNS: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+):
+    """Write sums [rows, outputs] of codes, times their scales, or add them."""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    line = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = line < outputs
+    found = tl.load(sums + row * outputs + line, mask=inside, other=0).to(tl.float32)
+    found *= tl.load(row_scale + row) * tl.load(scale + line, mask=inside, other=0.0)
+    if BIASED:
+        found += tl.load(bias + line, mask=inside, other=0.0).to(tl.float32)
+    spot = out + row * outputs + line
+    if ADDED:
+        found += tl.load(spot, mask=inside, other=0.0).to(tl.float32)
+    tl.store(spot, found.to(out.dtype.element_ty), mask=inside)

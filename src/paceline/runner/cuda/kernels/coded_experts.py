@@ -5,6 +5,8 @@
 # Parameters of kernels have no types.
 # pyright: standard
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -35,7 +37,7 @@ class GroupedCodes(ExpertKernel):
     name = "grouped_codes"
 
     def __init__(self, weights: ExpertWeights, gate_up: KernelMatrix, down: KernelMatrix) -> None:
-        self._weights, self._gate_up, self._down = weights, gate_up, down
+        self.weights, self._gate_up, self._down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "GroupedCodes | None":
@@ -43,14 +45,16 @@ class GroupedCodes(ExpertKernel):
         if weights.dtype not in HALVES or weights.gate_up.shape[0] % (2 * LINES):
             return None
         gate_up, down = (KernelMatrix.of(one) for one in (weights.gate_up, weights.down))
-        return None if gate_up is None or down is None else cls(weights, gate_up, down)
+        if gate_up is None or down is None:
+            return None
+        return cls(replace(weights, gate_up=gate_up, down=down), gate_up, down)
 
     def __str__(self) -> str:
         forms = dict.fromkeys((self._gate_up.form, self._down.form))
         return f"{len(self._down.weight)} in {' and '.join(forms)}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, pairs = self._weights, len(choice.pairs)
+        weights, pairs = self.weights, len(choice.pairs)
         if weights.factor is not None:
             x = (x * weights.factor).to(x.dtype)
         inner = x.new_empty((pairs, self._gate_up.shape[0] // 2))

@@ -60,7 +60,7 @@ class Grouped(ExpertKernel):
     name = "grouped"
 
     def __init__(self, weights: ExpertWeights, gate_up: Tensor, down: Tensor) -> None:
-        self._weights, self._gate_up, self._down = weights, gate_up, down
+        self.weights, self._gate_up, self._down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "Grouped | None":
@@ -70,10 +70,10 @@ class Grouped(ExpertKernel):
         return cls(weights, gate_up.weight, down.weight)
 
     def __str__(self) -> str:
-        return f"{len(self._down)} in {self._weights.down.form}: {self.name}"
+        return f"{len(self._down)} in {self.weights.down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, pairs = self._weights, len(choice.pairs)
+        weights, pairs = self.weights, len(choice.pairs)
         inner = x.new_empty((pairs, self._gate_up.shape[1] // 2))
         parts = x.new_empty((pairs, self._down.shape[1]))
         first = _Operands(x, self._gate_up, weights.gate_up_bias)
@@ -88,7 +88,7 @@ class GroupedFp8(ExpertKernel):
     name = "grouped_fp8"
 
     def __init__(self, weights: ExpertWeights, gate_up: ScaledMatrix, down: ScaledMatrix) -> None:
-        self._weights, self._gate_up, self._down = weights, gate_up, down
+        self.weights, self._gate_up, self._down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "GroupedFp8 | None":
@@ -101,7 +101,7 @@ class GroupedFp8(ExpertKernel):
         return f"{len(self._down.weight)} in {self._down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, pairs = self._weights, len(choice.pairs)
+        weights, pairs = self.weights, len(choice.pairs)
         width = self._gate_up.shape[0] // 2
         codes, scale = quantized_rows(x, weights.factor, None, BLOCK)
         lines = tiling_of(1, choice.tile_pairs, True).lines

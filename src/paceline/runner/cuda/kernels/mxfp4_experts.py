@@ -33,7 +33,7 @@ class GroupedMxfp4(ExpertKernel):
     name = "grouped_mxfp4"
 
     def __init__(self, weights: ExpertWeights, gate_up: Mxfp4Matrix, down: Mxfp4Matrix) -> None:
-        self._weights, self._gate_up, self._down = weights, gate_up, down
+        self.weights, self._gate_up, self._down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "GroupedMxfp4 | None":
@@ -46,7 +46,7 @@ class GroupedMxfp4(ExpertKernel):
         return f"{len(self._down.weight)} in {self._down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, pairs = self._weights, len(choice.pairs)
+        weights, pairs = self.weights, len(choice.pairs)
         if weights.factor is not None:
             x = (x * weights.factor).to(x.dtype)
         inner = x.new_empty((pairs, self._gate_up.shape[0] // 2))

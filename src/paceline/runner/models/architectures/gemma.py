@@ -43,4 +43,28 @@ GEMMA3 = Traits(
         ),
     ),
 )
-ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3}
+# Norms without an offset, of values too; heads of another shape in layers without a window, whose
+# values are keys in the larger models.
+GEMMA4 = Traits(
+    defaults=(("attention_multiplier", 1.0), ("global_head_dim", 512)),
+    activation="gelu_pytorch_tanh",
+    qk_norm=True,
+    value_norm=True,
+    norms=AROUND,
+    scaled_embedding=True,
+    tied_embedding=True,
+    layer_scale=True,
+    global_every=6,
+    local_theta=10_000.0,
+    text_part=TextPart(
+        DecoderNames("model.language_model"),
+        defaults=(),
+        images=(
+            "model.vision_tower.",
+            "model.embed_vision.",
+            "model.audio_tower.",
+            "model.embed_audio.",
+        ),
+    ),
+)
+ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3, "gemma4": GEMMA4}

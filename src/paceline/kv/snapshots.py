@@ -1,0 +1,186 @@
+"""Snapshots: states of sequences at some position, kept in blocks of the pool."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from paceline.core.plan import Blocks
+from paceline.core.request import Sequence
+from paceline.kv.hit import Hit, Owner, Snapshot
+from paceline.kv.keys import Keys, image_bytes
+from paceline.kv.pool import BlockPool
+
+
+class SnapshotIndex:
+    """Snapshots by the key of their last full block.
+
+    A snapshot can be found as soon as a plan lists it: the device makes the copies of plans in
+    order. Until that step is committed it is unwritten, and `retract` forgets it if the step fails.
+    A snapshot whose last full block cannot be found any more is of no use, and is forgotten too.
+    `_recent` has all of them, those to evict first in front.
+    """
+
+    def __init__(self, pool: BlockPool, keys: Keys, state_blocks: int) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._size = state_blocks
+        self._made = 0
+        self._at: dict[bytes, list[Snapshot]] = {}
+        self._of_block: dict[int, Snapshot] = {}
+        self._recent: OrderedDict[int, Snapshot] = OrderedDict()
+        self._unwritten: list[Snapshot] = []
+        pool.lost = self._lost
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def __contains__(self, snapshot: Snapshot) -> bool:
+        return snapshot.number in self._recent
+
+    # -- finding ------------------------------------------------------------
+
+    def limit(
+        self, sequence: Sequence, found: Hit, most: int, shorter: Callable[[int], Hit]
+    ) -> Hit:
+        """The part of a hit that ends at the deepest snapshot, of at most `most` tokens, and the
+        snapshot. `shorter` finds the hit of so many blocks."""
+        size = self._keys.block_size
+        blocks = found.tokens // size
+        for full in range(blocks, -1, -1):
+            key = self._keys.parent(sequence.keys, sequence.request, full)
+            for snapshot in self._by_depth(key):
+                if snapshot.tokens > most or self._rest(sequence, snapshot.tokens) != snapshot.rest:
+                    continue
+                hit = found if full == blocks else shorter(full)
+                if hit.tokens == full * size:
+                    return replace(
+                        hit, tokens=snapshot.tokens, snapshot=snapshot, cached=found.tokens
+                    )
+        return Hit((), 0, cached=found.tokens)
+
+    def _by_depth(self, key: bytes) -> list[Snapshot]:
+        listed = self._at.get(key)
+        return sorted(listed, key=lambda one: -one.tokens) if listed else []
+
+    def _rest(self, sequence: Sequence, tokens: int) -> bytes:
+        """The content of a sequence between its last full block and position `tokens`."""
+        first = tokens - tokens % self._keys.block_size
+        content = sequence.tokens[first:tokens].tobytes()
+        images = sequence.request.images
+        return content + image_bytes(images, first, tokens) if content and images else content
+
+    def used(self, snapshot: Snapshot) -> None:
+        """A hit begins with this snapshot."""
+        snapshot.uses += 1
+        self._recent.move_to_end(snapshot.number)
+
+    # -- taking -------------------------------------------------------------
+
+    def take(
+        self, sequence: Sequence, tokens: int, owner: Owner, groups: int, partial: Blocks = ()
+    ) -> Snapshot | None:
+        """Give the state behind `tokens` positions blocks to be copied to. None if there are too
+        few free blocks, or if there is such a snapshot.
+
+        The full blocks before it are sealed. `partial` are blocks with the KV behind those, which
+        no sequence will write again; without them, such a snapshot gets blocks for copies, one for
+        each of `groups`.
+        """
+        size, pool = self._keys.block_size, self._pool
+        key = self._keys.parent(sequence.keys, sequence.request, tokens // size)
+        rest = self._rest(sequence, tokens)
+        if any(one.rest == rest for one in self._at.get(key, ())):
+            return None
+        copied = groups if rest and not partial else 0
+        self._make_room(self._size + copied)
+        if pool.free < self._size + copied:
+            return None
+        taken = tuple(pool.take(self._size + copied))
+        blocks, own = taken[: self._size], taken[self._size :]
+        self._made += 1
+        one = Snapshot(self._made, key, rest, tokens, blocks, partial or own, owner)
+        pool.seal(one.all_blocks, one.names())
+        pool.drop(taken)  # findable, and free
+        self._at.setdefault(key, []).append(one)
+        self._of_block |= dict.fromkeys(one.all_blocks, one)
+        self._recent[one.number] = one
+        self._unwritten.append(one)
+        return one
+
+    def _make_room(self, blocks: int) -> None:
+        """Forget old snapshots rather than evict KV for a new one."""
+        missing = blocks - self._pool.blank
+        for one in list(self._recent.values()) if missing > 0 else ():
+            if missing <= 0:
+                return
+            if not any(map(self._pool.holders, one.all_blocks)):
+                self.forget(one)
+                missing -= len(one.all_blocks)
+
+    def supersede(self, snapshot: Snapshot) -> None:
+        """A deeper snapshot of the same sequence is there: evict this one before any other."""
+        if snapshot in self:
+            self._recent.move_to_end(snapshot.number, last=False)
+
+    # -- forgetting ---------------------------------------------------------
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Make a snapshot unfindable; its blocks become blank unless they are held."""
+        if snapshot not in self:
+            return
+        del self._recent[snapshot.number]
+        listed = self._at[snapshot.key]
+        listed.remove(snapshot)
+        if not listed:
+            del self._at[snapshot.key]
+        for block in snapshot.all_blocks:
+            del self._of_block[block]
+        for block, name in zip(snapshot.all_blocks, snapshot.names(), strict=True):
+            self._pool.unseal(block, name)
+
+    def _lost(self, block: int, key: bytes) -> None:
+        """The pool has forgotten the content of a block; no other block has this key."""
+        if (own := self._of_block.get(block)) is not None:
+            self.forget(own)
+        for one in list(self._at.get(key, ())):
+            self.forget(one)
+
+    def forget_of(self, owner: Owner) -> dict[int, bytes]:
+        """Forget the snapshots of a sequence. Returns their blocks and the keys that these had."""
+        forgotten: dict[int, bytes] = {}
+        for one in [one for one in self._recent.values() if one.owner == owner]:
+            forgotten |= zip(one.all_blocks, one.names(), strict=True)
+            self.forget(one)
+        return forgotten
+
+    # -- steps --------------------------------------------------------------
+
+    def confirm(self, step: int) -> None:
+        """The device has run `step`: what it writes is written."""
+        if self._unwritten:
+            self._unwritten = [
+                one for one in self._unwritten if one.step is None or one.step > step
+            ]
+
+    def retract(self, owner: Owner | None = None) -> None:
+        """Steps in flight failed: forget what they were to write, of all sequences or of one."""
+        failed = [one for one in self._unwritten if owner in (None, one.owner)]
+        self._unwritten = [one for one in self._unwritten if one not in failed]
+        for one in failed:
+            self.forget(one)
+
+    def clear(self) -> None:
+        """Forget all snapshots. The pool forgets their keys."""
+        for kept in (self._at, self._of_block, self._recent, self._unwritten):
+            kept.clear()
+
+    def check(self) -> None:
+        """Verify every invariant."""
+        listed = {one.number for found in self._at.values() for one in found}
+        assert listed == self._recent.keys(), "snapshots are lost"
+        for one in self._recent.values():
+            for block, name in zip(one.all_blocks, one.names(), strict=True):
+                assert self._pool.content_of(block) == name, f"block {block} lost its state"
+                assert self._of_block[block] is one
+        blocks = sum(len(one.all_blocks) for one in self._recent.values())
+        assert blocks == len(self._of_block), "a block is of two snapshots"
