@@ -132,6 +132,14 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "halves": {"rope_interleave": False, "q_lora_rank": None},
     },
+    "gemma4": {
+        "experts": {
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+        }
+    },
     "glm4moe": {"no norms of heads": {"use_qk_norm": False, "n_group": 2, "topk_group": 1}},
     "ernie4_5_moe": {"some layers": {"moe_layer_start_index": 0, "moe_layer_interval": 2}},
     "dots1": {

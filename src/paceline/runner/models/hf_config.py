@@ -19,7 +19,6 @@ IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 UNSUPPORTED = (
     "use_bidirectional_attention",
-    "enable_moe_block",
     "hidden_size_per_layer_input",
     "num_kv_shared_layers",
 )

@@ -71,6 +71,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
+    if model.traits.experts is not None and model.traits.experts.beside_mlp and size > 1:
+        found.append("experts beside an MLP are not divided")
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
     if model.global_heads is not None and size > 1:
