@@ -21,6 +21,20 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+SHARED: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "partial_rotary_factor": 0.5,
+}
 # Routers like that of DeepSeek V3
 CORRECTED: dict[str, Any] = {
     "n_routed_experts": 8,
@@ -51,6 +65,44 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
+    "qwen3next": {**DELTA, **SHARED, "mlp_only_layers": [0]},
+    "qwen3_5": DELTA,
+    "qwen3_5moe": {**DELTA, **SHARED},
+    "lfm2": {
+        "head_dim": 8,  # the width by the number of heads, which transformers assumes
+        "layer_types": ["conv", "full_attention", "conv"],
+        "intermediate_size": 72,
+        "block_multiple_of": 16,
+    },
+    "granitemoehybrid": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_intermediate_size": 40,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
+    "nemotronh": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+    },
+    "bamba": {
+        "head_dim": 8,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+    },
     "granite": GRANITE,
     "gemma4": {
         "global_head_dim": 32,
@@ -59,12 +111,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
-    "qwen2moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
-    },
+    "qwen2moe": SHARED,
     "dots1": CORRECTED,
     "glm4moe": {**CORRECTED, "attention_bias": True, "use_qk_norm": True},
     "ernie4_5_moe": {
@@ -80,6 +127,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
 THETA = 10_000.0
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": THETA,
@@ -115,6 +163,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "granitemoehybrid": {"no experts": {"num_local_experts": 0, "position_embedding_type": "rope"}},
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
     "deepseekv2": {
@@ -132,14 +181,6 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "halves": {"rope_interleave": False, "q_lora_rank": None},
     },
-    "gemma4": {
-        "experts": {
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 20,
-        }
-    },
     "glm4moe": {"no norms of heads": {"use_qk_norm": False, "n_group": 2, "topk_group": 1}},
     "ernie4_5_moe": {"some layers": {"moe_layer_start_index": 0, "moe_layer_interval": 2}},
     "dots1": {
@@ -150,6 +191,22 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "all shares": {"norm_topk_prob": True},
         "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},
         "other layers": {"mlp_only_layers": [0, 2], "num_experts_per_tok": 1},
+    },
+    "gemma4": {
+        "experts": {
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+        },
+        "small": {
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 101,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "layer_types": [FULL if layer in (1, 4, 6) else SLIDING for layer in range(7)],
+        },
     },
     "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
     "hunyuandensev1": {

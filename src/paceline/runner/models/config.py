@@ -13,12 +13,14 @@ from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.traits import Traits, find
 from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+NO_ATTENTION = 0  # the window of a layer without attention
 NO_TENSORS = GGUFTensors()
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -44,6 +46,19 @@ class Kept:
     """What layers keep: a cell of each position."""
 
     cell: CellShape
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers with states, of sizes that are the same for all.
+
+    layers   whether each layer has a state
+    mlps     whether each layer has an MLP
+    """
+
+    sizes: StateSizes
+    layers: tuple[bool, ...]
+    mlps: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ class ModelConfig:
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
     tied_embedding    the head is the embedding
-    windows           of each layer: positions that one position sees, including itself; None: all
+    windows           of each layer: positions that one position sees, including itself; None: all;
+                      NO_ATTENTION: the layer has no attention
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that rotate, from the first one on
     unrotated         of each layer: whether queries and keys stay as they are; empty: none do
@@ -85,6 +101,7 @@ class ModelConfig:
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
+    states            of layers that keep a state of each sequence; None: there are none
     latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
@@ -95,6 +112,9 @@ class ModelConfig:
     multipliers       of the embedding, of what layers add, and of logits
     global_heads      of layers without a window, if they have others
     keys_as_values    values are keys before their norm in layers without a window
+    reading_layers    so many layers, the last ones, read keys and values of earlier ones
+    reading_mlp_width inside their MLPs
+    input_sizes       token ids and width of the inputs of each layer; None: there are none
     """
 
     architecture: str
@@ -125,12 +145,16 @@ class ModelConfig:
     vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
+    states: StateLayers | None = None
     quantization: Quantization = UNQUANTIZED
     unrotated: tuple[bool, ...] = ()
     output_bias: bool = False
     multipliers: Multipliers = NO_MULTIPLIERS
     global_heads: HeadShape | None = None
     keys_as_values: bool = False
+    reading_layers: int = 0
+    reading_mlp_width: int = 0
+    input_sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -152,8 +176,21 @@ class ModelConfig:
             raise ConfigError(
                 f"the model has {self.layers} layers, but {len(self.windows)} layer types"
             )
-        if any(window is not None and window < 1 for window in self.windows):
+        least = 1 if self.states is None else NO_ATTENTION
+        if any(window is not None and window < least for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
+        if not any(window != NO_ATTENTION for window in self.windows):
+            raise ConfigError("a model without attention is not supported")
+
+    def read_by(self, layer: int) -> int | None:
+        """The layer whose keys and values a layer reads; None: it has its own."""
+        own = self.layers - self.reading_layers
+        if layer < own:
+            return None
+        same = [one for one in range(own) if self.windows[one] == self.windows[layer]]
+        if not same:
+            raise ConfigError(f"layer {layer} reads keys of an earlier layer, and none is like it")
+        return same[-1]
 
     def loaded_as(self, quantization: str) -> "ModelConfig":
         """The model with plain weights that are quantized while they are loaded, to the format with
@@ -257,7 +294,8 @@ class ModelConfig:
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
-            ignored=(*named.ignored, *traits.ignored, *hf_config.drafting_layers(read, traits)),
+            ignored=(*named.ignored, *traits.ignored, *hf_config.unread(read, layers, traits)),
+            states=cls._states(read, traits),
             multipliers=Multipliers(
                 float(read.get("embedding_multiplier", 1.0)),
                 float(read.get("residual_multiplier", 1.0)),
@@ -265,6 +303,21 @@ class ModelConfig:
             ),
             global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),
+            reading_layers=read.get("num_kv_shared_layers", 0),
+            reading_mlp_width=(1 + bool(read.get("use_double_wide_mlp")))
+            * read.number("intermediate_size"),
+            input_sizes=hf_config.input_sizes(read),
+        )
+
+    @staticmethod
+    def _states(read: ConfigEntries, traits: Traits) -> StateLayers | None:
+        if traits.states is None:
+            return None
+        kinds: list[str] = read.need("layer_types")
+        return StateLayers(
+            sizes=traits.states(read),
+            layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
+            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
         )
 
     @classmethod
@@ -274,6 +327,11 @@ class ModelConfig:
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
         traits = gguf_config.of_file(find(architecture), tensors)
+        if traits.states is not None:
+            raise ConfigError(
+                f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
+                "the model in Hugging Face's format"
+            )
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")

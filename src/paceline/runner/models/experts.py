@@ -147,6 +147,7 @@ class ExpertTraits:
     shared             an expert that computes every position; empty: there is none
     shared_gate        its gate; empty: it has none
     beside_mlp         the MLP of the layer is the shared expert, and both have norms of their own
+    shared_is_fused    its gate and up are one tensor
     correction         of scores; empty: there is none
     correction_rank    dimensions of its tensor
     scores             what turns the outputs of the router into scores *
@@ -167,6 +168,7 @@ class ExpertTraits:
     shared: str = ""
     shared_gate: str = ""
     beside_mlp: bool = False
+    shared_is_fused: bool = False
     correction: str = ""
     correction_rank: int = 1
     scores: ExpertScores = "softmax"

@@ -11,17 +11,15 @@ from paceline.runner.models.traits import Traits, architectures, find, nearest_t
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, STATE, BOTH = "full_attention", "sliding_attention", "linear_attention", "hybrid"
+WITH_STATE = (STATE, BOTH)
+PLAIN = "mlp"  # a layer that is an MLP alone; then all layers have one part
 THETA = 10_000.0
 TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = (
-    "use_bidirectional_attention",
-    "hidden_size_per_layer_input",
-    "num_kv_shared_layers",
-)
+UNSUPPORTED = ("use_bidirectional_attention",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +102,13 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
+    read = _text_entries(read, found)
+    if (entries := found.traits.entries) is None:
+        return read
+    return replace(read, raw={**read.raw, **entries(read)})
+
+
+def _text_entries(read: ConfigEntries, found: Found) -> ConfigEntries:
     text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
         return ConfigEntries({**usual, **read.raw}, read.where)
@@ -156,14 +161,6 @@ def of_file(read: ConfigEntries, traits: Traits) -> Traits:
     return replace(traits, qk_norm=bool(read.get("use_qk_norm", traits.qk_norm)))
 
 
-def drafting_layers(read: ConfigEntries, traits: Traits) -> tuple[str, ...]:
-    """What the names of layers that draft tokens begin with: they follow the layers of the model,
-    and are not computed."""
-    first, count = read.number("num_hidden_layers"), read.get("num_nextn_predict_layers", 0)
-    prefix = f"{traits.decoder.prefix}.layers"
-    return tuple(f"{prefix}.{layer}." for layer in range(first, first + count))
-
-
 def ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -199,9 +196,12 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     """The window of each layer."""
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
-        if strange := set(kinds) - {FULL, SLIDING}:
+        seen = {FULL: None, SLIDING: window}
+        if traits.states is not None:
+            seen = {FULL: None, BOTH: None, STATE: 0, PLAIN: 0}
+        if strange := set(kinds) - set(seen):
             raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
-        return tuple(window if kind == SLIDING else None for kind in kinds)
+        return tuple(seen[kind] for kind in kinds)
     if read.get("use_sliding_window"):
         full = read.get("max_window_layers", 0)
         return tuple(None if layer < full else window for layer in range(layers))
@@ -228,6 +228,26 @@ def global_heads(
     if read.get("attention_k_eq_v"):
         kv_heads = read.get("num_global_key_value_heads", kv_heads)
     return kv_heads, read.get("global_head_dim", head_dim)
+
+
+def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
+    """Token ids and width of the inputs of each layer."""
+    if not (width := read.get("hidden_size_per_layer_input")):
+        return None
+    return read.get("vocab_size_per_layer_input") or read.number("vocab_size"), width
+
+
+def unread(read: ConfigEntries, layers: int, traits: Traits) -> tuple[str, ...]:
+    """What tensors begin with that files may have and no layer reads: keys and values of layers
+    that read those of others, and layers behind the last one, which draft tokens."""
+    first, prefix = layers - read.get("num_kv_shared_layers", 0), f"{traits.decoder.prefix}.layers"
+    drafting = range(layers, layers + read.get("num_nextn_predict_layers", 0))
+    shared = (
+        f"{prefix}.{layer}.self_attn.{name}."
+        for layer in range(first, layers)
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
+    return (*shared, *(f"{prefix}.{layer}." for layer in drafting))
 
 
 def unrotated(
@@ -260,7 +280,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    if sections is None:
+    if sections is None or traits.vision is None:  # positions of text have one coordinate
         return found
     return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 

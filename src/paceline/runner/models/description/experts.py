@@ -43,7 +43,7 @@ def describe_moe(
     if traits.correction:
         name = traits.name(traits.correction)
         shape = (1,) * (traits.correction_rank - 1)
-        correction = tensors.vector(name, "exp_probs_b.bias", *shape, sizes.count)
+        correction = tensors.tensor(name, "exp_probs_b.bias", *shape, sizes.count)
     norms = config.traits.norms
     found = MoESpec(
         norm=tensors.residual_norm(norms.mlp, norms.mlp_in_gguf),
@@ -70,8 +70,8 @@ def _beside_mlp(spec: MoESpec, config: ModelConfig, tensors: LayerTensors) -> Mo
         spec,
         norm=tensors.residual_norm(f"{config.traits.norms.mlp}_2", "pre_ffw_norm_2"),
         shared=replace(spec.shared, norm=spec.norm, output_norm=behind),
-        router_scale=tensors.vector("router.scale", "ffn_gate_inp.scale", config.width),
-        expert_scales=tensors.vector(
+        router_scale=tensors.tensor("router.scale", "ffn_gate_inp.scale", config.width),
+        expert_scales=tensors.tensor(
             "router.per_expert_scale", "ffn_down_exps.scale", len(spec.experts)
         ),
         experts_norm=tensors.output_norm(f"{config.traits.norms.mlp_output}_2", "post_ffw_norm_2"),
@@ -87,10 +87,13 @@ def _shared(
     if traits.shared_gate:
         name = traits.name(traits.shared_gate)
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
+    parts = {"gate": inner, "up": inner}
+    if traits.shared_is_fused:
+        parts = {"gate_up": 2 * inner}
     return SharedExpertSpec(
         gate_up=joined(
-            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width), has_bias)
-            for name in ("gate", "up")
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (size, width), has_bias)
+            for name, size in parts.items()
         ),
         down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
         gate=gate,
