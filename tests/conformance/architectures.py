@@ -55,6 +55,12 @@ MLA: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 6,
 }
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
@@ -113,12 +119,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 2,
         "mamba_d_state": 10,
     },
-    "granite": {
-        "embedding_multiplier": 6.0,
-        "attention_multiplier": 0.1,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 3.0,
-    },
+    "granite": GRANITE,
     "gemma4": {
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
@@ -128,6 +129,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
     "qwen2moe": SHARED,
     "dots1": CORRECTED,
+    "glm4moe": {**CORRECTED, "attention_bias": True, "use_qk_norm": True},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 16,
+        "moe_num_shared_experts": 2,
+    },
+    "minimaxm2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "hunyuanmoev1": {"num_experts": 4, "moe_topk": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, **GRANITE},
     "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
@@ -190,6 +201,8 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "halves": {"rope_interleave": False, "q_lora_rank": None},
     },
+    "glm4moe": {"no norms of heads": {"use_qk_norm": False, "n_group": 2, "topk_group": 1}},
+    "ernie4_5_moe": {"some layers": {"moe_layer_start_index": 0, "moe_layer_interval": 2}},
     "dots1": {
         "groups of experts": {"n_group": 4, "topk_group": 2},
         "plain shares": {"norm_topk_prob": False},
@@ -200,6 +213,12 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "other layers": {"mlp_only_layers": [0, 2], "num_experts_per_tok": 1},
     },
     "gemma4": {
+        "experts": {
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
+        },
         "small": {
             "attention_k_eq_v": False,
             "hidden_size_per_layer_input": 8,
@@ -207,7 +226,7 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "num_kv_shared_layers": 3,
             "use_double_wide_mlp": True,
             "layer_types": [FULL if layer in (1, 4, 6) else SLIDING for layer in range(7)],
-        }
+        },
     },
     "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
     "hunyuandensev1": {

@@ -1,5 +1,6 @@
 """Small models as .gguf files, written by llama.cpp's own package, against transformers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,15 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
-PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee")
+PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe")
 # Architectures that files name otherwise.
 CALLED = {
     "mixtral": "llama",
     "olmo3": "olmo2",
     "seedoss": "seed_oss",
     "hunyuandensev1": "hunyuan-dense",
+    "hunyuanmoev1": "hunyuan-moe",
+    "minimaxm2": "minimax-m2",
 }
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -54,9 +57,19 @@ GEMMA_NORMS = {
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
+# Names of published files, where transformers has others.
+RENAMED: dict[str, Callable[[str], str]] = {
+    "minimaxm2": lambda name: name.replace("mlp.e_score", "block_sparse_moe.e_score"),
+    "granitemoe": lambda name: name.replace("moe.router", "moe.router.layer"),
+}
+
+
 def gguf_name(name: str, architecture: str) -> str:
     if architecture in NAMED_BY_PACKAGE:
-        kind = gguf.MODEL_ARCH[CALLED.get(architecture, architecture).upper().replace("-", "_")]
+        called = CALLED.get(architecture, architecture)
+        kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
+        name = name.replace("_correction_bias", "_correction.bias")
+        name = RENAMED.get(architecture, lambda one: one)(name)
         found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
         assert found is not None, name
         return found
@@ -89,7 +102,8 @@ def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
     config, tensors = model.config, {}
-    for name, tensor in model.named_parameters():
+    corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
+    for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
         if ".experts." in name:
             tensors |= experts_of(name, array)
@@ -137,6 +151,24 @@ def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
             add(getattr(config, name))
 
 
+def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if architecture in ("dots1", "glm4moe"):
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if architecture in ("dots1", "glm4moe", "minimaxm2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
     writer = gguf.GGUFWriter(path, CALLED.get(architecture, architecture))
     writer.add_block_count(config.num_hidden_layers)
@@ -159,10 +191,7 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
     if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        write_experts(writer, architecture, config)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -184,13 +213,19 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 NAMED_BY_PACKAGE = (
     "arcee",
     "cohere2",
+    "dots1",
     "ernie4_5",
     "exaone4",
     "glm4",
+    "glm4moe",
     "granite",
+    "granitemoe",
     "hunyuandensev1",
+    "hunyuanmoev1",
+    "minimaxm2",
     "olmo2",
     "olmo3",
+    "qwen2moe",
     "seedoss",
     "smollm3",
     "starcoder2",
@@ -204,6 +239,7 @@ CASES = [
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
     *(Case(architecture) for architecture in NAMED_BY_PACKAGE),
     Case("hunyuandensev1", "alpha"),
+    Case("dots1", "groups of experts"),
 ]
 
 

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.runner.adapters.targets import PeftConfig
-from paceline.runner.models.architecture import LinearSpec, parts_of
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
+from paceline.runner.models.linear_spec import LinearSpec
 from paceline.runner.weights.checkpoint import Checkpoint
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -46,7 +47,7 @@ def write_config(folder: Path, **fields: Any) -> PeftConfig:
     return PeftConfig.read(folder)
 
 
-UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)$")
+UNADAPTED = re.compile(r"\.experts\.|\.shared_|\.(gate|router)(\.|$)|\.moe_statics\.")
 
 
 def write_adapter(folder: Path, config: ModelConfig, seed: int = 0, **fields: Any) -> Path:

@@ -290,10 +290,10 @@ def is_quantized(kind: Kind, name: str) -> bool:
     is_left_out = (
         "layers.1.mlp" in name and {"ignore", "modules_to_not_convert"} & kind.config.keys()
     )
-    return name.endswith("_proj.weight") and not is_left_out
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight")) and not is_left_out
 
 
-def write_both(kind: Kind, folder: Path, **sizes: int) -> tuple[Path, Path]:
+def write_both(kind: Kind, folder: Path, **sizes: Any) -> tuple[Path, Path]:
     """A checkpoint in the format, and a plain one with the same numbers."""
     shape = SHAPE | sizes
     plain: dict[str, Tensor] = {}

@@ -203,12 +203,14 @@ class LayerFactory(Generic[L_co]):
         """A function that broadcasts a tensor of rank 0 in place."""
         return whole if self.group is None else self.group.share
 
-    def router(self, linear: LinearSpec, before: NormSpec) -> Tensor:
-        """The weights of a router, [experts, width], with the factor of the norm before it.
+    def router(self, linear: LinearSpec, before: NormSpec | TensorSpec) -> Tensor:
+        """The weights of a router, [experts, width], with the factor of the norm before it, or with
+        that which a tensor has.
 
         They stay in float32, since rounding may change the choice of experts.
         """
-        return self.joined(linear.weights).mul_(self.factor(before))
+        factor = self.read(before) if isinstance(before, TensorSpec) else self.factor(before)
+        return self.joined(linear.weights).mul_(factor)
 
     def qkv(self, attention: AttentionSpec) -> L_co:
         """The linear for gates, queries, keys and values, in `attention_order`."""

@@ -152,15 +152,17 @@ class SharedExpert:
         norm: NormSpec,
         activation: Activation,
     ) -> None:
+        norm = spec.norm or norm
         gate, down = plain_gate(activation), factory.linear(spec.down)
         self._linears = GatedLinears(factory, spec.gate_up, norm, gate, down)
+        self._output_norm = factory.optional_norm(spec.output_norm)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
 
     def __call__(self, x: Tensor) -> Tensor:
         found = self._linears.down(self._linears.gated(x))
         if self._gate is not None:
             found.mul_(F.linear(x.float(), self._gate).sigmoid_())
-        return found
+        return found if self._output_norm is None else self._output_norm(found)
 
 
 class MoE:
@@ -169,11 +171,11 @@ class MoE:
     def __init__(self, factory: LayerFactory[Linear], spec: MoESpec) -> None:
         self._routing = spec.routing
         self._input_norm = factory.unscaled_norm(spec.norm)
-        self.router = factory.router(spec.router, spec.norm)  # [experts, width]
-        biases, correction = spec.router.biases, spec.correction
+        self.router = factory.router(spec.router, spec.router_scale or spec.norm)
+        biases, correction, scales = spec.router.biases, spec.correction, spec.expert_scales
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._correction = None if correction is None else factory.read(correction).flatten()
-        self.output_norm = None  # no architecture has one
+        self._scales = None if scales is None else factory.read(scales)  # [experts]
         gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
         self.experts = [
             GatedLinears(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
@@ -182,6 +184,8 @@ class MoE:
         self._shared = None
         if spec.shared is not None:
             self._shared = SharedExpert(factory, spec.shared, spec.norm, spec.activation)
+        self._experts_norm = factory.optional_norm(spec.experts_norm)
+        self.output_norm = factory.optional_norm(spec.output_norm)
         self._summed = factory.sum_over_ranks()
 
     def add_to(self, hidden: Tensor) -> None:
@@ -190,8 +194,20 @@ class MoE:
         # In float32, since rounding may change the choice.
         outputs = F.linear(x.float(), self.router, self._router_bias)
         chosen, share = choose_experts(outputs, self._routing, self._correction)
-        share = share.to(x.dtype)
-        total = torch.zeros_like(hidden) if self._shared is None else self._shared(x)
+        if self._scales is not None:
+            share = share * self._scales[chosen]
+        total = self._routed(x, chosen, share.to(x.dtype))
+        if self._experts_norm is not None:
+            total = self._experts_norm(self._summed(total))
+        if self._shared is not None:
+            total.add_(self._shared(x))
+        if self._experts_norm is None:
+            total = self._summed(total)
+        hidden.add_(total if self.output_norm is None else self.output_norm(total))
+
+    def _routed(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
+        """The sum of the chosen experts of this rank."""
+        total = torch.zeros_like(x)
         order = chosen.flatten().argsort(stable=True)  # [positions * chosen]
         counts = to_ints(chosen.flatten().bincount(minlength=len(self.experts)))
         for expert, pairs in zip(self.experts, split(order, counts), strict=True):
@@ -199,4 +215,4 @@ class MoE:
                 position = pairs // self._routing.chosen
                 found = expert.down(expert.gated(x[position]))
                 total.index_add_(0, position, found.mul_(share.flatten()[pairs].unsqueeze(1)))
-        hidden.add_(self._summed(total))
+        return total

@@ -257,7 +257,7 @@ class ModelConfig:
 
     @classmethod
     def _of_hf(cls, named: hf_config.Found, read: "ConfigEntries") -> "ModelConfig":
-        architecture, traits = named.name, named.traits
+        architecture, traits = named.name, hf_config.of_file(read, named.traits)
         hf_config.refuse_unsupported(read, traits)
         heads, layers = read.number("num_attention_heads"), read.number("num_hidden_layers")
         head_dim = read.get("head_dim") or read.number("hidden_size") // heads
@@ -334,13 +334,14 @@ class ModelConfig:
         name = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
-        traits = find(architecture)
+        traits = gguf_config.of_file(find(architecture), tensors)
         if traits.states is not None:
             raise ConfigError(
                 f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
                 "the model in Hugging Face's format"
             )
-        heads, layers = read.number("attention.head_count"), read.number("block_count")
+        drafting = read.get("nextn_predict_layers", 0)
+        heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.
         is_widest = layers == GEMMA_27B_LAYERS.get(architecture)
@@ -379,4 +380,5 @@ class ModelConfig:
             bos=raw.get("tokenizer.ggml.bos_token_id"),
             eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
             multipliers=gguf_config.multipliers(read, traits),
+            ignored=tuple(f"blk.{layers + layer}." for layer in range(drafting)),
         )

@@ -28,11 +28,18 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True)
 class SharedExpertSpec:
-    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate."""
+    """An expert that computes every position, times sigmoid(gate(x)) if it has a gate.
+
+    gate         [1, width]
+    norm         of what it reads; None: that of the other experts
+    output_norm  of what it computes
+    """
 
     gate_up: LinearSpec
     down: LinearSpec
-    gate: LinearSpec | None = None  # [1, width]
+    gate: LinearSpec | None = None
+    norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,8 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class MoESpec:
-    """x + shared(norm(x)) + the sum of share * expert(norm(x)) over the chosen experts.
+    """x + output_norm(shared(norm(x)) + experts_norm(the sum of share * expert(norm(x)) over the
+    chosen experts)).
 
     norm               of the residual stream
     router             from the residual stream to an output for each expert
@@ -83,6 +91,11 @@ class MoESpec:
     clamp              what experts compute of gate and up instead; None: activation(gate) * up
     correction         [experts]; added to scores where experts are chosen, and not to shares
     shared             computes every position; None: there is none
+    router_scale       [width]; the router reads the residual stream, divided by its length, times
+                       this; None: it reads what experts read
+    expert_scales      [experts]; factors of their shares
+    experts_norm       of the sum of experts
+    output_norm        of what is added to the residual stream
     """
 
     FEATURE: ClassVar[str] = "moe"
@@ -95,6 +108,10 @@ class MoESpec:
     clamp: ClampedGate | None = None
     correction: TensorSpec | None = None
     shared: SharedExpertSpec | None = None
+    router_scale: TensorSpec | None = None
+    expert_scales: TensorSpec | None = None
+    experts_norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
 
     @property
     def width(self) -> int:
@@ -123,14 +140,16 @@ class ExpertTraits:
     """Names of the tensors of an MoE in HF's files, and what its router does.
 
     A router is `<block>.<router>`, and a linear of expert 3 is `<block>.experts.3.<gate, up or
-    down>`.
+    down>`. An empty block is the layer.
 
     stack              all experts are in these tensors instead
     has_biases         all linears have biases
     shared             an expert that computes every position; empty: there is none
     shared_gate        its gate; empty: it has none
+    beside_mlp         the MLP of the layer is the shared expert, and both have norms of their own
     shared_is_fused    its gate and up are one tensor
     correction         of scores; empty: there is none
+    correction_rank    dimensions of its tensor
     scores             what turns the outputs of the router into scores *
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     sums_in_gguf       the same in GGUF files *
@@ -148,12 +167,18 @@ class ExpertTraits:
     has_biases: bool = False
     shared: str = ""
     shared_gate: str = ""
+    beside_mlp: bool = False
     shared_is_fused: bool = False
     correction: str = ""
+    correction_rank: int = 1
     scores: ExpertScores = "softmax"
     shares_sum_to_one: bool = False
     sums_in_gguf: bool = True
     clamp: ClampedGate | None = None
+
+    def name(self, part: str) -> str:
+        """The name of a part of the block within the layer."""
+        return f"{self.block}.{part}" if self.block else part
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +221,7 @@ class ExpertSizes:
 
 SCORES: dict[str, ExpertScores] = {"softmax": "softmax", "sigmoid": "sigmoid"}
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 FIRST = ("first_k_dense_replace", "moe_layer_start_index")
@@ -226,7 +251,7 @@ def experts_of_hf(
             groups=_groups_of_hf(read),
             scale=float(read.get("routed_scaling_factor", 1.0)),
         ),
-        shared_width=shared_width(read, width) if traits.shared else 0,
+        shared_width=shared_width(read, width, traits) if traits.shared else 0,
         clamp=clamp(read, traits),
     )
 
@@ -242,8 +267,10 @@ def entry(read: ConfigEntries, keys: tuple[str, ...]) -> Any:
     return values.pop()
 
 
-def shared_width(read: ConfigEntries, width: int) -> int:
+def shared_width(read: ConfigEntries, width: int, traits: ExpertTraits) -> int:
     """The width of all shared experts together, which are one expert."""
+    if traits.beside_mlp:
+        return read.number("intermediate_size")
     count = entry(read, SHARED)
     return int(entry(read, SHARED_WIDTH) or width * (1 if count is None else count))
 

@@ -1,7 +1,7 @@
 """Reads parts of a GGUF header, and what follows from the tensors of a GGUF file."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
@@ -50,6 +50,11 @@ def architecture(name: str, read: ConfigEntries) -> str:
             f"a GGUF file of {name!r} is not supported: use the model in Hugging Face's format"
         )
     return named_in_gguf(name)
+
+
+def of_file(traits: Traits, tensors: GGUFTensors) -> Traits:
+    """The traits of an architecture, of which some models have no norms of heads."""
+    return replace(traits, qk_norm=traits.qk_norm or "blk.0.attn_q_norm.weight" in tensors.names)
 
 
 def norm_eps(read: ConfigEntries, traits: Traits) -> float:

@@ -19,10 +19,7 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = (
-    "use_bidirectional_attention",
-    "enable_moe_block",
-)
+UNSUPPORTED = ("use_bidirectional_attention",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +158,11 @@ def quantization(read: ConfigEntries, chosen: str) -> Quantization:
     return weight_format.load(name).of_config(config)
 
 
+def of_file(read: ConfigEntries, traits: Traits) -> Traits:
+    """The traits of an architecture, of which some models have no norms of heads."""
+    return replace(traits, qk_norm=bool(read.get("use_qk_norm", traits.qk_norm)))
+
+
 def ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -238,13 +240,16 @@ def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
 
 
 def unread(read: ConfigEntries, layers: int, traits: Traits) -> tuple[str, ...]:
-    """Keys and values of layers that read those of others, which files may have nevertheless."""
-    first = layers - read.get("num_kv_shared_layers", 0)
-    return tuple(
-        f"{traits.decoder.prefix}.layers.{layer}.self_attn.{name}."
+    """What tensors begin with that files may have and no layer reads: keys and values of layers
+    that read those of others, and layers behind the last one, which draft tokens."""
+    first, prefix = layers - read.get("num_kv_shared_layers", 0), f"{traits.decoder.prefix}.layers"
+    drafting = range(layers, layers + read.get("num_nextn_predict_layers", 0))
+    shared = (
+        f"{prefix}.{layer}.self_attn.{name}."
         for layer in range(first, layers)
         for name in ("k_proj", "v_proj", "k_norm", "v_norm")
     )
+    return (*shared, *(f"{prefix}.{layer}." for layer in drafting))
 
 
 def unrotated(
@@ -284,6 +289,8 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:
     """Dimensions of each head that rotate, from the first one on."""
+    if (dims := read.get("rotary_dim")) is not None:
+        return int(dims)
     given = read.get("rope_parameters", {})
     part = given.get("partial_rotary_factor") or read.get("partial_rotary_factor", 1.0)
     return int(head_dim * float(part))

@@ -71,6 +71,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
+    if model.traits.experts is not None and model.traits.experts.beside_mlp and size > 1:
+        found.append("experts beside an MLP are not divided")
     if model.states is not None and size > 1:
         found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:

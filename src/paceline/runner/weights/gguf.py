@@ -227,6 +227,7 @@ class GGUF:
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         known = {form.name for form in self._forms.values()}
+        known.update(name for name in tensors if name.startswith(self.config.ignored))
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
         for name, form in self._forms.items():
             if form.name in tensors:

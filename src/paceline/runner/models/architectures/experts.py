@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
-from paceline.runner.models.traits import Traits
+from paceline.runner.models.traits import NormNames, QKNorms, Traits
 
+MIXTRAL_EXPERTS = ExpertTraits(
+    "block_sparse_moe", gate="w1", up="w3", down="w2", shares_sum_to_one=True
+)
 # Mistral with experts in every layer
 MIXTRAL = Traits(
     global_every=0,
-    experts=ExpertTraits("block_sparse_moe", gate="w1", up="w3", down="w2", shares_sum_to_one=True),
+    experts=MIXTRAL_EXPERTS,
     paired_in_gguf=True,
 )
 # Qwen 3 with experts in every layer or in some
@@ -41,6 +44,51 @@ CORRECTED = ExpertTraits(
     scores="sigmoid",
     shares_sum_to_one=True,
 )
+# GLM-4.5 and later: norms of heads if the file says so, and half of each head rotates
+GLM4MOE = Traits(
+    defaults=(("partial_rotary_factor", 0.5),),
+    output_bias=False,
+    norms=NormNames(mlp_in_gguf="post_attention_norm"),
+    experts=CORRECTED,
+)
+# ERNIE 4.5: a router of softmax with a correction
+ERNIE4_5_MOE = Traits(
+    adjacent_pairs=True,
+    tied_embedding=True,
+    experts=ExpertTraits(
+        "mlp",
+        shared="shared_experts",
+        correction="moe_statics.e_score_correction_bias",
+        correction_rank=2,
+        shares_sum_to_one=True,
+    ),
+    ignored=("model.mtp_",),
+)
+# MiniMax-M2: norms over all heads, and a router of sigmoids with a correction
+MINIMAXM2 = Traits(
+    gguf="minimax-m2",
+    qk_norm=True,
+    qk_norms=QKNorms(whole=True),
+    experts=replace(MIXTRAL_EXPERTS, correction="e_score_correction_bias", scores="sigmoid"),
+)
+# Hunyuan: queries and keys are rotated before their norms
+HUNYUANMOEV1 = Traits(
+    gguf="hunyuan-moe",
+    qk_norm=True,
+    qk_norms=QKNorms("query_layernorm", "key_layernorm", rotated=True),
+    experts=ExpertTraits("mlp", router="gate.wg", shared="shared_mlp", shares_sum_to_one=True),
+)
+# Granite 3: multipliers, and all experts in two tensors
+GRANITEMOE = Traits(
+    divided_logits=True,
+    paired_in_gguf=True,
+    experts=ExpertTraits(
+        "block_sparse_moe",
+        router="router.layer",
+        stack=ExpertStack("input_linear.weight", "output_linear.weight", outputs=1),
+        shares_sum_to_one=True,
+    ),
+)
 # dots.llm1: attention of Qwen 3
 DOTS1 = Traits(qk_norm=True, experts=replace(CORRECTED, shares_sum_to_one=False))
 # DeepSeek V2: latent attention, and routers of softmax, some with groups of experts
@@ -54,6 +102,11 @@ ARCHITECTURES = {
     "qwen2moe": QWEN2MOE,
     "qwen3moe": QWEN3MOE,
     "gptoss": GPTOSS,
+    "glm4moe": GLM4MOE,
+    "ernie4_5_moe": ERNIE4_5_MOE,
+    "minimaxm2": MINIMAXM2,
+    "hunyuanmoev1": HUNYUANMOEV1,
+    "granitemoe": GRANITEMOE,
     "dots1": DOTS1,
     "deepseekv2": DEEPSEEKV2,
     "deepseekv3": DEEPSEEKV3,

@@ -1,5 +1,6 @@
 """Gemma: norms on both sides of attention and MLP, and layers with a window."""
 
+from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
 from paceline.runner.vision import square
 
@@ -59,6 +60,14 @@ GEMMA4 = Traits(
     scaled_embedding=True,
     tied_embedding=True,
     layer_scale=True,
+    experts=ExpertTraits(
+        "",
+        router="router.proj",
+        stack=ExpertStack(outputs=1),
+        shared="mlp",
+        beside_mlp=True,
+        shares_sum_to_one=True,
+    ),
     global_every=6,
     local_theta=10_000.0,
     text_part=TextPart(

@@ -1,5 +1,6 @@
 """Describes MoE layers: routers, experts and the shared expert."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.runner.models.config import ModelConfig
@@ -25,7 +26,7 @@ def describe_moe(
     width, inner, stack = config.width, sizes.width, traits.stack
 
     def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
-        stem = f"{traits.block}.experts.{expert}.{name}"
+        stem = traits.name(f"experts.{expert}.{name}")
         return tensors.linear(stem, f"ffn_{gguf}_exps", shape, traits.has_biases, part=expert)
 
     def one(expert: int) -> ExpertSpec:
@@ -33,20 +34,22 @@ def describe_moe(
         up = linear(expert, traits.up, "up", (inner, width))
         down = linear(expert, traits.down, "down", (width, inner))
         if stack is not None:
-            stem = tensors.stem(traits.block)
-            forms = stacked_forms(stack, stem, expert, inner)
+            names = [tensors.stem(traits.name(one)) for one in (stack.gate_up, stack.down)]
+            forms = stacked_forms(stack, names, expert, inner)
             gate, up, down = map(_stacked, (gate, up, down), forms)
         return ExpertSpec(joined([gate, up]), down)
 
     correction = None
     if traits.correction:
-        name = f"{traits.block}.{traits.correction}"
-        correction = tensors.tensor(name, "exp_probs_b.bias", sizes.count)
-    return MoESpec(
-        norm=tensors.residual_norm(config.traits.norms.mlp, config.traits.norms.mlp_in_gguf),
+        name = traits.name(traits.correction)
+        shape = (1,) * (traits.correction_rank - 1)
+        correction = tensors.tensor(name, "exp_probs_b.bias", *shape, sizes.count)
+    norms = config.traits.norms
+    found = MoESpec(
+        norm=tensors.residual_norm(norms.mlp, norms.mlp_in_gguf),
         router=_plain(
             tensors.linear(
-                f"{traits.block}.{traits.router}", GATE, (sizes.count, width), traits.has_biases
+                traits.name(traits.router), GATE, (sizes.count, width), traits.has_biases
             )
         ),
         routing=sizes.routing,
@@ -56,15 +59,33 @@ def describe_moe(
         correction=correction,
         shared=_shared(config, sizes, traits, tensors) if sizes.shared_width else None,
     )
+    return _beside_mlp(found, config, tensors) if traits.beside_mlp else found
+
+
+def _beside_mlp(spec: MoESpec, config: ModelConfig, tensors: LayerTensors) -> MoESpec:
+    """Experts beside an MLP, which has the norms of a layer without experts."""
+    assert spec.shared is not None
+    behind = tensors.output_norm(f"{config.traits.norms.mlp_output}_1", "post_ffw_norm_1")
+    return replace(
+        spec,
+        norm=tensors.residual_norm(f"{config.traits.norms.mlp}_2", "pre_ffw_norm_2"),
+        shared=replace(spec.shared, norm=spec.norm, output_norm=behind),
+        router_scale=tensors.tensor("router.scale", "ffn_gate_inp.scale", config.width),
+        expert_scales=tensors.tensor(
+            "router.per_expert_scale", "ffn_down_exps.scale", len(spec.experts)
+        ),
+        experts_norm=tensors.output_norm(f"{config.traits.norms.mlp_output}_2", "post_ffw_norm_2"),
+        output_norm=tensors.output_norm(config.traits.norms.mlp_output, "post_ffw_norm"),
+    )
 
 
 def _shared(
     config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
 ) -> SharedExpertSpec:
-    width, inner, stem = config.width, sizes.shared_width, f"{traits.block}.{traits.shared}"
+    width, inner, stem = config.width, sizes.shared_width, traits.name(traits.shared)
     gate, has_bias = None, config.mlp_bias
     if traits.shared_gate:
-        name = f"{traits.block}.{traits.shared_gate}"
+        name = traits.name(traits.shared_gate)
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
     parts = {"gate": inner, "up": inner}
     if traits.shared_is_fused:
@@ -85,10 +106,10 @@ def _plain(linear: LinearSpec) -> LinearSpec:
 
 
 def stacked_forms(
-    stack: ExpertStack, stem: str, expert: int, inner: int
+    stack: ExpertStack, names: Sequence[str], expert: int, inner: int
 ) -> tuple[StackedForm, StackedForm, StackedForm]:
     """Where gate, up and down of an expert are."""
-    both, down = f"{stem}.{stack.gate_up}", f"{stem}.{stack.down}"
+    both, down = names
     if stack.alternates:
         gate = StackedForm(both, expert, 0, 2, outputs=stack.outputs)
         up = replace(gate, first=1)
