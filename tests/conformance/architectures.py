@@ -21,6 +21,20 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+SHARED: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "partial_rotary_factor": 0.5,
+}
 # Routers like that of DeepSeek V3
 CORRECTED: dict[str, Any] = {
     "n_routed_experts": 8,
@@ -45,6 +59,44 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
+    "qwen3next": {**DELTA, **SHARED, "mlp_only_layers": [0]},
+    "qwen3_5": DELTA,
+    "qwen3_5moe": {**DELTA, **SHARED},
+    "lfm2": {
+        "head_dim": 8,  # the width by the number of heads, which transformers assumes
+        "layer_types": ["conv", "full_attention", "conv"],
+        "intermediate_size": 72,
+        "block_multiple_of": 16,
+    },
+    "granitemoehybrid": {
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_intermediate_size": 40,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 3.0,
+    },
+    "nemotronh": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 10,
+    },
+    "bamba": {
+        "head_dim": 8,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 10,
+    },
     "granite": {
         "embedding_multiplier": 6.0,
         "attention_multiplier": 0.1,
@@ -58,12 +110,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
     },
     "cohere2": {"hidden_size": 64},  # transformers assumes the size of a head
-    "qwen2moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
-    },
+    "qwen2moe": SHARED,
     "dots1": CORRECTED,
     "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
@@ -104,6 +151,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "granitemoehybrid": {"no experts": {"num_local_experts": 0, "position_embedding_type": "rope"}},
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},
     "gptoss": {"low limit": {"swiglu_limit": 0.4, "num_experts_per_tok": 3}},
     "deepseekv2": {

@@ -6,6 +6,10 @@ from typing import Any
 from paceline import Request, Scheduler, StepResult
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.layer_groups import one_group
+from paceline.wiring.memory import state_bytes
+from paceline.wiring.settings import block_bytes
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -27,6 +31,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "swapped, ahead": {**TIGHT, "preemption_mode": "swap", "swap_space": 32, "depth": 3},
     "other blocks": {"block_size": 16, "num_blocks": 32},
 }
+
+
+def for_states(settings: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """The settings of a scheduler for a model, of which layers may keep states."""
+    if model.states is None:
+        return settings
+    groups = one_group(model.windows)
+    blocks = -(-state_bytes(model) // block_bytes(model, settings["block_size"], groups=groups))
+    return {**settings, "state_blocks": blocks}
 
 
 def drive(

@@ -1,8 +1,10 @@
 """Several sequences that one model computes, each as far as a step says."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.runner.attention_backend import load
@@ -11,9 +13,12 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 from paceline.runner.models.model import Model
-from tests.runner.support import Blocks, Piece, batch_of
+from paceline.runner.state_store import RowStates, StateLayout, StateStore
+from tests.runner.support import Blocks, Piece, batch_of, with_states
 
 BLOCKS = 96
+SLOTS = 8
+SPOILED = 0xFF  # each byte of a state that is not read; a number of such bytes is NaN
 
 
 class LoadedModel(Protocol):
@@ -43,7 +48,7 @@ class OnCPU:
         return KVStore(self.config, blocks, block_size, groups=groups)
 
     def forward(self, batch: Batch, kv: KVStore, wanted: Tensor | None = None) -> Tensor:
-        return self._model.forward(batch, kv, self._attention, wanted)
+        return self._model.forward(with_states(batch, self.config), kv, self._attention, wanted)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
@@ -53,7 +58,8 @@ class Sequences:
     """Tokens are known from the start, and computed step by step.
 
     Layers of other windows have other blocks. Blocks that a window has passed hold NaN from then
-    on, and the tables still name them.
+    on, and the tables still name them. Each sequence has a slot with its state, and slots that
+    nobody has hold NaN.
     """
 
     def __init__(self, model: LoadedModel, block_size: int = 4) -> None:
@@ -65,10 +71,17 @@ class Sequences:
         self.blocks: dict[str, list[list[int]]] = {}  # by group
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        layout = StateLayout.of(model.config, torch.float32)
+        self.states = None if layout is None else StateStore(layout, SLOTS)
+        self.slots: dict[str, int] = {}
+        self.free_slots = list(range(SLOTS))
+        if self.states is not None:
+            self.states.content.fill_(SPOILED)
 
     def add(self, name: str, tokens: Sequence[int]) -> None:
         self.tokens[name], self.computed[name] = list(tokens), 0
         self.blocks[name] = self._taken(len(tokens))
+        self.slots[name] = self.free_slots.pop()
 
     def _taken(self, positions: int) -> list[list[int]]:
         return [self.free.take(positions) for _ in self.groups.windows]
@@ -85,6 +98,9 @@ class Sequences:
             self.computed[name] += count
         batch = batch_of(pieces, self.block_size)
         batch.check(self.block_size, self.kv.blocks)
+        if self.states is not None:
+            slots = torch.tensor([self.slots[name] for name in counts])
+            batch = replace(batch, states=RowStates(self.states, slots))
         logits = self.model.logits(self.model.forward(batch, self.kv))
         return dict(zip(counts, logits.split([len(p.tokens) for p in pieces]), strict=True))
 
@@ -98,14 +114,26 @@ class Sequences:
     def preempt(self, name: str) -> None:
         """Lose everything that is computed; the sequence begins again in other blocks."""
         self._leave(name)
+        self._move(name)
         self.computed[name] = 0
 
     def swap(self, name: str) -> None:
         """Move everything that is computed to other blocks, by way of the host."""
         content = [self.kv.read(blocks).cpu() for blocks in self.blocks[name]]
         self._leave(name)
+        old, new = self._move(name)
+        if self.states is not None:
+            self.states.copy([(old, new)])
+            self.states.content[old].fill_(SPOILED)
         for blocks, own in zip(self.blocks[name], content, strict=True):
             self.kv.write(blocks, own)
+
+    def _move(self, name: str) -> tuple[int, int]:
+        """Take another slot. Returns the old one and the new one."""
+        old = self.slots[name]
+        self.slots[name] = self.free_slots.pop(0)
+        self.free_slots.append(old)
+        return old, self.slots[name]
 
     def _leave(self, name: str) -> None:
         """Take other blocks. The old ones hold something else from now on."""

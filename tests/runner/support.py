@@ -13,7 +13,8 @@ from paceline.core.settings.features import FULL_ATTENTION
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups, layer_groups
+from paceline.runner.models.layer_groups import LayerGroups, layer_groups, one_group
+from paceline.runner.state_store import RowStates, StateLayout, StateStore
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,6 +84,16 @@ def batch_of(pieces: Sequence[Piece], block_size: int) -> Batch:
     )
 
 
+def with_states(batch: Batch, config: ModelConfig) -> Batch:
+    """A batch whose rows have states, if layers of the model keep some and the batch has none.
+    They are forgotten after the step."""
+    layout = StateLayout.of(config, torch.float32)
+    if layout is None or batch.states is not None:
+        return batch
+    store = StateStore(layout, batch.rows)
+    return replace(batch, states=RowStates(store, torch.arange(batch.rows)))
+
+
 @dataclass
 class Blocks:
     """Hands out blocks in no order, so that no two neighbours of a sequence are neighbours."""
@@ -134,7 +145,7 @@ def cells_of(batch: Batch, kv: KVStore) -> Tensor:
 def groups_for(model: ModelConfig, cache: CacheConfig) -> LayerGroups:
     """The groups of layers that a scheduler with such a cache plans for."""
     if cache.attention_groups == FULL_ATTENTION:
-        return LayerGroups.one(model.layers)
+        return one_group(model.windows)
     return layer_groups(model.windows)
 
 

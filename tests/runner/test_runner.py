@@ -20,7 +20,7 @@ from paceline.runner.sampling.token_choice import TokenCounts
 from paceline.runner.weights.dummy import Dummy
 from paceline.testing.oracle import OracleRunner
 from tests.property.schedules import Drive
-from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
+from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, for_states, requests
 from tests.runner.support import groups_for, tiny
 
 
@@ -45,7 +45,7 @@ def outputs(
     model: Model, asked: list[Request], depth: int = 1, **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
     """What each request, or child, got; and the scheduler when all have ended."""
-    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **changes}, model.config))
     runner = runner_for(model, scheduler)
     return drive(scheduler, runner, asked, depth), scheduler
 

@@ -10,7 +10,7 @@ from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
 from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.models.layer_groups import LayerGroups, one_group
 from paceline.wiring.memory import (
     attention_groups,
     free_bytes,
@@ -102,7 +102,7 @@ def test_groups_are_listed_in_the_order_of_their_numbers() -> None:
 def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
     """At 32k positions, in any of its sizes; a chunk of a prompt is computed beside."""
     model = gemma3(num_hidden_layers=layers, sliding_window=1024)
-    whole, groups = most_bytes(model, LayerGroups.one(layers)), kv_groups(model, PLAIN, LENGTH)
+    whole, groups = most_bytes(model, one_group([None] * layers)), kv_groups(model, PLAIN, LENGTH)
     assert 3 * most_bytes(model, groups) < whole
     large = replace(STEP, max_num_batched_tokens=8192)
     assert 3 * most_bytes(model, groups, large) > whole
@@ -111,8 +111,8 @@ def test_gemma_3_needs_a_third_of_the_memory_at_most(layers: int) -> None:
 
 
 def test_drafters_with_kv_and_some_connectors_need_every_position() -> None:
-    assert kv_groups(gemma3(), PLAIN, LENGTH, drafter_bytes=64) == LayerGroups.one(26)
-    assert kv_groups(gemma3(), LoadConfig(kv_connector="nixl"), LENGTH) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), PLAIN, LENGTH, drafter_bytes=64) == one_group([None] * 26)
+    assert kv_groups(gemma3(), LoadConfig(kv_connector="nixl"), LENGTH) == one_group([None] * 26)
     for name in ("host", "disk", "valkey"):
         grouped = kv_groups(gemma3(), LoadConfig(kv_connector=name), LENGTH)
         assert grouped == kv_groups(gemma3(), PLAIN, LENGTH)
@@ -133,7 +133,7 @@ def test_blocks_are_counted_for_all_groups() -> None:
 
 
 def test_a_window_that_no_sequence_outgrows_is_full_attention() -> None:
-    assert kv_groups(gemma3(), PLAIN, 512) == LayerGroups.one(26)
+    assert kv_groups(gemma3(), PLAIN, 512) == one_group([None] * 26)
     assert len(kv_groups(gemma3(), PLAIN, 513)) > 1
     config = resolve({"max_model_len": 512}, LoadConfig(), gemma3(), Hardware(2**40))
     assert config.cache.attention_groups == (AttentionGroup(),)

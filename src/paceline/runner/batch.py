@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.core.arrays import I64
 from paceline.core.request import Request
 from paceline.runner.models.rope import AXES
+from paceline.runner.state_store import RowStates
 from paceline.runner.tensors import from_numpy, to_ints
 from paceline.runner.vision.image_encoder import PIXELS
 
@@ -142,6 +143,7 @@ class Batch:
     images: ImageEmbeddings | None = None  # None: every position has the embedding of its token
     adapters: Tensor | None = None  # [positions]; index of its adapter, or -1: none
     coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
+    states: RowStates | None = None  # None: the model has no states
     ends: Tensor | None = None  # [positions]; see `read_to`; None: attention is causal
 
     @property

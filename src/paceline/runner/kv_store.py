@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import Kept, ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.models.layer_groups import LayerGroups, one_group
 from paceline.runner.tensors import from_numpy
 
 
@@ -62,7 +62,7 @@ class KVStore:
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
         self.heads = tuple(map(config.heads_of, range(config.layers)))  # by layer
-        self.groups = groups or LayerGroups.one(config.layers)
+        self.groups = groups or one_group(config.windows)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)
         on_cpu = torch.device(device).type == "cpu"
@@ -118,6 +118,10 @@ class KVStore:
         self.content[block, :, first:] = 0
 
     # -- whole blocks -------------------------------------------------------
+
+    def bytes_of(self, block: int) -> Tensor:
+        """The content of a block as bytes; writing to it changes the block."""
+        return self.content[block].flatten().view(torch.uint8)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy source to destination for each pair; all are read before any is written."""

@@ -24,6 +24,7 @@ from paceline.runner.parallel.tokens import token_source
 from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
+from paceline.runner.state_store import RowStates, StateLayout, StateStore
 from paceline.runner.step_tokens import ChosenTokens
 from paceline.runner.tensors import from_numpy
 
@@ -31,8 +32,8 @@ from paceline.runner.tensors import from_numpy
 class TorchRunner:
     """Runs plans and returns their results in the same order.
 
-    A step copies blocks on the device, then to the host, then from it, encodes images, and then
-    computes its rows.
+    A step copies blocks and states as its plan lists them, encodes images, and then computes its
+    rows.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class TorchRunner:
         self._tokens = token_source(model, drafter, sampler, masks)
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
+        layout = StateLayout.of(model.config, model.dtype)
+        self._states = None if layout is None else StateStore(layout, slots, device)
         self._adapters: ResidentAdapters | None = None
         self._images: ResidentImages | None = None
         self._reports = PromptReports()
@@ -149,9 +152,25 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> StepResult:
+        self._make_ready(plan)
+        result = self._run_rows(plan) if len(plan.rows) else StepResult.of(plan, {})
+        if self._states is not None:
+            self._states.save(plan.states.saves, self._kv)
+            self._kv.copy(plan.states.block_copies)
+        return result
+
+    def _make_ready(self, plan: Plan) -> None:
+        """Copy what the plan lists before its rows."""
+        states, moves = self._states, plan.states
+        if states is None:
+            self._moves.carry_out(plan)
+            return
+        states.save(moves.saves_before, self._kv)
         self._moves.carry_out(plan)
-        if not len(plan.rows):
-            return StepResult.of(plan, {})
+        states.copy(moves.copies)
+        states.load(moves.loads, self._kv)
+
+    def _run_rows(self, plan: Plan) -> StepResult:
         if self._images is not None:
             self._images.encode(plan)
         slot = from_numpy(plan.rows.slot.astype(np.int64))
@@ -163,7 +182,7 @@ class TorchRunner:
     def _compute(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
         rows = plan.rows
         count = from_numpy(rows.count.astype(np.int64))
-        batch = self._state.batch(plan, slot, count)
+        batch = self._with_states(self._state.batch(plan, slot, count), slot)
         if self._images is not None:
             batch = self._images.merged(batch, plan, slot)
         report = self._reports.of_step(plan, batch)
@@ -181,6 +200,12 @@ class TorchRunner:
         if self._drafter.observes:
             self._drafter.observe(batch, slot, None if inputs is None else inputs.rows)
         return result if report is None else self._tokens.reported(report, result, hidden)
+
+    def _with_states(self, batch: Batch, slot: Tensor) -> Batch:
+        """The same with the states of its rows, which have these slots."""
+        if self._states is None:
+            return batch
+        return replace(batch, states=RowStates(self._states, slot))
 
     def _inputs(self, batch: Batch) -> LayerInputs | None:
         """A buffer for the inputs of layers that the drafter observes."""
@@ -260,6 +285,7 @@ class TorchRunner:
             write_cell=position.expand(len(kv.groups), -1),
             sample_at=torch.tensor([positions - 1]),
         )
+        batch = self._with_states(batch, torch.tensor([0]))
         return quickest(lambda: self._model.forward(batch, kv, self._attention))
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from_numpy: Callable[[np.ndarray], Tensor] = torch.from_numpy
 to_ints: Callable[[Tensor], list[int]] = Tensor.tolist  # of a tensor [n]
 to_floats: Callable[[Tensor], list[float]] = Tensor.tolist  # likewise
-split: Callable[[Tensor, list[int]], tuple[Tensor, ...]] = torch.split
+split: Callable[..., tuple[Tensor, ...]] = torch.split
+solve_triangular: Callable[..., Tensor] = torch.linalg.solve_triangular
 vector_norm: Callable[..., Tensor] = torch.linalg.vector_norm
 
 

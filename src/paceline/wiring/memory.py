@@ -4,6 +4,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
 from paceline.core.settings.load import LoadConfig
@@ -11,7 +13,8 @@ from paceline.kv.cache import KVCache
 from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.layer_groups import LayerGroups, Window, layer_groups
+from paceline.runner.models.layer_groups import LayerGroups, Window, layer_groups, one_group
+from paceline.runner.state_store import StateLayout
 
 MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -67,11 +70,17 @@ def kv_groups(
     is one group, whatever the windows.
     """
     if drafter_bytes or (load_config.kv_connector and not takes_groups(load_config.kv_connector)):
-        return LayerGroups.one(model.layers)
+        return one_group(model.windows)
     seen: list[Window] = [
         None if one is None or one >= max_model_len else one for one in model.windows
     ]
     return layer_groups(seen)
+
+
+def state_bytes(model: ModelConfig) -> int:
+    """Memory of the state of one sequence; 0: no layer keeps states."""
+    layout = StateLayout.of(model, torch.float32)
+    return 0 if layout is None else layout.bytes
 
 
 def attention_groups(groups: LayerGroups) -> tuple[AttentionGroup, ...]:

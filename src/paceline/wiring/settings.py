@@ -14,7 +14,7 @@ from paceline.core.settings.config import CacheConfig, Config, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import manifest
-from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.models.layer_groups import LayerGroups, one_group
 from paceline.sched.replay.recorded_scheduler import RECORD_SETTINGS
 from paceline.sched.scheduler import Scheduler
 from paceline.wiring.memory import (
@@ -22,6 +22,7 @@ from paceline.wiring.memory import (
     free_bytes,
     kv_groups,
     longest_within,
+    state_bytes,
     tables_of_one,
 )
 from paceline.wiring.vllm.configs import spelled_out
@@ -93,7 +94,7 @@ def block_bytes(
     model: ModelConfig, block_size: int, value_bytes: int = 4, groups: LayerGroups | None = None
 ) -> int:
     """Memory of one block: keys and values of the layers of a group, by default of all layers."""
-    layers = model.layers if groups is None else groups.layers_per_block
+    layers = (groups or one_group(model.windows)).layers_per_block
     return layers * block_size * model.kept.cell.values * value_bytes
 
 
@@ -156,8 +157,17 @@ def check(
     """Complete them as `suggested` does; ConfigError if they are wrong, before weights are read."""
     chosen = suggested(settings, model, defaults)
     step = part_of(StepConfig, chosen)
-    chosen["attention_groups"] = attention_groups(kv_groups(model, load_config, step.max_model_len))
+    groups = kv_groups(model, load_config, step.max_model_len)
+    chosen["attention_groups"] = attention_groups(groups)
     cache = part_of(CacheConfig, chosen)
+    chosen["state_blocks"] = -(
+        -state_bytes(model) // block_bytes(model, cache.block_size, groups=groups)
+    )
+    if model.states is not None and load_config.kv_connector:
+        raise ConfigError(
+            f"kv_connector is {load_config.kv_connector!r}, and connectors do not move the states "
+            f"that layers of {model.architecture!r} keep: remove the setting"
+        )
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position
         log.warning("max_model_len is %d; the model was trained for %d positions", *known)
@@ -199,11 +209,13 @@ def resolve(
     size, tables = cache.block_size, tables_of_one(cache, step)
     least = tables.most_blocks(step.max_model_len)
     each = block_bytes(model, size, hardware.value_bytes, groups) + size * drafter_bytes
+    chosen["state_blocks"] = snapshot = -(-state_bytes(model) // each)
     kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
-    useful = max(step.max_num_seqs * least, kept) * each
+    useful = max(step.max_num_seqs * (least + snapshot), kept) * each
     if hardware.usual_bytes is not None:
-        useful = min(useful, max(hardware.usual_bytes, 2 * least * each))
-    found = min(hardware.free_bytes * hardware.share, useful)
+        useful = min(useful, max(hardware.usual_bytes, 2 * (least + snapshot) * each))
+    free = hardware.free_bytes - step.max_num_seqs * state_bytes(model)
+    found = min(free * hardware.share, useful)
     given = load_config.kv_cache_gib * GIB or found
     blocks = load_config.num_gpu_blocks_override or int(given) // each
     if not blocks:
@@ -247,7 +259,9 @@ def check_memory(
     each = block_bytes(model, size, groups=groups) + size * drafter_bytes
     blocks = load_config.num_gpu_blocks_override * each
     cache = "num_gpu_blocks_override" if blocks else "kv_cache_gib"
-    check_room({cache: blocks or load_config.kv_cache_gib * GIB, **swap_bytes(load_config)}, free)
+    states = part_of(StepConfig, settings).max_num_seqs * state_bytes(model)
+    kv = blocks or load_config.kv_cache_gib * GIB
+    check_room({"max_num_seqs": states, cache: kv, **swap_bytes(load_config)}, free)
 
 
 def swap_bytes(load_config: LoadConfig) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RequestError
 from paceline.runner.adapters.weights import read_adapter
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
@@ -20,7 +21,7 @@ from paceline.runner.weights.weight_format import Quantization
 from tests.conformance.architectures import Case
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.parallel.ranks import on_ranks
-from tests.runner.support import Piece, batch_of, tiny
+from tests.runner.support import Piece, batch_of, tiny, with_states
 
 TOKENS = [[5, 9, 2, 7, 1], [3, 8, 8], [40, 41, 42, 43], [7, 8, 9]]
 
@@ -28,7 +29,8 @@ TOKENS = [[5, 9, 2, 7, 1], [3, 8, 8], [40, 41, 42, 43], [7, 8, 9]]
 def logits(model: Model, places: Tensor | None, **how: Any) -> list[Tensor]:
     """Of the last position of each row."""
     pieces = [Piece(tokens, 0, [2 * row, 2 * row + 1]) for row, tokens in enumerate(TOKENS)]
-    batch, kv = replace(batch_of(pieces, 4), adapters=places), KVStore(model.config, 8, 4)
+    batch = with_states(replace(batch_of(pieces, 4), adapters=places), model.config)
+    kv = KVStore(model.config, 8, 4)
     attention = load(how.get("attention", "paged"))
     hidden = model.forward(batch, kv, attention, batch.sample_at)
     return list(model.logits(hidden))
@@ -66,7 +68,18 @@ CASES = [*map(Case, TEXT), Case("phi3", "parts of heads")]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_architecture(case: Case, tmp_path: Path) -> None:
     """Queries and keys in another order, fused files, factors of norms, mixtures."""
-    check(case.config(), tmp_path, "all-linear")
+    config = case.config()
+    targets: Any = "all-linear"
+    if config.states is not None:
+        targets = list(Model.load(Dummy(config)).targets.modules)
+    check(config, tmp_path, targets)
+
+
+def test_layers_with_states_are_not_adapted(tmp_path: Path) -> None:
+    config = Case("qwen3_5").config()
+    folder = write_adapter(tmp_path, config, target_modules="all-linear")
+    with pytest.raises(RequestError, match=r"adapts .*linear_attn.* cannot adapt"):
+        read_adapter(folder, Model.load(Dummy(config)).targets, 64)
 
 
 def test_some_modules_only(tmp_path: Path) -> None:

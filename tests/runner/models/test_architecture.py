@@ -27,7 +27,8 @@ TENSOR_NAMES = (
     "token_embd",
 )
 
-DESCRIBED = (MODELS, MODELS / "architectures", MODELS / "description", RUNNER / "encoders")
+DESCRIBED = (MODELS, *map(MODELS.joinpath, ("architectures", "description", "states")))
+DESCRIBED += (RUNNER / "encoders",)
 # of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
 OTHER_FILES = ("eagle3.py", "qwen.py", "square.py", "gptq.py")
 

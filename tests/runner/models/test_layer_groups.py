@@ -27,6 +27,7 @@ from paceline.runner.models.layer_groups import (
     Window,
     features_of,
     layer_groups,
+    one_group,
 )
 from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.models.model import Model
@@ -42,7 +43,7 @@ def layout(kinds: str, window: int = 8) -> tuple[Window, ...]:
 
 
 def test_layers_of_one_kind_are_one_group() -> None:
-    assert layer_groups(layout("....")) == LayerGroups.one(4)
+    assert layer_groups(layout("....")) == one_group([None] * 4)
     assert layer_groups(layout("www")) == LayerGroups((8,), (0, 0, 0), (0, 1, 2), 3)
 
 

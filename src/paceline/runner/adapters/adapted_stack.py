@@ -111,9 +111,9 @@ class AdaptedStack:
                 batch.images.add_before(number, hidden)
             if inputs is not None:
                 inputs.keep(number, hidden)
-            seen = layer.attend(hidden, context)
+            mixed = layer.mix(hidden, context)
             if wanted is not None and layer is self._layers[-1]:
-                hidden, seen = hidden[wanted], seen[wanted]
+                hidden, mixed = hidden[wanted], mixed.at(wanted)
                 self._rows.set(indices[wanted])
-            layer.finish(hidden, seen)
+            layer.finish(hidden, mixed)
         return hidden

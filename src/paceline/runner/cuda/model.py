@@ -100,7 +100,7 @@ class CudaLayer:
         beside: Beside = nowhere,
     ) -> None:
         attention, mlp = spec.attention, spec.mlp
-        assert attention is not None, "CUDA has no such feature"
+        assert attention is not None and mlp is not None, "CUDA has no such feature"
         rotary = tables[attention.rope]
         self._attention, self._layer = attention, layer
         self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))

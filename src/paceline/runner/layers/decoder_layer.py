@@ -14,6 +14,7 @@ from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
+from paceline.runner.layers.states.mixers import FEATURES, state_mixer
 from paceline.runner.models.architecture import (
     AttentionSpec,
     LayerSpec,
@@ -23,6 +24,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.layer_groups import BackendSupport, Values
 from paceline.runner.models.rope import Rope
+from paceline.runner.state_store import StateRows
 from paceline.runner.vision.spec import TOWER_FEATURES
 
 
@@ -34,15 +36,16 @@ class LayerContext:
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
+    states: StateRows | None = None  # None: no layer has states
 
 
 class SelfAttention:
     """Self-attention. Queries, keys and values are adjacent, so rotation and write are one
     operation each.
 
-    qkv   | q q q q q q q q q | k k k | v v v |      [positions, heads + 2 * kv_heads, head_dim]
-            rotated ────────────────┘ written ┘
-                                written ──────┘
+    qkv   | gates | q q q q q q q q q | k k k | v v v |      [positions, …, head_dim]
+                    rotated ────────────────┘ written ┘
+                                        written ──────┘
     """
 
     def __init__(self, factory: LayerFactory[Linear], spec: AttentionSpec, layer: int) -> None:
@@ -58,7 +61,8 @@ class SelfAttention:
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         """Everything but the linear `output`, which the layer adds to the residual stream."""
         spec, layer = self._spec, self._layer
-        qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
+        found = self.qkv(x).view(len(x), -1, spec.head_dim)
+        gates, qkv = found[:, : spec.gates], found[:, spec.gates :]
         rotated = qkv[:, : self._rotated]
         rotation = context.rotations[spec.rope]
         if self._norms_rotated:
@@ -73,7 +77,21 @@ class SelfAttention:
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
         seen = context.attention.attend(query, layer, *how)
+        if spec.gated:
+            seen = seen * gates.sigmoid()
         return seen.view(len(x), -1)  # [positions, heads * head_dim]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """What a layer has of each position from others, before the last linears, [positions, …]."""
+
+    seen: Tensor | None  # by attention
+    read: Tensor | None  # from the state
+
+    def at(self, positions: Tensor) -> "Mixed":
+        seen, read = (None if one is None else one[positions] for one in (self.seen, self.read))
+        return Mixed(seen, read)
 
 
 class DecoderLayer:
@@ -86,11 +104,15 @@ class DecoderLayer:
             self.attention_norm = factory.optional_norm(attention.output_norm)
         if spec.latent is not None:
             self.latent = LatentAttention(factory, spec.latent, layer)
-        mixer = attention or spec.latent
-        assert mixer is not None
-        self._input_norm = factory.input_norm(mixer.norm)
-        mlp = spec.mlp
-        self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
+        self.state = None
+        if spec.state is not None:
+            self.state = state_mixer(factory, spec.state, layer)
+        self._input_norm = None
+        if (mixer := attention or spec.latent or spec.state) is not None:
+            self._input_norm = factory.input_norm(mixer.norm)
+        self.mlp = None
+        if (mlp := spec.mlp) is not None:
+            self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
         self._is_parallel = spec.parallel
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
@@ -98,30 +120,42 @@ class DecoderLayer:
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
     ) -> Tensor:
         """The residual stream after this layer, of all or of the wanted positions."""
-        seen = self.attend(hidden, context)
+        mixed = self.mix(hidden, context)
         if wanted is not None:
-            hidden, seen = hidden[wanted], seen[wanted]
-        self.finish(hidden, seen)
+            hidden, mixed = hidden[wanted], mixed.at(wanted)
+        self.finish(hidden, mixed)
         return hidden
 
-    def attend(self, hidden: Tensor, context: LayerContext) -> Tensor:
-        """The output of attention, before its last linear."""
+    def mix(self, hidden: Tensor, context: LayerContext) -> "Mixed":
+        """What attention and the mixer with a state compute, before their last linears."""
+        if self._input_norm is None:
+            return Mixed(None, None)
         x = self._input_norm(hidden)
+        seen = self._attend(x, context)
+        if self.state is None:
+            return Mixed(seen, None)
+        assert context.states is not None, "a step without states"
+        return Mixed(seen, self.state(x, context.states))
+
+    def _attend(self, x: Tensor, context: LayerContext) -> Tensor | None:
         if self.attention is not None:
             return self.attention(x, context)
-        assert self.latent is not None
+        if self.latent is None:
+            return None
         rotation = context.rotations[self.latent.spec.rope]
         cells = context.cells[self.latent.layer]
         return self.latent(x, rotation, context.kv, cells, context.attention)
 
-    def finish(self, hidden: Tensor, seen: Tensor) -> None:
-        """Add attention and MLP to the residual stream."""
+    def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
+        """Add what was mixed, and the MLP, to the residual stream."""
         attention = self.attention or self.latent
-        assert attention is not None
-        if self._is_parallel:  # the MLP reads what attention has read
+        if self._is_parallel and self.mlp is not None:  # it reads what attention has read
             self.mlp.add_to(hidden)
-        add_linear(hidden, seen, attention.output, self.attention_norm)
-        if not self._is_parallel:
+        if attention is not None and mixed.seen is not None:
+            add_linear(hidden, mixed.seen, attention.output, self.attention_norm)
+        if self.state is not None and mixed.read is not None:
+            self.state.output.add_to(hidden, mixed.read)
+        if self.mlp is not None and not self._is_parallel:
             self.mlp.add_to(hidden)
         if self._scale is not None:
             hidden.mul_(self._scale)
@@ -181,6 +215,7 @@ TORCH = BackendSupport(
             "layers.mlp.shared.gate_up.biases",
             "layers.mlp.shared.down.biases",
             "layers.attention.rope.axes",
+            "layers.attention.gated",
             "layers.latent",
             "layers.latent=mla",
             "layers.latent.query_latent",
@@ -189,6 +224,7 @@ TORCH = BackendSupport(
             "layers.latent.output.biases",
             "vision.deep",
             "vision.reads_itself",
+            *FEATURES,
         }
     )
     | TOWER_FEATURES,
@@ -238,7 +274,11 @@ class TorchStack:
             rope: Rotation.of(self._rotary_positions(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
         }
-        return LayerContext(rotations, kv, kv.cells(batch.write_cell).unbind(), attention)
+        states = None
+        if batch.states is not None:
+            states = StateRows(batch.states, batch.row_start, batch.position)
+        cells = kv.cells(batch.write_cell).unbind()
+        return LayerContext(rotations, kv, cells, attention, states)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

@@ -118,9 +118,19 @@ class LayerFactory(Generic[L_co]):
             return WholeHeadNorm(query, key, attention.heads, factor)
         return HeadNorm(query, factor)
 
-    def linear(self, linear: LinearSpec, before: NormSpec | None = None) -> L_co:
-        """A linear that also applies the factor of the norm `before` it, if given."""
-        return self.build(self.parts(linear, before))
+    def linear(
+        self, linear: LinearSpec, before: NormSpec | None = None, order: Tensor | None = None
+    ) -> L_co:
+        """A linear that also applies the factor of the norm `before` it, if given. With `order`,
+        its outputs are those of the checkpoint in this order."""
+        return self.build(self._ordered(self.parts(linear, before), linear, order))
+
+    def _ordered(self, parts: LinearParts, linear: LinearSpec, order: Tensor | None) -> LinearParts:
+        if order is None:
+            return parts
+        order = order.to(self.device)
+        bias = None if parts.bias is None else parts.bias[order]
+        return replace(parts, read=partial(self._selected, linear, order), bias=bias)
 
     def parts(self, linear: LinearSpec, before: NormSpec | None = None) -> LinearParts:
         bias = torch.cat(list(self._biases(linear))) if linear.biases else None  # [outputs]
@@ -195,17 +205,12 @@ class LayerFactory(Generic[L_co]):
         return self.joined(linear.weights).mul_(self.factor(before))
 
     def qkv(self, attention: AttentionSpec) -> L_co:
-        """The linear for queries, keys and values; the first two are in `paired_order`."""
+        """The linear for gates, queries, keys and values, in `attention_order`."""
         parts = self.parts(attention.qkv, attention.norm)
         if parts.factor is not None and attention.second_norm is not None:
             both = parts.factor, self.factor(attention.second_norm)
             parts = replace(parts, factor=torch.cat(both))
-        if (order := attention_order(attention)) is not None:
-            order = order.to(self.device)
-            bias = None if parts.bias is None else parts.bias[order]
-            read = partial(self._selected, attention.qkv, order)
-            parts = replace(parts, read=read, bias=bias)
-        return self.build(parts)
+        return self.build(self._ordered(parts, attention.qkv, attention_order(attention)))
 
     def reordered(self, linear: LinearSpec, outputs: Tensor, before: NormSpec) -> L_co:
         """A linear with its outputs in another order, and the factor of the norm before it."""
@@ -245,10 +250,19 @@ def paired_order(attention: AttentionSpec) -> list[int]:
 
 
 def attention_order(attention: AttentionSpec) -> Tensor | None:
-    """Where the outputs of queries, keys and values come from, [outputs]; None: as they are."""
-    if (order := paired_order(attention)) == list(range(attention.head_dim)):
+    """Where the outputs of gates, queries, keys and values come from, [outputs]; None: as they are.
+
+    Queries and keys are in `paired_order`. In a checkpoint, the gate of a head follows its query;
+    here all gates come first.
+    """
+    order = paired_order(attention)
+    if order == list(range(attention.head_dim)) and not attention.gated:
         return None
-    heads = torch.arange(attention.qkv.outputs).view(-1, attention.head_dim)
-    rotated = heads[: attention.heads + attention.kv_heads]
+    rows = torch.arange(attention.qkv.outputs).view(-1, attention.head_dim)
+    if attention.gated:
+        queries, rest = rows[: 2 * attention.heads], rows[2 * attention.heads :]
+        rows = torch.cat((queries[1::2], queries[::2], rest))
+    first = attention.gates
+    rotated = rows[first : first + attention.heads + attention.kv_heads]
     rotated.copy_(rotated[:, order])
-    return heads.flatten()
+    return rows.flatten()

@@ -15,7 +15,7 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import LayerSpec, attentions, parts_of
+from paceline.runner.models.architecture import LayerSpec, MLPSpec, attentions, parts_of
 from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.linear_spec import NormSpec
@@ -56,7 +56,7 @@ NATIVE = BackendSupport(
         "number of heads": lambda layer: [one.heads for one in attentions(layer)],
         "query scale": lambda layer: [one.scale for one in attentions(layer)],
         "score cap": lambda layer: [one.score_cap for one in attentions(layer)],
-        "activation": lambda layer: [layer.mlp.activation],
+        "activation": lambda layer: [one.activation for one in parts_of(layer, (MLPSpec, MoESpec))],
         "norm eps": lambda layer: [norm.eps for norm in parts_of(layer, NormSpec)],
     },
 )
@@ -74,8 +74,9 @@ class NativeStack:
         structs = map(self._struct, stack.layers, layers)
         self._layers = (LayerStruct * len(layers))(*structs)
         attention, mlp = layers[0].attention, layers[0].mlp
-        assert attention is not None and attention.norm is not None  # NATIVE has no such features
+        assert attention is not None and mlp is not None  # NATIVE has no such feature
         norm = attention.norm
+        assert norm is not None
         self._decoder = DecoderStruct(
             self._layers,
             0,
@@ -135,7 +136,8 @@ class NativeStack:
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
         attention, mlp = layer.attention, layer.mlp
-        assert attention is not None and spec.attention is not None
+        assert attention is not None and mlp is not None
+        assert spec.attention is not None and spec.mlp is not None
         norms = attention.norm, layer.attention_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):

@@ -15,6 +15,7 @@ from paceline.runner.models.linear_spec import (
     NormSpec,
 )
 from paceline.runner.models.rope import Rope
+from paceline.runner.models.states.state_sizes import StateSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.vision.spec import VisionSpec
 
@@ -57,7 +58,7 @@ class AttentionSpec:
     """x + output_norm(output(attend(rotate(head_norms(qkv(norm(x)))))))
 
     norm               of the residual stream; None: there is none
-    qkv                queries, keys and values, in this order
+    qkv                queries with their gates, if there are some, keys and values, in this order
     heads, kv_heads    of queries; of keys and values
     head_dim           of each head
     rope               of queries and keys
@@ -70,6 +71,8 @@ class AttentionSpec:
     output_norm        of what is added to the residual stream
     second_norm        of a second input, which qkv reads beside the first: heads that draft
     sinks              [heads]; an extra softmax score of each head that has no value
+    gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
+                       gate of a head follows its query
     value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
@@ -89,8 +92,14 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    gated: bool = False
     value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
+
+    @property
+    def gates(self) -> int:
+        """Of heads."""
+        return self.heads if self.gated else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +140,19 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Attention, of one kind or the other; then an MLP.
+    """Attention of one kind or the other, or a mixer with a state, or both of these of the same
+    input; then an MLP. A plain decoder has attention and an MLP in each layer.
 
-    parallel   both read the residual stream before the layer; their norms are the same
+    parallel   attention and MLP read the residual stream before the layer; their norms are the same
     scale      [1]; factor of the residual stream after the layer
     """
 
-    attention: AttentionSpec | None
-    mlp: MLPSpec | MoESpec
+    attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
+    mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
     parallel: bool = False
     scale: TensorSpec | None = None
     latent: LatentAttentionSpec | None = None
+    state: StateSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

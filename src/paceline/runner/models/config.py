@@ -13,12 +13,14 @@ from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
 from paceline.runner.models.rope import Rope, RopeChoice, frequencies
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.models.traits import Traits, find
 from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+NO_ATTENTION = 0  # the window of a layer without attention
 NO_TENSORS = GGUFTensors()
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
@@ -44,6 +46,19 @@ class Kept:
     """What layers keep: a cell of each position."""
 
     cell: CellShape
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers with states, of sizes that are the same for all.
+
+    layers   whether each layer has a state
+    mlps     whether each layer has an MLP
+    """
+
+    sizes: StateSizes
+    layers: tuple[bool, ...]
+    mlps: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ class ModelConfig:
     max_position      positions of the longest sequence in training
     norm_eps          added to the mean square
     tied_embedding    the head is the embedding
-    windows           of each layer: positions that one position sees, including itself; None: all
+    windows           of each layer: positions that one position sees, including itself; None: all;
+                      NO_ATTENTION: the layer has no attention
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that rotate, from the first one on
     unrotated         of each layer: whether queries and keys stay as they are; empty: none do
@@ -85,6 +101,7 @@ class ModelConfig:
     score_cap         soft cap of these scores; None: none
     logit_cap         soft cap of the logits; None: none
     experts           of MoE layers; None: there are none
+    states            of layers that keep a state of each sequence; None: there are none
     latent            of latent attention, in all layers; None: attention has keys and values
     vision            the tower that reads images; None: there is none
     bos               token at the start of a text, if there is one
@@ -125,6 +142,7 @@ class ModelConfig:
     vision: VisionSpec | None = None
     generates: bool = True
     ignored: tuple[str, ...] = ()
+    states: StateLayers | None = None
     quantization: Quantization = UNQUANTIZED
     unrotated: tuple[bool, ...] = ()
     output_bias: bool = False
@@ -152,8 +170,11 @@ class ModelConfig:
             raise ConfigError(
                 f"the model has {self.layers} layers, but {len(self.windows)} layer types"
             )
-        if any(window is not None and window < 1 for window in self.windows):
+        least = 1 if self.states is None else NO_ATTENTION
+        if any(window is not None and window < least for window in self.windows):
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
+        if not any(window != NO_ATTENTION for window in self.windows):
+            raise ConfigError("a model without attention is not supported")
 
     def loaded_as(self, quantization: str) -> "ModelConfig":
         """The model with plain weights that are quantized while they are loaded, to the format with
@@ -264,7 +285,8 @@ class ModelConfig:
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
-            ignored=named.ignored,
+            ignored=(*named.ignored, *traits.ignored),
+            states=cls._states(read, traits),
             multipliers=Multipliers(
                 float(read.get("embedding_multiplier", 1.0)),
                 float(read.get("residual_multiplier", 1.0)),
@@ -274,6 +296,17 @@ class ModelConfig:
             keys_as_values=bool(read.get("attention_k_eq_v")),
         )
 
+    @staticmethod
+    def _states(read: ConfigEntries, traits: Traits) -> StateLayers | None:
+        if traits.states is None:
+            return None
+        kinds: list[str] = read.need("layer_types")
+        return StateLayers(
+            sizes=traits.states(read),
+            layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
+            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
+        )
+
     @classmethod
     def of_gguf(cls, raw: Mapping[str, Any], tensors: GGUFTensors = NO_TENSORS) -> "ModelConfig":
         """Read the fields of a GGUF header. The format says some things by its tensors."""
@@ -281,6 +314,11 @@ class ModelConfig:
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
         traits = find(architecture)
+        if traits.states is not None:
+            raise ConfigError(
+                f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
+                "the model in Hugging Face's format"
+            )
         heads, layers = read.number("attention.head_count"), read.number("block_count")
         width = read.number("embedding_length")
         # The header does not say it: only the largest Gemma scales queries by its width.

@@ -15,7 +15,7 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     MLPSpec,
 )
-from paceline.runner.models.config import HeadShape, ModelConfig
+from paceline.runner.models.config import NO_ATTENTION, HeadShape, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
@@ -41,14 +41,14 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
     head, older = "lm_head.weight", config.traits.decoder.older_head
     older_heads = (f"{older}.weight",) if older else ()
     copies = (head, *older_heads) if config.tied_embedding else ()
-    name, *aliases = tensor_names(config, "embed_tokens.weight")
+    name, *aliases = tensor_names(config, f"{config.traits.name('embed_tokens')}.weight")
     embedding = TensorSpec(name, table, GGUFForm("token_embd.weight"), copies, tuple(aliases))
     own_head = TensorSpec(head, table, GGUFForm(HEAD), aliases=older_heads)
     return DecoderSpec(
         architecture=config.architecture,
         embedding=embedding,
         layers=tuple(_layer(config, layer, longest) for layer in range(config.layers)),
-        norm=residual_norm(config, "norm", "output_norm"),
+        norm=residual_norm(config, config.traits.name("norm"), "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
         rounds_scale=config.traits.scaled_embedding,
@@ -66,20 +66,26 @@ def _embedding_scale(config: ModelConfig) -> float:
 
 
 def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
-    tensors = LayerTensors(config, layer)
+    tensors, attention, latent, state = LayerTensors(config, layer), None, None, None
+    if config.windows[layer] != NO_ATTENTION:
+        if config.latent is None:
+            attention = _attention(config, layer, longest, tensors)
+        else:
+            latent = describe_latent(config, config.latent, longest, tensors)
+    if (states := config.states) is not None and states.layers[layer]:
+        norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
+        state = states.sizes.describe(tensors, norm)
     mlp = _mlp_or_moe(config, layer, tensors)
-    if config.latent is not None:
-        latent = describe_latent(config, config.latent, longest, tensors)
-        return LayerSpec(None, mlp, latent=latent)
-    attention = _attention(config, layer, longest, tensors)
     scale = None
     if config.traits.layer_scale:
-        scale = tensors.vector("layer_scalar", "layer_output_scale.weight", 1)
-    return LayerSpec(attention, mlp, config.traits.parallel, scale)
+        scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale, latent, state)
 
 
-def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec:
+def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
     traits = config.traits.experts
+    if config.states is not None and not config.states.mlps[layer]:
+        return None
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
         return describe_moe(config, config.experts, traits, tensors)
     return _mlp(config, tensors)
@@ -109,9 +115,10 @@ def _attention(
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
-        sinks=tensors.vector("self_attn.sinks", "attn_sinks.weight", config.heads)
+        sinks=tensors.tensor("self_attn.sinks", "attn_sinks.weight", config.heads)
         if traits.sinks
         else None,
+        gated=traits.gated_attention,
         value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
@@ -165,8 +172,9 @@ def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
     if traits.fused_linears:
         shape = (queries + 2 * keys, width)
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
+    gated = 2 * queries if traits.gated_attention else queries
     values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
-    names = (("q", queries, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
+    names = (("q", gated, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
@@ -195,8 +203,8 @@ def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
 
 def _xielu(tensors: LayerTensors) -> XIELU:
     """GGUF files have these numbers in their headers."""
-    up, down = (tensors.vector(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
-    beta, eps = (tensors.vector(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
+    up, down = (tensors.tensor(f"mlp.act_fn.alpha_{sign}", "", 1) for sign in "pn")
+    beta, eps = (tensors.tensor(f"mlp.act_fn.{name}", "") for name in ("beta", "eps"))
     return XIELU(up, down, beta, eps)
 
 

@@ -129,6 +129,7 @@ class ExpertTraits:
     has_biases         all linears have biases
     shared             an expert that computes every position; empty: there is none
     shared_gate        its gate; empty: it has none
+    shared_is_fused    its gate and up are one tensor
     correction         of scores; empty: there is none
     scores             what turns the outputs of the router into scores *
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
@@ -147,6 +148,7 @@ class ExpertTraits:
     has_biases: bool = False
     shared: str = ""
     shared_gate: str = ""
+    shared_is_fused: bool = False
     correction: str = ""
     scores: ExpertScores = "softmax"
     shares_sum_to_one: bool = False

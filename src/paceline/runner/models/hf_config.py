@@ -11,7 +11,9 @@ from paceline.runner.models.traits import Traits, architectures, find, nearest_t
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, STATE, BOTH = "full_attention", "sliding_attention", "linear_attention", "hybrid"
+WITH_STATE = (STATE, BOTH)
+PLAIN = "mlp"  # a layer that is an MLP alone; then all layers have one part
 THETA = 10_000.0
 TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
@@ -108,6 +110,13 @@ def unsupported_name(name: str, ending: str) -> ConfigError:
 def of_decoder(read: ConfigEntries, found: Found) -> ConfigEntries:
     """The entries of the decoder. A model with images has them in text_config; older files have
     them beside it."""
+    read = _text_entries(read, found)
+    if (entries := found.traits.entries) is None:
+        return read
+    return replace(read, raw={**read.raw, **entries(read)})
+
+
+def _text_entries(read: ConfigEntries, found: Found) -> ConfigEntries:
     text, usual = read.get("text_config"), dict(found.traits.defaults)
     if text is None or not (found.is_text_part or found.traits.vision is not None):
         return ConfigEntries({**usual, **read.raw}, read.where)
@@ -189,9 +198,12 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     """The window of each layer."""
     window = read.get("sliding_window")
     if kinds := read.get("layer_types"):
-        if strange := set(kinds) - {FULL, SLIDING}:
+        seen = {FULL: None, SLIDING: window}
+        if traits.states is not None:
+            seen = {FULL: None, BOTH: None, STATE: 0, PLAIN: 0}
+        if strange := set(kinds) - set(seen):
             raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
-        return tuple(window if kind == SLIDING else None for kind in kinds)
+        return tuple(seen[kind] for kind in kinds)
     if read.get("use_sliding_window"):
         full = read.get("max_window_layers", 0)
         return tuple(None if layer < full else window for layer in range(layers))
@@ -250,7 +262,7 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
     found = scaled(plain, scaling, longest).padded(head_dim // 2)
     sections = scaling.get("mrope_section")
-    if sections is None:
+    if sections is None or traits.vision is None:  # positions of text have one coordinate
         return found
     return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
 

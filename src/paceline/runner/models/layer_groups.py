@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.config import NO_ATTENTION
 from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL
 from paceline.runner.models.tensor_spec import TensorSpec
 
@@ -109,10 +110,10 @@ class LayerGroups:
     def __len__(self) -> int:
         return len(self.windows)
 
-    @staticmethod
-    def one(layers: int) -> "LayerGroups":
-        """All layers in one group that keeps every position, whatever their windows."""
-        return LayerGroups((None,), (0,) * layers, tuple(range(layers)), layers)
+
+def one_group(windows: Sequence[Window]) -> LayerGroups:
+    """All layers with attention in one group that keeps every position, whatever their windows."""
+    return layer_groups([one if one == NO_ATTENTION else None for one in windows])
 
 
 def layer_groups(windows: Sequence[Window]) -> LayerGroups:
@@ -121,8 +122,9 @@ def layer_groups(windows: Sequence[Window]) -> LayerGroups:
 
     The size is the smallest number of layers of a window, or the largest if they hardly differ:
     then each window is one group. Groups of fewer layers leave a part of their blocks empty.
+    Layers without attention have no room in blocks, and what is said of them has no meaning.
     """
-    kinds: list[Window] = sorted(set(windows), key=_order)
+    kinds: list[Window] = sorted(set(windows) - {NO_ATTENTION}, key=_order)
     by_window: dict[Window, list[int]] = {
         kind: [layer for layer, one in enumerate(windows) if one == kind] for kind in kinds
     }

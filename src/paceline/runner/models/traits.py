@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
 from paceline.runner.models.linear_spec import Activation
+from paceline.runner.models.states.state_sizes import StateSizes
 from paceline.runner.vision.spec import VisionSpec
 
 TABLES = "paceline.runner.models.architectures"
@@ -126,6 +127,8 @@ class Traits:
     experts            layers may be MoE
     latent             attention has latent vectors: see `LatentSizes`
     sinks              each head has a score that takes weight and has no value
+    gated_attention    what a head computes is multiplied by the sigmoid of a gate, which follows
+                       its query
     fused_linears      queries, keys, values are one tensor, and so are gate and up
     fused_gate_up      gate and up are one tensor
     paired_in_gguf     GGUF files store rows of queries and keys in rotary pairs
@@ -134,6 +137,10 @@ class Traits:
     text_model         text_config names the architecture of the decoder, which has all other
                        traits; this one, if it names none
     text_part          where the decoder is in a model with images, if it is a text model too
+    states             reads the sizes of layers with a state, if it has such layers
+    entries            entries of config.json that it has under other names, or by default
+    names              of modules, where they are not those of Llama: pairs of Llama's and its own
+    ignored            what the names of tensors begin with that are not computed
 
     * unless the file says otherwise
     """
@@ -166,6 +173,7 @@ class Traits:
     experts: ExpertTraits | None = None
     latent: bool = False
     sinks: bool = False
+    gated_attention: bool = False
     fused_linears: bool = False
     fused_gate_up: bool = False
     paired_in_gguf: bool = False
@@ -173,6 +181,14 @@ class Traits:
     vision: DescribeTower | None = field(default=None, repr=False)
     text_model: str = ""
     text_part: TextPart | None = None
+    states: Callable[[ConfigEntries], StateSizes] | None = field(default=None, repr=False)
+    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = field(default=None, repr=False)
+    names: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def name(self, module: str) -> str:
+        """The name of a module of Llama in this architecture."""
+        return dict(self.names).get(module, module)
 
     def windows(
         self, layers: int, window: int | None, global_every: int | None = None

@@ -71,6 +71,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
+    if model.states is not None and size > 1:
+        found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
     if model.global_heads is not None and size > 1:
@@ -101,6 +103,7 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     attention, latent, mlp = layer.attention, layer.latent, layer.mlp
+    assert layer.state is None and mlp is not None  # `unfit` refuses others
     if isinstance(mlp, MLPSpec):
         split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))

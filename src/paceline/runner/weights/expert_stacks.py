@@ -45,7 +45,8 @@ class ExpertStacks:
         return found
 
     def __contains__(self, name: str) -> bool:
-        return name in self._forms
+        """Is a tensor stacked in these files? Others of the same model may have it by itself."""
+        return name in self._forms and self._forms[name].name in self._files
 
     def read(self, name: str) -> Tensor:
         form = self._forms[name]

@@ -41,7 +41,7 @@ def describe_moe(
     correction = None
     if traits.correction:
         name = f"{traits.block}.{traits.correction}"
-        correction = tensors.vector(name, "exp_probs_b.bias", sizes.count)
+        correction = tensors.tensor(name, "exp_probs_b.bias", sizes.count)
     return MoESpec(
         norm=tensors.residual_norm(config.traits.norms.mlp, config.traits.norms.mlp_in_gguf),
         router=_plain(
@@ -66,10 +66,13 @@ def _shared(
     if traits.shared_gate:
         name = f"{traits.block}.{traits.shared_gate}"
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
+    parts = {"gate": inner, "up": inner}
+    if traits.shared_is_fused:
+        parts = {"gate_up": 2 * inner}
     return SharedExpertSpec(
         gate_up=joined(
-            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (inner, width), has_bias)
-            for name in ("gate", "up")
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (size, width), has_bias)
+            for name, size in parts.items()
         ),
         down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
         gate=gate,

@@ -51,11 +51,11 @@ class LayerTensors:
         format = self.config.quantization.format_of(weight.name.removesuffix(".weight"))
         return LinearSpec((weight,), bias, () if format is None else (format,))
 
-    def vector(self, name: str, gguf: str, *size: int) -> TensorSpec:
+    def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec:
         """A tensor whose whole name this is."""
         name, gguf = self._names(name, gguf)
         whole, *aliases = tensor_names(self.config, name)
-        return TensorSpec(whole, size, GGUFForm(gguf), aliases=tuple(aliases))
+        return TensorSpec(whole, shape, GGUFForm(gguf), aliases=tuple(aliases))
 
     def kv_scale(self, kind: str) -> TensorSpec:
         """The scale of keys or values in an fp8 KV cache, under one of the names in use."""
@@ -71,6 +71,7 @@ class LayerTensors:
         return tensor_names(self.config, self._names(name, "")[0])[0]
 
     def _names(self, name: str, gguf: str) -> tuple[str, str]:
+        name = self.config.traits.name(name)
         return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
 
 

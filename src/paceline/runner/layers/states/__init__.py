@@ -1,0 +1,1 @@
+"""Layers in torch that keep a state of each sequence."""

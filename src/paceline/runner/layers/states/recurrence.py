@@ -1,0 +1,115 @@
+"""Linear recurrences of a matrix for each head, in steps and in chunks.
+
+At each position, with S [key_dim, value_dim] of a head:
+
+    S    = exp(decay) * S
+    S    = S + key * value                         adds values, or
+    S    = S + key * rate * (value - key @ S)      corrects them: the delta rule
+    read = query @ S
+
+All is float32. Decays are logarithms, at most 0, of each head or of each row of S.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.runner.state_store import StateRows
+from paceline.runner.tensors import solve_triangular
+
+CHUNK = 64  # positions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """The inputs of a recurrence; positions are first."""
+
+    query: Tensor  # [positions, heads, key_dim]
+    key: Tensor  # [positions, heads, key_dim]
+    value: Tensor  # [positions, heads, value_dim]
+    decay: Tensor  # [positions, heads, 1 or key_dim]
+    rate: Tensor | None = None  # [positions, heads, 1]; None: values are added
+
+    def at(self, positions: Tensor | slice) -> "Recurrence":
+        return self._each(lambda one: one[positions])
+
+    def by_head(self) -> "Recurrence":
+        """The same with heads first."""
+        return self._each(lambda one: one.transpose(0, 1))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Recurrence":
+        return Recurrence(
+            change(self.query),
+            change(self.key),
+            change(self.value),
+            change(self.decay),
+            None if self.rate is None else change(self.rate),
+        )
+
+
+def advance(rows: StateRows, states: Tensor, inputs: Recurrence) -> Tensor:
+    """Advance the states [slots, heads, key_dim, value_dim] of all rows. Returns what each position
+    reads, [positions, heads, value_dim]."""
+    found = torch.empty_like(inputs.value)
+    if len(rows.single):
+        state = states[rows.single]
+        found[rows.single_at] = step(state, inputs.at(rows.single_at))
+        states[rows.single] = state
+    for positions, slot in rows.longer:
+        found[positions] = run(states[slot], inputs.at(positions))
+    return found
+
+
+def step(state: Tensor, inputs: Recurrence) -> Tensor:
+    """Advance states [n, heads, key_dim, value_dim] by one position each, in place."""
+    state.mul_(inputs.decay.exp().unsqueeze(-1))
+    key, value = inputs.key.unsqueeze(-2), inputs.value.unsqueeze(-2)  # [n, heads, 1, …]
+    if inputs.rate is not None:
+        value = (value - key @ state).mul_(inputs.rate.unsqueeze(-1))
+    state.add_(key.transpose(-1, -2) * value)
+    return (inputs.query.unsqueeze(-2) @ state).squeeze(-2)
+
+
+def run(state: Tensor, inputs: Recurrence) -> Tensor:
+    """Advance one state [heads, key_dim, value_dim] by several positions, in place."""
+    found: list[Tensor] = []
+    for first in range(0, len(inputs.key), CHUNK):
+        part = inputs.at(slice(first, first + CHUNK)).by_head()
+        found.append(chunk(state, part).transpose(0, 1))
+    return torch.cat(found)
+
+
+def chunk(state: Tensor, inputs: Recurrence) -> Tensor:
+    """Advance one state by the positions of a chunk, in place; inputs are [heads, positions, …].
+
+    Values that are corrected depend on each other, through a triangle: with D the decays since the
+    beginning of the chunk,
+
+        new[i] = rate[i] * (value[i] - exp(D[i]) * key[i] @ S
+                            - sum over j < i of (exp(D[i] - D[j]) * key[i] @ key[j]) * new[j])
+    """
+    query, key, value = inputs.query, inputs.key, inputs.value
+    total = inputs.decay.cumsum(dim=1)  # [heads, positions, 1 or key_dim]
+    since = total.exp()
+    if inputs.rate is not None:
+        triangle = products(key, key, total).tril_(-1).mul_(inputs.rate)
+        wanted = (value - (key * since) @ state).mul_(inputs.rate)
+        value = solve_triangular(triangle, wanted, upper=False, unitriangular=True)
+    found = (query * since) @ state + products(query, key, total) @ value
+    last = total[:, -1:]
+    state.mul_(since[:, -1].unsqueeze(-1))
+    state.add_((key * (last - total).exp()).transpose(1, 2) @ value)
+    return found
+
+
+def products(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+    """exp(D[i] - D[j]) * left[i] @ right[j] for j <= i, and 0 for others: [heads, i, j]."""
+    size = left.shape[1]
+    later = torch.ones(size, size, dtype=torch.bool, device=left.device).triu_(1)
+    between = total.unsqueeze(2) - total.unsqueeze(1)  # [heads, i, j, 1 or key_dim]
+    decay = between.masked_fill_(later.unsqueeze(-1), float("-inf")).exp_()
+    if decay.shape[-1] == 1:
+        return (left @ right.transpose(1, 2)).mul_(decay.squeeze(-1))
+    return torch.einsum("hid,hjd,hijd->hij", left, right, decay)

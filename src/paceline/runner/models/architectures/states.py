@@ -1,0 +1,200 @@
+"""Text models in which some layers keep a state of each sequence."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.experts import ExpertStack, ExpertTraits
+from paceline.runner.models.hf_config import FULL, PLAIN, STATE
+from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
+from paceline.runner.models.states.mamba2 import mamba2
+from paceline.runner.models.states.short_conv import short_conv
+from paceline.runner.models.traits import DecoderNames, MLPNames, TextPart, Traits
+
+KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
+
+
+def kinds_of(layers: Iterable[str]) -> list[str]:
+    return [KINDS.get(one, one) for one in layers]
+
+
+def qwen_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Every fourth layer has attention, and a quarter of each head rotates, by default."""
+    every, layers = read.get("full_attention_interval", 4), read.number("num_hidden_layers")
+    usual = [FULL if (layer + 1) % every == 0 else STATE for layer in range(layers)]
+    return {
+        "layer_types": read.get("layer_types", usual),
+        "partial_rotary_factor": read.get("partial_rotary_factor", 0.25),
+        "head_dim": read.get("head_dim", 256),
+        "intermediate_size": read.get("intermediate_size", read.get("moe_intermediate_size")),
+    }
+
+
+HEADS_THAT_DRAFT = ("mtp.",)
+SHARED_WITH_GATE = ExpertTraits(
+    "mlp", shared="shared_expert", shared_gate="shared_expert_gate", shares_sum_to_one=True
+)
+QWEN3_NEXT = Traits(
+    qk_norm=True,
+    norm_offset=1.0,
+    gated_attention=True,
+    experts=SHARED_WITH_GATE,
+    states=gated_delta_by_key_head,
+    entries=qwen_entries,
+    ignored=HEADS_THAT_DRAFT,
+)
+QWEN3_5 = Traits(
+    qk_norm=True,
+    norm_offset=1.0,
+    gated_attention=True,
+    states=gated_delta,
+    entries=qwen_entries,
+    ignored=HEADS_THAT_DRAFT,
+    text_part=TextPart(
+        DecoderNames("model.language_model"), defaults=(), images=("model.visual.",)
+    ),
+)
+
+
+def lfm2_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """The MLP is two thirds as wide as config.json says, times a factor, and then a multiple."""
+    layers, inner = read.number("num_hidden_layers"), read.get("block_ff_dim")
+    attention = read.get("full_attn_idxs", range(layers))
+    usual = ["full_attention" if layer in attention else "conv" for layer in range(layers)]
+    inner = inner or read.number("intermediate_size", 12_288)
+    if read.get("block_auto_adjust_ff_dim", True):
+        multiple = read.number("block_multiple_of", 256)
+        inner = int(read.get("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+        inner = -(-inner // multiple) * multiple
+    return {
+        "layer_types": kinds_of(read.get("layer_types", usual)),
+        "intermediate_size": inner,
+        "rms_norm_eps": read.get("norm_eps", 1e-5),
+        "rope_theta": read.get("rope_theta", 1_000_000.0),
+        "tie_word_embeddings": read.get("tie_embedding", read.get("tie_word_embeddings", True)),
+    }
+
+
+LFM2 = Traits(
+    qk_norm=True,
+    states=short_conv,
+    entries=lfm2_entries,
+    names=(
+        ("norm", "embedding_norm"),
+        ("input_layernorm", "operator_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_norm", "self_attn.q_layernorm"),
+        ("self_attn.k_norm", "self_attn.k_layernorm"),
+        ("self_attn.o_proj", "self_attn.out_proj"),
+        ("mlp.gate_proj", "feed_forward.w1"),
+        ("mlp.up_proj", "feed_forward.w3"),
+        ("mlp.down_proj", "feed_forward.w2"),
+    ),
+)
+
+
+def bamba_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Half of each head rotates, in the layers that are listed."""
+    attention, layers = read.get("attn_layer_indices", ()), read.number("num_hidden_layers")
+    return {
+        "layer_types": [FULL if layer in attention else STATE for layer in range(layers)],
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": read.get("rms_norm_eps", 1e-5),
+    }
+
+
+FEED_FORWARD = (
+    ("norm", "final_layernorm"),
+    ("post_attention_layernorm", "pre_ff_layernorm"),
+    ("mlp.gate_proj", "feed_forward.gate_proj"),
+    ("mlp.up_proj", "feed_forward.up_proj"),
+    ("mlp.down_proj", "feed_forward.down_proj"),
+)
+BAMBA = Traits(states=mamba2, entries=bamba_entries, names=FEED_FORWARD)
+
+
+def granite_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Every layer has a shared MLP. Without `position_embedding_type`, nothing rotates."""
+    layers = read.number("num_hidden_layers")
+    rotates = read.get("position_embedding_type") == "rope"
+    return {
+        "layer_types": kinds_of(read.get("layer_types", [STATE] * layers)),
+        "intermediate_size": read.number("shared_intermediate_size", 1024),
+        "moe_intermediate_size": read.get("intermediate_size"),
+        "no_rope_layer_interval": 0 if rotates else 1,
+    }
+
+
+GRANITE_HYBRID = Traits(
+    states=mamba2,
+    entries=granite_entries,
+    experts=ExpertTraits(
+        "block_sparse_moe",
+        router="router.layer",
+        stack=ExpertStack("input_linear.weight", "output_linear.weight", outputs=1),
+        shared="shared_mlp",
+        shared_is_fused=True,
+        shares_sum_to_one=True,
+    ),
+    fused_gate_up=True,
+    names=(
+        ("mlp.gate_up_proj", "shared_mlp.input_linear"),
+        ("mlp.down_proj", "shared_mlp.output_linear"),
+        ("block_sparse_moe.shared_mlp.gate_up_proj", "shared_mlp.input_linear"),
+        ("block_sparse_moe.shared_mlp.down_proj", "shared_mlp.output_linear"),
+    ),
+)
+
+
+def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Each layer is one of Mamba, attention and an MLP."""
+    letters = {"M": STATE, "*": FULL, "-": PLAIN, "E": "moe"}
+    pattern = read.get("hybrid_override_pattern", "")
+    usual = [letters.get(letter, letter) for letter in pattern]
+    kinds = kinds_of(read.get("layers_block_type", read.get("layer_types", usual)))
+    return {
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "rms_norm_eps": read.get("layer_norm_epsilon", 1e-5),
+        "hidden_activation": read.get("mlp_hidden_act", "relu2"),
+        "hidden_act": None,
+        "sliding_window": None,
+        "no_rope_layer_interval": 1,
+        "mamba_n_heads": read.get("mamba_num_heads", 128),
+        "mamba_d_head": read.get("mamba_head_dim", 64),
+        "mamba_n_groups": read.get("n_groups", 8),
+        "mamba_d_state": read.get("ssm_state_size", 128),
+        "mamba_d_conv": read.get("conv_kernel", 4),
+        "mamba_conv_bias": read.get("use_conv_bias", True),
+        "mamba_proj_bias": read.get("use_bias", False),
+    }
+
+
+NEMOTRON_H = Traits(
+    activation="relu2",
+    mlp=MLPNames(gate=""),
+    decoder=DecoderNames("backbone", older="model"),
+    states=partial(mamba2, layer="mixer"),
+    entries=nemotron_entries,
+    names=(
+        ("embed_tokens", "embeddings"),
+        ("norm", "norm_f"),
+        ("input_layernorm", "norm"),
+        ("post_attention_layernorm", "norm"),
+        *((f"self_attn.{name}_proj", f"mixer.{name}_proj") for name in "qkvo"),
+        ("mlp.up_proj", "mixer.up_proj"),
+        ("mlp.down_proj", "mixer.down_proj"),
+    ),
+    ignored=HEADS_THAT_DRAFT,
+)
+ARCHITECTURES = {
+    "bamba": BAMBA,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "nemotronh": NEMOTRON_H,
+    "lfm2": LFM2,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5moe": replace(QWEN3_5, experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))),
+    "qwen3next": QWEN3_NEXT,
+}

@@ -1,0 +1,1 @@
+"""Descriptions of layers that keep a state of each sequence, one module for each kind."""

@@ -1,0 +1,55 @@
+"""The interfaces of mixers that keep a state of each sequence: descriptions and sizes."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.models.tensor_spec import Shape, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a layer keeps of each sequence. Recurrent states are float32; the last inputs
+    of a convolution have the type of activations."""
+
+    shape: Shape
+    is_recurrent: bool
+
+
+class StateSpec(Protocol):
+    """A mixer of positions that keeps a state of each sequence instead of keys and values.
+
+    FEATURE   its kind
+    norm      of the residual stream, which it reads
+    output    its last linear, which is added to the residual stream
+    kept      what it keeps of each sequence
+    """
+
+    FEATURE: ClassVar[str]
+
+    @property
+    def norm(self) -> NormSpec: ...
+
+    @property
+    def output(self) -> LinearSpec: ...
+
+    @property
+    def kept(self) -> tuple[StateTensor, ...]: ...
+
+
+class NamedTensors(Protocol):
+    """Names the tensors of one layer."""
+
+    def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec: ...
+
+    def linear(
+        self, name: str, gguf: str, shape: tuple[int, int], has_bias: bool = False
+    ) -> LinearSpec: ...
+
+
+class StateSizes(Protocol):
+    """The sizes of a mixer with a state, as config.json gives them."""
+
+    def describe(self, tensors: NamedTensors, norm: NormSpec) -> StateSpec:
+        """The mixer of a layer, after the layer's norm."""
+        ...

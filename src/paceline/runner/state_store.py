@@ -1,0 +1,136 @@
+"""The states of sequences on the device, and copies of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from paceline.core.plan import SlotBlocks
+from paceline.runner.kv_store import KVStore, lazy_zeros
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
+from paceline.runner.models.states.state_sizes import StateTensor
+from paceline.runner.tensors import split, to_ints
+
+ALIGNED = 64  # bytes; each tensor begins at a multiple
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Where the states of one sequence are among its bytes.
+
+    tensors   by layer; none for layers without states
+    dtype     of tensors that are not recurrent
+    """
+
+    tensors: tuple[tuple[StateTensor, ...], ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(model: ModelConfig, dtype: torch.dtype) -> "StateLayout | None":
+        """None: the model has no states."""
+        if model.states is None:
+            return None
+        layers = describe(model).layers
+        return StateLayout(
+            tuple(() if one.state is None else one.state.kept for one in layers), dtype
+        )
+
+    def dtype_of(self, tensor: StateTensor) -> torch.dtype:
+        return torch.float32 if tensor.is_recurrent else self.dtype
+
+    def bytes_of(self, tensor: StateTensor) -> int:
+        size = prod(tensor.shape) * self.dtype_of(tensor).itemsize
+        return -(-size // ALIGNED) * ALIGNED
+
+    @property
+    def bytes(self) -> int:
+        """Of one sequence."""
+        return sum(self.bytes_of(one) for layer in self.tensors for one in layer)
+
+
+class StateStore:
+    """One state of each slot. All layers of a slot are contiguous, so a state is copied at once.
+
+    content   | slot 0                                      | slot 1      …
+              | layer 0: tensor, tensor | layer 2: tensor … |
+    """
+
+    def __init__(self, layout: StateLayout, slots: int, device: torch.device | str = "cpu") -> None:
+        shape = slots, layout.bytes
+        on_cpu = torch.device(device).type == "cpu"
+        self.content = (
+            lazy_zeros(shape, torch.uint8)
+            if on_cpu
+            else torch.zeros(shape, dtype=torch.uint8, device=device)
+        )
+        self._layers: list[tuple[Tensor, ...]] = []
+        first = 0
+        for layer in layout.tensors:
+            found: list[Tensor] = []
+            for one in layer:
+                dtype = layout.dtype_of(one)
+                content = self.content[:, first : first + prod(one.shape) * dtype.itemsize]
+                found.append(content.view(dtype).view(-1, *one.shape))
+                first += layout.bytes_of(one)
+            self._layers.append(tuple(found))
+
+    def of(self, layer: int) -> tuple[Tensor, ...]:
+        """The tensors of a layer, [slots, …] each; writing to them changes the states."""
+        return self._layers[layer]
+
+    def clear(self, slots: Tensor) -> None:
+        """Set states to zero, with which sequences begin."""
+        self.content.index_fill_(0, slots, 0)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy source to destination for each pair; all are read before any is written."""
+        if pairs:
+            sources, destinations = (list(ends) for ends in zip(*pairs, strict=True))
+            self.content[destinations] = self.content[sources]
+
+    def save(self, saves: SlotBlocks, kv: KVStore) -> None:
+        """Copy states of slots to KV blocks."""
+        for slot, blocks in saves:
+            parts = split(self.content[slot], kv.block_bytes)
+            for block, part in zip(blocks, parts, strict=True):
+                kv.bytes_of(block)[: len(part)] = part
+
+    def load(self, loads: SlotBlocks, kv: KVStore) -> None:
+        """Copy states from KV blocks to slots."""
+        for slot, blocks in loads:
+            parts = split(self.content[slot], kv.block_bytes)
+            for block, part in zip(blocks, parts, strict=True):
+                part.copy_(kv.bytes_of(block)[: len(part)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStates:
+    """The states of a step's rows, of which each advances the state of its slot."""
+
+    store: StateStore
+    slot: Tensor  # [rows]
+
+
+class StateRows:
+    """The rows of a step, as layers with states compute them: those of one position together, and
+    each of the others by itself."""
+
+    def __init__(self, states: RowStates, row_start: Tensor, position: Tensor) -> None:
+        """Rows that begin at position 0 begin with a state of zeros."""
+        self._store, self.slot, self.row_start = states.store, states.slot, row_start
+        starts = to_ints(row_start)
+        spans = list(zip(starts, starts[1:], to_ints(states.slot), strict=False))
+        single = [row for row, (first, end, _) in enumerate(spans) if end == first + 1]
+        self.longer = [(slice(first, end), slot) for first, end, slot in spans if end > first + 1]
+        self.single = self.slot[single]  # slots of rows with one position
+        self.single_at = row_start[single]  # and these positions
+        begins = position[row_start[:-1]] == 0
+        if begins.any():
+            self._store.clear(self.slot[begins])
+
+    def of(self, layer: int) -> tuple[Tensor, ...]:
+        """The states of a layer, [slots, …] each."""
+        return self._store.of(layer)

@@ -1,0 +1,124 @@
+"""Models with states: long prompts, and files of models that read images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from paceline import Request, Scheduler
+from paceline.core.sampling import Sampling
+from paceline.runner.models.model import Model
+from paceline.runner.models.traits import architectures, find
+from paceline.runner.weights.files import open_checkpoint
+from tests.conformance.architectures import DELTA, SHARED, SIZES, Case, tokens_of
+from tests.golden.support import same, saved, their_greedy, their_logits
+from tests.runner.driving import SETTINGS, drive, for_states
+from tests.runner.sequences import OnCPU, Sequences, logits_of
+from tests.runner.test_runner import runner_for
+
+GREEDY = Sampling(temperature=0.0)
+WITH_STATES = [name for name in architectures() if find(name).states is not None]
+
+
+@pytest.mark.parametrize("architecture", WITH_STATES)
+def test_prompts_of_several_chunks(architecture: str, tmp_path: Path) -> None:
+    """Chunks of a recurrence, and steps that end within them."""
+    theirs = saved(Case(architecture), tmp_path)
+    tokens = tokens_of(150, seed=3)
+    sequences = Sequences(OnCPU(Model.load(open_checkpoint(tmp_path)), "paged"))
+    sequences.add("a", tokens)
+    ours = [sequences.step(a=count)["a"] for count in (1, 3, 70, 1, 75)]
+    same(torch.cat(ours), their_logits(theirs, tokens))
+
+
+@pytest.mark.parametrize("architecture", ["bamba", "lfm2", "qwen3next"])  # one of each kind
+def test_turns_of_a_chat_begin_with_snapshots(architecture: str, tmp_path: Path) -> None:
+    """The second turn begins with the first, the third beside it, and two samples share theirs."""
+    theirs = saved(Case(architecture), tmp_path)
+    model = Model.load(open_checkpoint(tmp_path))
+    scheduler = Scheduler.create(**for_states(SETTINGS, model.config))
+    runner = runner_for(model, scheduler)
+
+    def turn(name: str, prompt: list[int], **fields: Any) -> dict[str, list[int]]:
+        asked = Request(id=name, prompt=prompt, max_tokens=6, sampling=GREEDY, **fields)
+        return drive(scheduler, runner, [asked], depth=2)
+
+    first = tokens_of(21, seed=5)
+    answer = turn("first", first)["first"]
+    second = [*first, *answer, *tokens_of(9, seed=6)]
+    prompts = {"second": second, "beside": [*second[:-5], 1, 2, 3], "again": second}
+    for name, prompt in prompts.items():
+        assert turn(name, prompt)[name] == their_greedy(theirs, prompt, 6), name
+    both = turn("both", second, n=2)
+    assert both["0_both"] == both["1_both"] == their_greedy(theirs, second, 6)
+    assert scheduler.snapshot()["prefix_hits"] >= 4
+
+
+VISION = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 24}
+TOKENS = {"image_token_id": 97, "video_token_id": 98, "vision_start_token_id": 99}
+
+
+def with_images(name: str, sizes: dict[str, Any]) -> Any:
+    """A model of transformers that reads images."""
+    text = {**SIZES, **sizes, "pad_token_id": None, "eos_token_id": None}
+    del text["sliding_window"]
+    kind: Any = getattr(transformers, f"{name}ForConditionalGeneration")
+    vision = {**VISION, "out_hidden_size": 32, "num_position_embeddings": 16}
+    config = kind.config_class(text_config=text, vision_config=vision, **TOKENS)
+    config._attn_implementation = "eager"
+    model = kind(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in model.parameters():
+        tensor.normal_(0.0, 0.2, generator=generator)
+    return model
+
+
+def stack_experts(folder: Path) -> None:
+    """Store experts as they are published: in one tensor for gates and ups, and one for downs."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    block = "model.language_model.layers.{}.mlp.experts"
+    for layer in range(SIZES["num_hidden_layers"]):
+        stem = block.format(layer)
+        parts = [
+            [tensors.pop(f"{stem}.{expert}.{name}_proj.weight") for name in ("gate", "up", "down")]
+            for expert in range(SHARED["num_experts"])
+        ]
+        both = [torch.cat((gate, up)) for gate, up, _ in parts]
+        tensors[f"{stem}.gate_up_proj"] = torch.stack(both)
+        tensors[f"{stem}.down_proj"] = torch.stack([down for _, _, down in parts])
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stacked"), [("Qwen3_5", False), ("Qwen3_5Moe", False), ("Qwen3_5Moe", True)]
+)
+def test_the_text_part_of_a_model_with_images(name: str, is_stacked: bool, tmp_path: Path) -> None:
+    theirs = with_images(name, DELTA if name == "Qwen3_5" else {**DELTA, **SHARED})
+    theirs.save_pretrained(tmp_path)
+    if is_stacked:
+        stack_experts(tmp_path)
+    tokens = [min(token, 90) for token in tokens_of(20, seed=1)]
+    ours = OnCPU(Model.load(open_checkpoint(tmp_path)), "paged")
+    same(logits_of(ours, tokens), their_logits(theirs, tokens))
+
+
+def test_heads_that_draft_are_left_out(tmp_path: Path) -> None:
+    saved(Case("qwen3next"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    assert "mtp.fc.weight" not in open_checkpoint(tmp_path).shapes
+    Model.load(open_checkpoint(tmp_path))
+
+
+def test_every_fourth_layer_has_attention_unless_config_json_says_otherwise(tmp_path: Path) -> None:
+    saved(Case("qwen3_5"), tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["layer_types"]
+    raw["num_hidden_layers"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert open_checkpoint(tmp_path).config.windows == (0, 0, 0, None) * 2
