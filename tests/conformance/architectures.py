@@ -116,6 +116,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
 }
 THETA = 10_000.0
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": THETA,
@@ -177,6 +178,16 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "all shares": {"norm_topk_prob": True},
         "some layers, all shares": {"decoder_sparse_step": 2, "norm_topk_prob": True},
         "other layers": {"mlp_only_layers": [0, 2], "num_experts_per_tok": 1},
+    },
+    "gemma4": {
+        "small": {
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 101,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "layer_types": [FULL if layer in (1, 4, 6) else SLIDING for layer in range(7)],
+        }
     },
     "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
     "hunyuandensev1": {

@@ -116,7 +116,12 @@ def test_a_gate_of_rows_of_any_adapters(layout: AdapterLayout, is_silu: bool, ro
 
 
 def check_product(
-    rows: int, inputs: int, dtype: torch.dtype, device: str, form: Quantized = PlainMatrix
+    rows: int,
+    inputs: int,
+    dtype: torch.dtype,
+    device: str,
+    form: Quantized = PlainMatrix,
+    most: float = 0.06,
 ) -> None:
     """A linear and two adapters, of which one has no weights for some outputs."""
     layout = AdapterLayout(64, (0, 32), capacity=2, rank=16)
@@ -140,7 +145,7 @@ def check_product(
             due[:, first : first + 32] += torch.where((index == at)[:, None], more, 0.0)
         linear.put(at, (PartWeights(0, 32, a * 9, b),))  # which is replaced
         linear.put(at, tuple(parts))
-    how = {"rtol": 0.06, "atol": 0.06}
+    how = {"rtol": most, "atol": most}
     torch.testing.assert_close(linear(x, index).float(), due, **how)
     linear.add_to(total, x, index)
     torch.testing.assert_close(total.float(), due + 1.0, **how)
@@ -155,8 +160,14 @@ def test_a_product_with_room_for_adapters(rows: int, inputs: int) -> None:
 @pytest.mark.parametrize("name", ["fp8", "int8", "Q4_K", "nvfp4"])
 @pytest.mark.parametrize("rows", [1, 64, 300])
 def test_a_quantized_linear_with_room_for_adapters(name: str, rows: int) -> None:
+    """Of fp8, inputs are quantized too."""
     forms = {**MATRICES, "fp8": rows_of_fp8, "int8": rows_of_int8}
-    check_product(rows, 512, torch.bfloat16, "cuda", lambda weight: forms[name](weight.float()))
+    most = 0.25 if name == "fp8" else 0.06
+
+    def form(weight: Tensor) -> Matrix:
+        return forms[name](weight.float())
+
+    check_product(rows, 512, torch.bfloat16, "cuda", form, most)
 
 
 # -- under the scheduler -----------------------------------------------------

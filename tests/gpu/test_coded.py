@@ -61,6 +61,17 @@ def test_every_use(
 
 
 @on_hopper
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["Q4_K", "Q2_K", "Q6_K", "int8 by rows", "nvfp4"])
+def test_inputs_that_are_a_multiple_of_64(kind: type[LinearKernel], name: str) -> None:
+    weights = weights_of(name, (960, 2880), is_full=True)
+    x = torch.randn(7, 2880, device="cuda").bfloat16()
+    due, kernel = expected(weights, x), kind.of(weights, Use.PLAIN)
+    assert kernel is not None
+    close(kernel.plain(x), due, 6e-3)
+
+
+@on_hopper
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "nvfp4"])
 def test_models_in_float16(name: str) -> None:
     weights = weights_of(name, (1024, 1024), True, torch.float16)

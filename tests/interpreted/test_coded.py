@@ -7,14 +7,19 @@ import torch.nn.functional as F
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.layers.linear import LinearParts
 from paceline.runner.weights.quantized_matrix import CodedMatrix
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.fp8_linears import close, expected
 
+NARROW = ("Q4_K", "Q2_K", "Q6_K", "int8 by rows", "nvfp4")
+SHAPES = [*((name, 512) for name in MATRICES), *((name, 320) for name in NARROW)]
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_weights_stay_the_same_when_their_codes_are_reordered(name: str) -> None:
-    matrix = MATRICES[name](torch.randn(64, 512))
+
+@pytest.mark.parametrize(("name", "inputs"), SHAPES)
+def test_weights_stay_the_same_when_their_codes_are_reordered(name: str, inputs: int) -> None:
+    matrix = MATRICES[name](torch.randn(64, inputs))
     kept = KernelMatrix.of(matrix)
     assert kept is not None
     assert kept.shape == matrix.shape
@@ -24,23 +29,28 @@ def test_weights_stay_the_same_when_their_codes_are_reordered(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "group"), [(65, 256, 32), (64, 192, 32), (64, 128, 8)]
+    ("outputs", "inputs", "group"), [(65, 256, 32), (64, 96, 32), (64, 128, 8)]
 )
-def test_other_sizes_are_left_to_other_kernels(outputs: int, inputs: int, group: int) -> None:
+def test_other_sizes_are_decoded(outputs: int, inputs: int, group: int) -> None:
     codes = torch.ones(outputs, inputs, dtype=torch.int8)
-    assert KernelMatrix.of(CodedMatrix(codes, torch.ones(outputs, inputs // group))) is None
+    matrix = CodedMatrix(codes, torch.ones(outputs, inputs // group))
+    linear = CudaLinear(LinearParts("linear", lambda: matrix, None, None, torch.float16))
+    form = f"int8 by groups of {group}"
+    what = f"{outputs} x {inputs} in float16, decoded from {form}: library"
+    assert str(linear.choice(Use.PLAIN)) == what
 
 
-CASES = [(CodedFew, name) for name in MATRICES]
-CASES += [(CodedDecoded, name) for name in ("Q4_K", "Q6_K", "nvfp4")]
+CASES = [(CodedFew, name, 256) for name in MATRICES]
+CASES += [(CodedDecoded, name, 256) for name in ("Q4_K", "Q6_K", "nvfp4")]
+CASES += [(kind, name, 192) for kind in (CodedFew, CodedDecoded) for name in ("Q4_K", "Q6_K")]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_linears(kind: type[LinearKernel], name: str) -> None:
-    matrix = MATRICES[name](torch.randn(64, 256) * 256**-0.5)
-    bias, factor = torch.randn(64).half(), torch.rand(256) + 0.5
+@pytest.mark.parametrize(("kind", "name", "inputs"), CASES)
+def test_linears(kind: type[LinearKernel], name: str, inputs: int) -> None:
+    matrix = MATRICES[name](torch.randn(64, inputs) * inputs**-0.5)
+    bias, factor = torch.randn(64).half(), torch.rand(inputs) + 0.5
     weights = LinearWeights("linear", matrix, bias, factor, torch.float16)
-    x = torch.randn(3, 256).half()
+    x = torch.randn(3, inputs).half()
     due = expected(weights, x)
     kernel = kind.of(weights, Use.ADDED)
     assert kernel is not None

@@ -103,7 +103,7 @@ class AdaptedStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context, indices = self._stack.context(batch, kv, attention), batch.adapters
+        context, indices = self._stack.context(hidden, batch, kv, attention), batch.adapters
         assert indices is not None, "a step without adapters"
         self._rows.set(indices)
         for number, layer in enumerate(self._layers):

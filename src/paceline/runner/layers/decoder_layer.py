@@ -14,9 +14,11 @@ from paceline.runner.layers.latent_attention import LatentAttention
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mlp import MLP, MoE
 from paceline.runner.layers.norm import LayerInputs, Rotation, add_linear
+from paceline.runner.layers.per_layer_input import PerLayerInput, TokenInputs
 from paceline.runner.layers.states.mixers import FEATURES, state_mixer
 from paceline.runner.models.architecture import (
     AttentionSpec,
+    DecoderSpec,
     LayerSpec,
     MLPSpec,
     attentions,
@@ -37,6 +39,7 @@ class LayerContext:
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store
     attention: Prepared
     states: StateRows | None = None  # None: no layer has states
+    inputs: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
 
 
 class SelfAttention:
@@ -50,7 +53,7 @@ class SelfAttention:
 
     def __init__(self, factory: LayerFactory[Linear], spec: AttentionSpec, layer: int) -> None:
         self._spec, self._layer = spec, layer
-        self._rotated = spec.heads + spec.kv_heads
+        self._rotated = spec.heads + spec.own_kv_heads
         self.qkv = factory.qkv(spec)
         self.norm = factory.head_norm(spec)
         self._value_norm = factory.value_norm(spec)
@@ -71,9 +74,12 @@ class SelfAttention:
             self.norm.apply_to(rotated)
         if not self._norms_rotated:
             rotation.rotate(rotated)
-        if self._value_norm is not None:
-            self._value_norm.apply_to(qkv[:, self._rotated :])
-        context.kv.put(context.cells[layer], qkv[:, spec.heads :])
+        if spec.reads is None:
+            if self._value_norm is not None:
+                self._value_norm.apply_to(qkv[:, self._rotated :])
+            context.kv.put(context.cells[layer], qkv[:, spec.heads :])
+        else:
+            layer = spec.reads
         query = qkv[:, : spec.heads]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
         seen = context.attention.attend(query, layer, *how)
@@ -88,10 +94,11 @@ class Mixed:
 
     seen: Tensor | None  # by attention
     read: Tensor | None  # from the state
+    given: Tensor | None  # the layer's own input
 
     def at(self, positions: Tensor) -> "Mixed":
-        seen, read = (None if one is None else one[positions] for one in (self.seen, self.read))
-        return Mixed(seen, read)
+        parts = self.seen, self.read, self.given
+        return Mixed(*(None if one is None else one[positions] for one in parts))
 
 
 class DecoderLayer:
@@ -115,6 +122,8 @@ class DecoderLayer:
             self.mlp = MLP(factory, mlp) if isinstance(mlp, MLPSpec) else MoE(factory, mlp)
         self._is_parallel = spec.parallel
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
+        self._input = None if spec.input is None else PerLayerInput(factory, spec.input)
+        self._layer = layer
 
     def __call__(
         self, hidden: Tensor, context: LayerContext, wanted: Tensor | None = None
@@ -127,15 +136,16 @@ class DecoderLayer:
         return hidden
 
     def mix(self, hidden: Tensor, context: LayerContext) -> "Mixed":
-        """What attention and the mixer with a state compute, before their last linears."""
+        """What the layer has of each position before the last linears of its mixers."""
+        given = context.inputs[self._layer] if context.inputs else None
         if self._input_norm is None:
-            return Mixed(None, None)
+            return Mixed(None, None, given)
         x = self._input_norm(hidden)
         seen = self._attend(x, context)
         if self.state is None:
-            return Mixed(seen, None)
+            return Mixed(seen, None, given)
         assert context.states is not None, "a step without states"
-        return Mixed(seen, self.state(x, context.states))
+        return Mixed(seen, self.state(x, context.states), given)
 
     def _attend(self, x: Tensor, context: LayerContext) -> Tensor | None:
         if self.attention is not None:
@@ -147,7 +157,7 @@ class DecoderLayer:
         return self.latent(x, rotation, context.kv, cells, context.attention)
 
     def finish(self, hidden: Tensor, mixed: "Mixed") -> None:
-        """Add what was mixed, and the MLP, to the residual stream."""
+        """Add what was mixed, the MLP and the layer's own input to the residual stream."""
         attention = self.attention or self.latent
         if self._is_parallel and self.mlp is not None:  # it reads what attention has read
             self.mlp.add_to(hidden)
@@ -157,6 +167,8 @@ class DecoderLayer:
             self.state.output.add_to(hidden, mixed.read)
         if self.mlp is not None and not self._is_parallel:
             self.mlp.add_to(hidden)
+        if self._input is not None and mixed.given is not None:
+            self._input.add_to(hidden, mixed.given)
         if self._scale is not None:
             hidden.mul_(self._scale)
 
@@ -175,8 +187,12 @@ TORCH = BackendSupport(
             "logit_cap",
             "norm.centred",
             "norm.bias",
+            "inputs",
             "layers.parallel",
             "layers.scale",
+            "layers.input",
+            "layers.input.activation=gelu_pytorch_tanh",
+            "layers.attention.reads",
             "layers.attention.value_norm",
             "layers.attention.norm=none",
             "layers.attention.norm.centred",
@@ -223,8 +239,8 @@ TORCH = BackendSupport(
             "layers.latent.latent.biases",
             "layers.latent.output.biases",
             "vision.deep",
-            "vision.reads_itself",
             *FEATURES,
+            "vision.reads_itself",
         }
     )
     | TOWER_FEATURES,
@@ -237,8 +253,9 @@ class TorchStack:
     After the attention of the last layer, only wanted positions are computed.
     """
 
-    def __init__(self, factory: LayerFactory[Linear], layers: tuple[LayerSpec, ...]) -> None:
-        self._dtype = factory.dtype
+    def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
+        layers, self._dtype = spec.layers, factory.dtype
+        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
             for rope in dict.fromkeys(parts_of(layers, Rope))
@@ -258,7 +275,7 @@ class TorchStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context = self.context(batch, kv, attention)
+        context = self.context(hidden, batch, kv, attention)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             if batch.images is not None:
@@ -268,8 +285,10 @@ class TorchStack:
             hidden = layer(hidden, context, wanted if number == last else None)
         return hidden
 
-    def context(self, batch: Batch, kv: KVStore, attention: Prepared) -> LayerContext:
-        """The context of a step."""
+    def context(
+        self, hidden: Tensor, batch: Batch, kv: KVStore, attention: Prepared
+    ) -> LayerContext:
+        """The context of a step, from the residual stream where it begins."""
         rotations = {
             rope: Rotation.of(self._rotary_positions(rope, batch), tensor, self._dtype)
             for rope, tensor in self.ropes.items()
@@ -277,8 +296,9 @@ class TorchStack:
         states = None
         if batch.states is not None:
             states = StateRows(batch.states, batch.row_start, batch.position)
+        given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         cells = kv.cells(batch.write_cell).unbind()
-        return LayerContext(rotations, kv, cells, attention, states)
+        return LayerContext(rotations, kv, cells, attention, states, given)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

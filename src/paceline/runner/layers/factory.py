@@ -98,7 +98,7 @@ class LayerFactory(Generic[L_co]):
         """The norm factors of all query heads, then key heads, [heads + kv_heads, head_dim]."""
         query = self.factor(norms.query).view(-1, attention.head_dim)
         key = self.factor(norms.key).view(-1, attention.head_dim)
-        heads = query.expand(attention.heads, -1), key.expand(attention.kv_heads, -1)
+        heads = query.expand(attention.heads, -1), key.expand(attention.own_kv_heads, -1)
         return torch.cat(heads)[:, paired_order(attention)]
 
     def norm(self, norm: NormSpec) -> Norm:

@@ -73,6 +73,7 @@ class AttentionSpec:
     sinks              [heads]; an extra softmax score of each head that has no value
     gated              what a head computes is multiplied by the sigmoid of its gate; in qkv, the
                        gate of a head follows its query
+    reads              layer whose keys and values it reads; None: it has its own
     value_norm         eps of an RMS norm of each head of values; None: there is none
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
@@ -93,6 +94,7 @@ class AttentionSpec:
     second_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
     gated: bool = False
+    reads: int | None = None
     value_norm: float | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
@@ -100,6 +102,11 @@ class AttentionSpec:
     def gates(self) -> int:
         """Of heads."""
         return self.heads if self.gated else 0
+
+    @property
+    def own_kv_heads(self) -> int:
+        """Heads of keys, and of values, that it computes."""
+        return self.kv_heads if self.reads is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +146,38 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """(norm(linear(x)) + scale * embedding(token)) / sqrt(2): an input of each layer. x is the
+    residual stream where it begins.
+
+    embedding   [vocab, layers * width]
+    linear      to the inputs of all layers, [layers * width, width of the residual stream]
+    norm        of the input of each layer
+    """
+
+    embedding: TensorSpec
+    scale: float
+    linear: LinearSpec
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """x + norm(output(activation(gate(x)) * input)), at the end of a layer."""
+
+    gate: LinearSpec
+    output: LinearSpec
+    norm: NormSpec
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Attention of one kind or the other, or a mixer with a state, or both of these of the same
     input; then an MLP. A plain decoder has attention and an MLP in each layer.
 
     parallel   attention and MLP read the residual stream before the layer; their norms are the same
+    input      what the layer does with its own input; None: it has none
     scale      [1]; factor of the residual stream after the layer
     """
 
@@ -151,6 +185,7 @@ class LayerSpec:
     mlp: MLPSpec | MoESpec | None = field(metadata={OPTIONAL: True})
     parallel: bool = False
     scale: TensorSpec | None = None
+    input: PerLayerSpec | None = None
     latent: LatentAttentionSpec | None = None
     state: StateSpec | None = None
 
@@ -166,6 +201,7 @@ class DecoderSpec:
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    inputs             of each layer, beside the residual stream; None: there are none
     logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
     vision             the tower that turns images into embeddings; None: the model has no images
@@ -178,6 +214,7 @@ class DecoderSpec:
     head: LinearSpec
     embedding_scale: float = 1.0
     rounds_scale: bool = field(default=False, metadata={EVERY_BACKEND: True})
+    inputs: PerLayerInputs | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
     vision: VisionSpec | None = None

@@ -112,6 +112,9 @@ class ModelConfig:
     multipliers       of the embedding, of what layers add, and of logits
     global_heads      of layers without a window, if they have others
     keys_as_values    values are keys before their norm in layers without a window
+    reading_layers    so many layers, the last ones, read keys and values of earlier ones
+    reading_mlp_width inside their MLPs
+    input_sizes       token ids and width of the inputs of each layer; None: there are none
     """
 
     architecture: str
@@ -149,6 +152,9 @@ class ModelConfig:
     multipliers: Multipliers = NO_MULTIPLIERS
     global_heads: HeadShape | None = None
     keys_as_values: bool = False
+    reading_layers: int = 0
+    reading_mlp_width: int = 0
+    input_sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -175,6 +181,16 @@ class ModelConfig:
             raise ConfigError(f"sliding windows must be positive: {self.windows}")
         if not any(window != NO_ATTENTION for window in self.windows):
             raise ConfigError("a model without attention is not supported")
+
+    def read_by(self, layer: int) -> int | None:
+        """The layer whose keys and values a layer reads; None: it has its own."""
+        own = self.layers - self.reading_layers
+        if layer < own:
+            return None
+        same = [one for one in range(own) if self.windows[one] == self.windows[layer]]
+        if not same:
+            raise ConfigError(f"layer {layer} reads keys of an earlier layer, and none is like it")
+        return same[-1]
 
     def loaded_as(self, quantization: str) -> "ModelConfig":
         """The model with plain weights that are quantized while they are loaded, to the format with
@@ -285,7 +301,7 @@ class ModelConfig:
             bos=read.get("bos_token_id"),
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
-            ignored=(*named.ignored, *traits.ignored),
+            ignored=(*named.ignored, *traits.ignored, *hf_config.unread(read, layers, traits)),
             states=cls._states(read, traits),
             multipliers=Multipliers(
                 float(read.get("embedding_multiplier", 1.0)),
@@ -294,6 +310,10 @@ class ModelConfig:
             ),
             global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),
+            reading_layers=read.get("num_kv_shared_layers", 0),
+            reading_mlp_width=(1 + bool(read.get("use_double_wide_mlp")))
+            * read.number("intermediate_size"),
+            input_sizes=hf_config.input_sizes(read),
         )
 
     @staticmethod

@@ -15,8 +15,9 @@ from paceline.runner.models.architecture import (
     LayerSpec,
     MLPSpec,
 )
-from paceline.runner.models.config import NO_ATTENTION, HeadShape, ModelConfig
+from paceline.runner.models.config import NO_ATTENTION, ModelConfig
 from paceline.runner.models.description.experts import describe_moe
+from paceline.runner.models.description.inputs import describe_input, describe_inputs
 from paceline.runner.models.description.latent import describe_latent
 from paceline.runner.models.description.tensors import (
     LayerTensors,
@@ -51,6 +52,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         norm=residual_norm(config, config.traits.name("norm"), "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
+        inputs=None if config.input_sizes is None else describe_inputs(config, *config.input_sizes),
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
@@ -79,7 +81,10 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     scale = None
     if config.traits.layer_scale:
         scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
-    return LayerSpec(attention, mlp, config.traits.parallel, scale, latent, state)
+    own = None
+    if config.input_sizes is not None:
+        own = describe_input(config, config.input_sizes[1], tensors)
+    return LayerSpec(attention, mlp, config.traits.parallel, scale, own, latent, state)
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
@@ -88,7 +93,7 @@ def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSp
         return None
     if traits is not None and config.experts is not None and config.experts.layers[layer]:
         return describe_moe(config, config.experts, traits, tensors)
-    return _mlp(config, tensors)
+    return _mlp(config, layer, tensors)
 
 
 def _attention(
@@ -111,7 +116,7 @@ def _attention(
             (config.width, config.heads * heads.head_dim),
             has_bias=config.output_bias,
         ),
-        head_norms=_head_norms(config, heads, tensors) if traits.qk_norm else None,
+        head_norms=_head_norms(config, layer, tensors) if traits.qk_norm else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
@@ -119,6 +124,7 @@ def _attention(
         if traits.sinks
         else None,
         gated=traits.gated_attention,
+        reads=config.read_by(layer),
         value_norm=config.norm_eps if traits.value_norm else None,
         adjacent_pairs=traits.adjacent_pairs,
     )
@@ -133,15 +139,15 @@ def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, shape: HeadShape, tensors: LayerTensors) -> HeadNorms:
+def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms:
+    shape = config.heads_of(layer)
     norms, dim = config.traits.qk_norms, shape.head_dim
     heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
-    return HeadNorms(
-        tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim),
-        tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim),
-        norms.whole,
-        norms.rotated,
-    )
+    query = tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim)
+    key = query  # of a layer that computes no keys
+    if config.read_by(layer) is None:
+        key = tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim)
+    return HeadNorms(query, key, norms.whole, norms.rotated)
 
 
 def _with_kv_scales(attention: AttentionSpec, tensors: LayerTensors) -> AttentionSpec:
@@ -174,7 +180,9 @@ def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
         return tensors.linear("self_attn.qkv_proj", "attn_qkv", shape, has_bias)
     gated = 2 * queries if traits.gated_attention else queries
     values = "k" if config.keys_as_values and config.windows[layer] is None else "v"
-    names = (("q", gated, config.heads), ("k", keys, shape.kv_heads), (values, keys, 0))
+    names = [("q", gated, config.heads)]
+    if config.read_by(layer) is None:
+        names += [("k", keys, shape.kv_heads), (values, keys, 0)]
     return joined(
         tensors.linear(
             f"self_attn.{name}_proj",
@@ -187,13 +195,15 @@ def _qkv(config: ModelConfig, layer: int, tensors: LayerTensors) -> LinearSpec:
     )
 
 
-def _mlp(config: ModelConfig, tensors: LayerTensors) -> MLPSpec:
-    traits, shape = config.traits, (config.width, config.mlp_width)
-    names = traits.norms
+def _mlp(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec:
+    traits, names = config.traits, config.traits.norms
+    inner = config.mlp_width if config.read_by(layer) is None else config.reading_mlp_width
     return MLPSpec(
         norm=tensors.input_norm(names.mlp, names.mlp_in_gguf),
-        gate_up=_gate_up(config, tensors),
-        down=tensors.linear(f"mlp.{traits.mlp.down}", "ffn_down", shape, config.mlp_bias),
+        gate_up=_gate_up(config, inner, tensors),
+        down=tensors.linear(
+            f"mlp.{traits.mlp.down}", "ffn_down", (config.width, inner), config.mlp_bias
+        ),
         activation=traits.activation,
         output_norm=tensors.output_norm(names.mlp_output, "post_ffw_norm"),
         gated=bool(traits.mlp.gate),
@@ -208,8 +218,8 @@ def _xielu(tensors: LayerTensors) -> XIELU:
     return XIELU(up, down, beta, eps)
 
 
-def _gate_up(config: ModelConfig, tensors: LayerTensors) -> LinearSpec:
-    width, inner, traits = config.width, config.mlp_width, config.traits
+def _gate_up(config: ModelConfig, inner: int, tensors: LayerTensors) -> LinearSpec:
+    width, traits = config.width, config.traits
     if traits.fused_linears or traits.fused_gate_up:
         return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
     return joined(

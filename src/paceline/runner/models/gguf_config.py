@@ -12,6 +12,7 @@ from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, 
 from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
+UNREAD = ("apertus", "gemma4")  # architectures whose headers say what is not read yet
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ALL_FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
@@ -44,6 +45,10 @@ def architecture(name: str, read: ConfigEntries) -> str:
         return "mixtral"
     if name == "olmo2" and read.get("attention.sliding_window"):
         return "olmo3"
+    if name in UNREAD:
+        raise ConfigError(
+            f"a GGUF file of {name!r} is not supported: use the model in Hugging Face's format"
+        )
     return named_in_gguf(name)
 
 

@@ -22,8 +22,6 @@ OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantiza
 UNSUPPORTED = (
     "use_bidirectional_attention",
     "enable_moe_block",
-    "hidden_size_per_layer_input",
-    "num_kv_shared_layers",
 )
 
 
@@ -230,6 +228,23 @@ def global_heads(
     if read.get("attention_k_eq_v"):
         kv_heads = read.get("num_global_key_value_heads", kv_heads)
     return kv_heads, read.get("global_head_dim", head_dim)
+
+
+def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
+    """Token ids and width of the inputs of each layer."""
+    if not (width := read.get("hidden_size_per_layer_input")):
+        return None
+    return read.get("vocab_size_per_layer_input") or read.number("vocab_size"), width
+
+
+def unread(read: ConfigEntries, layers: int, traits: Traits) -> tuple[str, ...]:
+    """Keys and values of layers that read those of others, which files may have nevertheless."""
+    first = layers - read.get("num_kv_shared_layers", 0)
+    return tuple(
+        f"{traits.decoder.prefix}.layers.{layer}.self_attn.{name}."
+        for layer in range(first, layers)
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
 
 
 def unrotated(

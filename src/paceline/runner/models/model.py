@@ -36,7 +36,7 @@ class Model:
         self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
         self._embed = factory.embedding(self._embedding)
         self._embedding_scale = factory.embedding_scale(spec)
-        stack = TorchStack(factory, spec.layers)
+        stack = TorchStack(factory, spec)
         # The kernel for all layers does not stop for the other ranks.
         is_one_call = has_native_linears(stack) and group is None and NATIVE.supports(spec) is None
         self._layers = NativeStack(stack, spec.layers) if is_one_call else stack

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.coded_matrix import HALF, LINES, KernelMatrix
+from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
 from paceline.runner.cuda.gemm.int4 import less_zeros
 from paceline.runner.cuda.gemm.library import LibraryLinear
@@ -39,7 +39,7 @@ class CodedFew(FewRows):
     most_rows = MOST_ROWS
 
     def __init__(self, weights: LinearWeights, matrix: KernelMatrix) -> None:
-        super().__init__(weights, LINES, 2 * HALF)
+        super().__init__(weights, LINES, matrix.chunk)
         self._matrix = matrix
 
     @classmethod
@@ -69,6 +69,7 @@ class CodedFew(FewRows):
             INPUTS=inputs,
             ROWS=max(triton.next_power_of_2(rows), 16),
             LINES=LINES,
+            CHUNK=matrix.chunk,
             HALF=matrix.half,
             GROUP=matrix.group,
             KIND=matrix.kind.value,
@@ -78,7 +79,7 @@ class CodedFew(FewRows):
             BIASED=bias is not None,
             ADDED=is_added,
             num_warps=4,
-            num_stages=matrix.stages,
+            num_stages=4,
             launch_pdl=True,
         )
 
@@ -100,9 +101,9 @@ class CodedDecoded(LibraryLinear):
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         matrix, factor = self._matrix, self._weights.factor
-        outputs, inputs = matrix.shape
+        (outputs, inputs), bytes_ = matrix.shape, matrix.chunk // 2
         out = torch.empty((outputs, inputs), dtype=dtype, device=matrix.weight.device)
-        _decode[(outputs // (LINES // 2), matrix.weight.shape[1] // HALF)](
+        _decode[(outputs // (LINES // 2), matrix.weight.shape[1] // bytes_)](
             matrix.weight,
             matrix.step,
             matrix.step if matrix.offset is None else matrix.offset,
@@ -115,7 +116,7 @@ class CodedDecoded(LibraryLinear):
             GROUP=matrix.group,
             KIND=matrix.kind.value,
             LINES=LINES // 2,
-            BYTES=HALF,
+            BYTES=bytes_,
             OFFSET=matrix.offset is not None,
             FACTORED=factor is not None,
             num_warps=4,
@@ -246,6 +247,7 @@ def _few(
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
+    CHUNK: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
     KIND: tl.constexpr,
@@ -265,29 +267,30 @@ def _few(
     values = x + row[:, None] * INPUTS + index[None, :]
     codes = weight + line.to(tl.int64)[:, None] * (INPUTS // per_byte) + index[None, :]
     found = tl.zeros([LINES, ROWS], tl.float32)
-    for past in range(0, share, 2 * HALF):
-        at = begin + past
-        first = tl.load(values + at, mask=there, other=0.0)
-        second = tl.load(values + at + HALF, mask=there, other=0.0)
-        if FACTORED:
-            by = tl.load(factor + index + at)
-            first = (first.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
-            by = tl.load(factor + index + at + HALF)
-            second = (second.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
-        group = at // GROUP * outputs + line
-        found = add_codes(
-            found,
-            tl.trans(first),
-            tl.trans(second),
-            codes + at // per_byte,
-            step + group,
-            offset + group,
-            outputs,
-            HALF,
-            GROUP,
-            KIND,
-            OFFSET,
-        )
+    for past in range(0, share, CHUNK):
+        for part in tl.static_range(CHUNK // (2 * HALF)):
+            at = begin + past + part * 2 * HALF
+            first = tl.load(values + at, mask=there, other=0.0)
+            second = tl.load(values + at + HALF, mask=there, other=0.0)
+            if FACTORED:
+                by = tl.load(factor + index + at)
+                first = (first.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
+                by = tl.load(factor + index + at + HALF)
+                second = (second.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
+            group = at // GROUP * outputs + line
+            found = add_codes(
+                found,
+                tl.trans(first),
+                tl.trans(second),
+                codes + at // per_byte,
+                step + group,
+                offset + group,
+                outputs,
+                HALF,
+                GROUP,
+                KIND,
+                OFFSET,
+            )
     total = tl.trans(found * tl.load(scale + line)[:, None])
     add_up(total, out, parts, ended, bias, line, rows, outputs, SPLITS, BIASED, ADDED)
 

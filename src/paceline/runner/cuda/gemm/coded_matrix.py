@@ -16,10 +16,9 @@ from paceline.runner.weights.quantized_matrix import (
 )
 
 LINES = 64  # outputs of a program, as many as tensor cores take at a time
-HALF = 64  # inputs between the two of a byte, if a group has so many
+CHUNKS = (128, 64)  # inputs that it reads at a time: the first that divides those of the linear
 GROUPS = (16, 32, 64, 128, 256)  # inputs
 MIDDLE = 8  # of codes of 4 bits; kernels multiply their distances from it
-STAGES = {16: 8, 32: 6}  # of loads, by inputs of a group; small groups have small loads
 
 
 class CodeKind(StrEnum):
@@ -57,7 +56,7 @@ class KernelMatrix(Matrix):
     def of(matrix: Matrix) -> "KernelMatrix | None":
         """None: kernels cannot read these weights."""
         outputs, inputs = matrix.shape
-        if outputs % LINES or inputs % (2 * HALF):
+        if outputs % LINES or inputs % CHUNKS[-1]:
             return None
         match matrix:
             case CodedMatrix(weight, step, offset):
@@ -68,7 +67,7 @@ class KernelMatrix(Matrix):
                 return _integers(weight, scale, None)
             case Nvfp4Matrix(weight, scale, whole):
                 step, group = scale.mT.contiguous(), inputs // scale.shape[-1]
-                halved = _halved(unpacked(weight), group)
+                halved = _halved(unpacked(weight), half_of(inputs, group))
                 return KernelMatrix(halved, step, None, whole, CodeKind.FP4, group)
             case _:
                 return None
@@ -83,13 +82,13 @@ class KernelMatrix(Matrix):
         return self.weight.shape[-2], self.weight.shape[-1] * self.kind.per_byte
 
     @property
-    def half(self) -> int:
-        return min(self.group, HALF)
+    def chunk(self) -> int:
+        """Inputs that a program reads at a time."""
+        return chunk_of(self.shape[1])
 
     @property
-    def stages(self) -> int:
-        """Loads under way."""
-        return STAGES.get(self.group, 4)
+    def half(self) -> int:
+        return half_of(self.shape[1], self.group)
 
     def dense(self) -> Tensor:
         codes = self.weight.float()
@@ -108,9 +107,10 @@ class KernelMatrix(Matrix):
 def _integers(codes: Tensor, step: Tensor, offset: Tensor | None) -> KernelMatrix | None:
     """Integers from -128 to 127, or in uint8 from 0 to 15. Steps and offsets are divided by a power
     of two of each output, so that float16 holds them."""
-    group = codes.shape[-1] // step.shape[-1]
-    if group > GROUPS[-1] and group % (2 * HALF) == 0:
-        times, group = group // (2 * HALF), 2 * HALF
+    inputs = codes.shape[-1]
+    group, chunk = inputs // step.shape[-1], chunk_of(inputs)
+    if group > GROUPS[-1] and group % chunk == 0:
+        times, group = group // chunk, chunk
         step = step.repeat_interleave(times, dim=-1)
         offset = None if offset is None else offset.repeat_interleave(times, dim=-1)
     if group not in GROUPS:
@@ -128,14 +128,22 @@ def _integers(codes: Tensor, step: Tensor, offset: Tensor | None) -> KernelMatri
     def divided(numbers: Tensor) -> Tensor:
         return (numbers / scale.unsqueeze(-1)).half().mT.contiguous()
 
-    weight = _halved(codes, group) if is_int4 else codes.contiguous()
+    weight = _halved(codes, half_of(inputs, group)) if is_int4 else codes.contiguous()
     offset = None if offset is None else divided(offset)
     kind = CodeKind.INT4 if is_int4 else CodeKind.INT8
     return KernelMatrix(weight, divided(step), offset, scale, kind, group)
 
 
-def _halved(codes: Tensor, group: int) -> Tensor:
-    """Two codes in a byte, half a group or more apart."""
-    halves = codes.view(*codes.shape[:-1], -1, 2, min(group, HALF))
+def chunk_of(inputs: int) -> int:
+    return next(chunk for chunk in CHUNKS if inputs % chunk == 0)
+
+
+def half_of(inputs: int, group: int) -> int:
+    """Inputs between the two codes of a byte."""
+    return min(group, chunk_of(inputs) // 2)
+
+
+def _halved(codes: Tensor, half: int) -> Tensor:
+    halves = codes.view(*codes.shape[:-1], -1, 2, half)
     low, high = halves.unbind(dim=-2)
     return (low | high << 4).flatten(-2)

@@ -33,6 +33,7 @@ class LinearWeights:
     matrix   in the form that is kept
     bias     [outputs], in the type of inputs and outputs
     factor   [inputs], which kernels multiply inputs by; None: it is part of the weights
+    read_as  the form that was read, if no kernel computes it
     """
 
     name: str
@@ -40,6 +41,7 @@ class LinearWeights:
     bias: Tensor | None
     factor: Tensor | None
     dtype: torch.dtype
+    read_as: str = ""
 
     @staticmethod
     def of(parts: LinearParts) -> "LinearWeights":
@@ -49,6 +51,7 @@ class LinearWeights:
 
     def decode(self) -> None:
         """Keep plain weights, for kernels that compute no others."""
+        self.read_as = self.matrix.form
         self.matrix, self.factor = PlainMatrix(self.matrix.dense()).folded(self.factor, self.dtype)
 
     @property
@@ -106,6 +109,8 @@ class KernelChoice:
         self.is_complete = below == ANY
         outputs, inputs = weights.matrix.shape
         self._what = f"{outputs} x {inputs} in {weights.matrix.form}"
+        if weights.read_as:
+            self._what += f", decoded from {weights.read_as}"
 
     def of(self, rows: int) -> LinearKernel:
         for kernel in self.kernels:

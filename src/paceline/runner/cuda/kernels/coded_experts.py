@@ -24,11 +24,9 @@ from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, pairs_of, st
 MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
 
 
-def tiling_of(pairs: int, matrix: KernelMatrix) -> Tiling:
+def tiling_of(pairs: int, chunk: int) -> Tiling:
     """For so many pairs in a tile."""
-    if pairs < MANY_PAIRS:
-        return Tiling(LINES, 2 * matrix.half, 4, matrix.stages)
-    return Tiling(LINES, 2 * matrix.half, 8, 3)
+    return Tiling(LINES, chunk, 4, 4) if pairs < MANY_PAIRS else Tiling(LINES, chunk, 8, 3)
 
 
 class GroupedCodes(ExpertKernel):
@@ -73,7 +71,7 @@ def _run(
     gate: ExpertGate | None = None,
 ) -> None:
     outputs, inputs = out.shape[1], x.shape[1]
-    tiling = tiling_of(choice.tile_pairs, matrix)
+    tiling = tiling_of(choice.tile_pairs, matrix.chunk)
     clamp = None if gate is None else gate.clamp
     _grouped[(outputs // tiling.lines, len(choice.tiles))](
         x,
@@ -92,6 +90,7 @@ def _run(
         INPUTS=inputs,
         TILE=choice.tile_pairs,
         LINES=tiling.lines,
+        CHUNK=tiling.chunk,
         HALF=matrix.half,
         GROUP=matrix.group,
         KIND=matrix.kind.value,
@@ -125,6 +124,7 @@ def _grouped(
     INPUTS: tl.constexpr,
     TILE: tl.constexpr,
     LINES: tl.constexpr,
+    CHUNK: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
     KIND: tl.constexpr,
@@ -152,28 +152,19 @@ def _grouped(
     groups = first * (INPUTS // GROUP) + line
     found = tl.zeros([LINES, TILE], tl.float32)
     other = tl.zeros([LINES, TILE], tl.float32)
-    for at in range(0, INPUTS, 2 * HALF):
-        low = tl.trans(tl.load(values + at, mask=there[:, None], other=0.0))
-        high = tl.trans(tl.load(values + at + HALF, mask=there[:, None], other=0.0))
-        spot, group = codes + at // per_byte, groups + at // GROUP * lines
-        found = add_codes(
-            found, low, high, spot, step + group, offset + group, lines, HALF, GROUP, KIND, OFFSET
-        )
-        if GATED:
-            spot, group = spot + OUTPUTS * width, group + OUTPUTS
-            other = add_codes(
-                other,
-                low,
-                high,
-                spot,
-                step + group,
-                offset + group,
-                lines,
-                HALF,
-                GROUP,
-                KIND,
-                OFFSET,
-            )
+    for begin in range(0, INPUTS, CHUNK):
+        for part in tl.static_range(CHUNK // (2 * HALF)):
+            at = begin + part * 2 * HALF
+            low = tl.trans(tl.load(values + at, mask=there[:, None], other=0.0))
+            high = tl.trans(tl.load(values + at + HALF, mask=there[:, None], other=0.0))
+            spot, group = codes + at // per_byte, groups + at // GROUP * lines
+            by, past = step + group, offset + group
+            found = add_codes(found, low, high, spot, by, past, lines, HALF, GROUP, KIND, OFFSET)
+            if GATED:
+                spot, by, past = spot + OUTPUTS * width, by + OUTPUTS, past + OUTPUTS
+                other = add_codes(
+                    other, low, high, spot, by, past, lines, HALF, GROUP, KIND, OFFSET
+                )
     found *= tl.load(scale + first + line)[:, None]
     if GATED:
         other *= tl.load(scale + first + OUTPUTS + line)[:, None]

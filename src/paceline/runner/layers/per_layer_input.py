@@ -1,0 +1,39 @@
+"""Inputs that each layer reads of the tokens, beside the residual stream."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mlp import ACTIVATIONS
+from paceline.runner.layers.norm import add_linear
+from paceline.runner.models.architecture import PerLayerInputs, PerLayerSpec
+
+
+class TokenInputs:
+    """The inputs of all layers."""
+
+    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerInputs) -> None:
+        self._width, self._scale = spec.norm.width, spec.scale
+        self._table = factory.read(spec.embedding).to(factory.dtype)  # [vocab, layers * width]
+        self._linear, self._norm = factory.linear(spec.linear), factory.norm(spec.norm)
+
+    def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The inputs [positions, layers, width]; `hidden` is the residual stream where it begins,
+        [positions, width]."""
+        found = self._norm(self._linear(hidden).view(len(tokens), -1, self._width))
+        embedded = F.embedding(tokens, self._table).view_as(found)
+        return found.add_(embedded, alpha=self._scale).mul_(0.5**0.5)
+
+
+class PerLayerInput:
+    """Adds the input of one layer to the residual stream."""
+
+    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerSpec) -> None:
+        self._gate, self._activation = factory.linear(spec.gate), ACTIVATIONS[spec.activation]
+        self._output, self._norm = factory.linear(spec.output), factory.norm(spec.norm)
+
+    def add_to(self, hidden: Tensor, given: Tensor) -> None:
+        """`given` is the input of this layer, [positions, width]."""
+        x = self._activation(self._gate(hidden)).mul_(given)
+        add_linear(hidden, x, self._output, self._norm)
