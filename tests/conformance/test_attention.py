@@ -16,7 +16,7 @@ import paceline.runner.attention
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.models.config import CellShape, Kept
+from paceline.runner.models.config import HeadShape
 from tests.runner.support import Blocks, Piece, batch_of, spoil_passed, tiny
 
 NEEDS_CARD = {"flashinfer", "triton"}  # tests/gpu judges these, in the precision they are for
@@ -53,8 +53,8 @@ def store(shape: Shape, blocks: int, dtype: torch.dtype = torch.float32) -> KVSt
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
     )
-    kept = Kept(CellShape(1, shape.head_dim)) if shape.is_latent else None
-    kv = KVStore(config, blocks, shape.block_size, dtype, kept=kept)
+    heads = [HeadShape(shape.kv_heads, shape.head_dim, shape.is_latent)] * config.layers
+    kv = KVStore(config, blocks, shape.block_size, dtype, heads=heads)
     kv.content.normal_(generator=torch.Generator().manual_seed(1))
     return kv
 

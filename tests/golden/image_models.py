@@ -127,6 +127,28 @@ QWEN3_MOE: dict[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
+QWEN3_5: dict[str, Any] = {
+    **QWEN3,
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "rope_parameters": {
+            **QWEN3["text_config"]["rope_parameters"],
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "vision_config": {
+        key: value
+        for key, value in QWEN3["vision_config"].items()
+        if key != "deepstack_visual_indexes"
+    },
+}
 SQUARE: dict[str, Any] = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -217,6 +239,7 @@ FAMILIES = {
         ImageFamily("Qwen2_5_VL", QWEN, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3VL", QWEN3, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3VLMoe", QWEN3_MOE, WHOLE, SQUARES, IN_PROMPT),
+        ImageFamily("Qwen3_5", QWEN3_5, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
         ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),

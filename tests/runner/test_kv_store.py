@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.plan import NO_ROWS, Plan
 from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore, lazy_zeros
-from paceline.runner.models.config import CellShape, Kept
+from paceline.runner.models.config import HeadShape
 from paceline.runner.models.layer_groups import layer_groups
 from tests.runner.support import filled_store, tiny
 
@@ -103,10 +103,11 @@ def test_a_store_of_another_type_rounds() -> None:
     assert torch.equal(half.content[0, 0, 0], new[0].bfloat16())
 
 
-@pytest.mark.parametrize("cell", [CellShape(1, 24), CellShape(KV_HEADS, HEAD_DIM)])
-def test_a_layer_may_keep_other_things_of_a_position(cell: CellShape) -> None:
-    """One latent row, or keys alone: written, gathered, copied and moved as bytes."""
-    kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, kept=Kept(cell))
+@pytest.mark.parametrize("heads", [HeadShape(1, 24, is_latent=True), HeadShape(3, 8)], ids=str)
+def test_a_layer_may_keep_other_things_of_a_position(heads: HeadShape) -> None:
+    """One latent row, or other heads: written, gathered, copied and moved as bytes."""
+    kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, heads=[heads] * LAYERS)
+    cell = heads.cell
     assert kv.block_bytes == LAYERS * SIZE * cell.values * 4
     new = torch.randn(SIZE, cell.vectors, cell.width)
     kv.put(kv.cells(2 * SIZE + torch.arange(SIZE)[None])[1], new)

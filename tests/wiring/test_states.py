@@ -34,7 +34,7 @@ def checked(load: LoadConfig | None = None, **settings: Any) -> dict[str, Any]:
 def test_blocks_hold_the_layers_with_attention_alone() -> None:
     groups = kv_groups(MODEL, LoadConfig(), 64)
     assert (len(groups), groups.layers_per_block) == (1, 1)
-    assert block_bytes(MODEL, 4) == 4 * MODEL.kept.cell.values * 4
+    assert block_bytes(MODEL, 4) == 4 * MODEL.cell.values * 4
 
 
 def test_a_state_takes_whole_blocks() -> None:

@@ -129,6 +129,8 @@ PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Qwen3VLForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Qwen3VLMoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "LlavaForConditionalGeneration": CropProcessor,
+    "Qwen3_5ForConditionalGeneration": partial(SquareProcessor, patch=16),
+    "Qwen3_5MoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Gemma3ForConditionalGeneration": NewlineProcessor,
     "InternVLForConditionalGeneration": GridProcessor,
 }

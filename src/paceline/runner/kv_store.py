@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.plan import Pairs, Plan
-from paceline.runner.models.config import Kept, ModelConfig
+from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, one_group
 from paceline.runner.tensors import from_numpy
 
@@ -53,15 +53,13 @@ class KVStore:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         groups: LayerGroups | None = None,
-        kept: Kept | None = None,
+        heads: Sequence[HeadShape] | None = None,
     ) -> None:
-        """Without `groups`, all layers are in one. Without `kept`, the contents of a cell are those
-        of the model."""
-        kept = kept or config.kept
-        self.cell = kept.cell
+        """Without `groups`, all layers are in one. Without `heads`, they are those of the model."""
+        self.heads = tuple(heads or map(config.heads_of, range(config.layers)))  # by layer
+        self.cell = max((one.cell for one in self.heads), key=lambda cell: cell.values)
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = config.kv_heads, self.cell.width
-        self.heads = tuple(map(config.heads_of, range(config.layers)))  # by layer
         self.groups = groups or one_group(config.windows)
         layers = self.groups.layers_per_block
         shape = (blocks, layers, block_size, self.cell.vectors, self.cell.width)

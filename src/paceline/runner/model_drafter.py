@@ -39,7 +39,7 @@ class ModelDrafter(Drafter):
     @property
     def cell_bytes(self) -> int:
         shape = self.store_config()
-        return shape.layers * shape.kept.cell.values * VALUE_BYTES
+        return shape.layers * shape.cell.values * VALUE_BYTES
 
     @property
     def runner(self) -> DraftingFor:

@@ -95,7 +95,7 @@ def block_bytes(
 ) -> int:
     """Memory of one block: keys and values of the layers of a group, by default of all layers."""
     layers = (groups or one_group(model.windows)).layers_per_block
-    return layers * block_size * model.kept.cell.values * value_bytes
+    return layers * block_size * model.cell.values * value_bytes
 
 
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,5 +38,9 @@ def test_the_guide_says_what_computes_an_architecture(architecture: str) -> None
     _, cpu, gpu, _, images, _ = (cell.strip() for cell in row[1].split(" | "))
     spec = describe(Case(architecture).config())
     assert cpu == ("C" if NATIVE.supports(spec) is None else "torch")
-    assert (gpu != "no") == (CUDA.supports(spec) is None)  # "text": without the images
-    assert (images == "yes") == (find(architecture).vision is not None)
+    assert gpu == ("yes" if CUDA.supports(spec) is None else "no")
+    traits = find(architecture)
+    expected = "yes" if traits.vision is not None else "no"
+    if (part := traits.text_part) is not None:
+        expected = "refused" if part.vision is None else "on a CPU"
+    assert images == expected

@@ -42,13 +42,6 @@ class CellShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What layers keep: a cell of each position."""
-
-    cell: CellShape
-
-
-@dataclass(frozen=True, slots=True)
 class StateLayers:
     """The layers with states, of sizes that are the same for all.
 
@@ -205,10 +198,10 @@ class ModelConfig:
         return replace(self, quantization=weight_format.on_load(format))
 
     @property
-    def kept(self) -> Kept:
+    def cell(self) -> CellShape:
         """Keys and values of every head, or a latent vector. A cell has room for any layer."""
         cells = [self.heads_of(layer).cell for layer in range(self.layers)]
-        return Kept(max(cells, key=lambda cell: cell.values))
+        return max(cells, key=lambda cell: cell.values)
 
     def heads_of(self, layer: int) -> HeadShape:
         if self.latent is not None:

@@ -280,11 +280,10 @@ def rope(read: ConfigEntries, kind: str, head_dim: int, traits: Traits) -> RopeC
         "original_max_position_embeddings", original
     )
     plain = frequencies(float(theta), rotary_dim(read, head_dim))
-    found = scaled(plain, scaling, longest).padded(head_dim // 2)
-    sections = scaling.get("mrope_section")
-    if sections is None or traits.vision is None:  # positions of text have one coordinate
-        return found
-    return found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
+    found, sections = scaled(plain, scaling, longest), scaling.get("mrope_section")
+    if sections is not None and traits.vision is not None:  # positions of text have one coordinate
+        found = found.with_sections(sections, bool(scaling.get("mrope_interleaved")))
+    return found.padded(head_dim // 2)
 
 
 def rotary_dim(read: ConfigEntries, head_dim: int) -> int:

@@ -181,8 +181,8 @@ class Traits:
     vision: DescribeTower | None = field(default=None, repr=False)
     text_model: str = ""
     text_part: TextPart | None = None
-    states: Callable[[ConfigEntries], StateSizes] | None = None
-    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = None
+    states: Callable[[ConfigEntries], StateSizes] | None = field(default=None, repr=False)
+    entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = field(default=None, repr=False)
     names: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
 

@@ -222,11 +222,23 @@ def qwen2_5(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> T
 def qwen3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:
     """Qwen3-VL: learned positions too, and embeddings for the inputs of several layers."""
     read = vision_entries(whole)
+    usual = {"deepstack_visual_indexes": (8, 16, 24)}
+    return _qwen3(ConfigEntries({**usual, **read.raw}, read.where), whole, output, settings)
+
+
+def qwen3_5(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:
+    """Qwen3.5: the tower of Qwen3-VL, for the input of the first layer alone."""
+    return _qwen3(vision_entries(whole), whole, output, settings)
+
+
+def _qwen3(
+    read: ConfigEntries, whole: ConfigEntries, output: int, settings: Mapping[str, Any]
+) -> TowerSpec:
     check_output(read, "out_hidden_size", output)
     width, inner = read.number("hidden_size", 1152), read.number("intermediate_size", 4304)
     sizes = QwenSizes.of(read, output, width, inner, patch=16)
     act, count = vision_activation(read, "gelu_pytorch_tanh"), read.number("depth", 27)
-    deep_at = tuple(read.get("deepstack_visual_indexes", (8, 16, 24)))
+    deep_at = tuple(read.get("deepstack_visual_indexes", ()))
     layers = ConfigEntries(whole.get("text_config", {}), whole.where).number("num_hidden_layers")
     if len(deep_at) >= layers or not all(block in range(count) for block in deep_at):
         raise ConfigError(

@@ -81,7 +81,7 @@ class CudaModelDrafter(Drafter):
     @classmethod
     def bytes_of(cls, shape: ModelConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
         """Bytes of a position in its memory by blocks, with weights and KV of these types."""
-        return shape.layers * shape.kept.cell.values * kv_dtype.itemsize
+        return shape.layers * shape.cell.values * kv_dtype.itemsize
 
     @abstractmethod
     def stores(self, device: torch.device) -> list[KVStore]:

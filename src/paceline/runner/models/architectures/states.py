@@ -13,6 +13,7 @@ from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_b
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
 from paceline.runner.models.traits import DecoderNames, MLPNames, TextPart, Traits
+from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
 
@@ -54,7 +55,10 @@ QWEN3_5 = Traits(
     entries=qwen_entries,
     ignored=HEADS_THAT_DRAFT,
     text_part=TextPart(
-        DecoderNames("model.language_model"), defaults=(), images=("model.visual.",)
+        DecoderNames("model.language_model"),
+        defaults=(),
+        images=("model.visual.",),
+        vision=qwen.qwen3_5,
     ),
 )
 
