@@ -13,7 +13,8 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups
 from paceline.runner.models.model import Model
-from paceline.runner.state_store import RowStates, StateLayout, StateStore
+from paceline.runner.models.states.state_layout import StateLayout
+from paceline.runner.state_store import RowStates, StateStore
 from tests.runner.support import Blocks, Piece, batch_of, with_states
 
 BLOCKS = 96
@@ -71,7 +72,7 @@ class Sequences:
         self.blocks: dict[str, list[list[int]]] = {}  # by group
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
-        layout = StateLayout.of(model.config, torch.float32)
+        layout = StateLayout.of(model.config, 4)
         self.states = None if layout is None else StateStore(layout, SLOTS)
         self.slots: dict[str, int] = {}
         self.free_slots = list(range(SLOTS))

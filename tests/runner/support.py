@@ -14,7 +14,8 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, layer_groups, one_group
-from paceline.runner.state_store import RowStates, StateLayout, StateStore
+from paceline.runner.models.states.state_layout import StateLayout
+from paceline.runner.state_store import RowStates, StateStore
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -87,7 +88,7 @@ def batch_of(pieces: Sequence[Piece], block_size: int) -> Batch:
 def with_states(batch: Batch, config: ModelConfig) -> Batch:
     """A batch whose rows have states, if layers of the model keep some and the batch has none.
     They are forgotten after the step."""
-    layout = StateLayout.of(config, torch.float32)
+    layout = StateLayout.of(config, 4)
     if layout is None or batch.states is not None:
         return batch
     store = StateStore(layout, batch.rows)

@@ -7,25 +7,26 @@ import torch
 
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.models.states.state_sizes import StateTensor
-from paceline.runner.state_store import StateLayout, StateStore
+from paceline.runner.state_store import StateStore
 from tests.conformance.architectures import Case
 from tests.runner.support import tiny
 
 LAYOUT = StateLayout(
     ((StateTensor((2, 3), True), StateTensor((5,), False)), (), (StateTensor((4, 4), True),)),
-    torch.bfloat16,
+    torch.bfloat16.itemsize,
 )
 
 
 def filled(slots: int) -> StateStore:
-    store = StateStore(LAYOUT, slots)
+    store = StateStore(LAYOUT, slots, torch.bfloat16)
     store.content.copy_(torch.arange(store.content.numel()).view_as(store.content) % 251)
     return store
 
 
 def test_each_layer_has_tensors_of_its_own() -> None:
-    store = StateStore(LAYOUT, 3)
+    store = StateStore(LAYOUT, 3, torch.bfloat16)
     recurrent, tail = store.of(0)
     assert (recurrent.shape, recurrent.dtype) == ((3, 2, 3), torch.float32)
     assert (tail.shape, tail.dtype) == ((3, 5), torch.bfloat16)
@@ -69,5 +70,5 @@ def test_states_come_back_from_blocks(block_size: int) -> None:
 @pytest.mark.parametrize(("architecture", "layers"), [("llama", 0), ("qwen3_5", 2)])
 def test_layers_with_states_have_some(architecture: str, layers: int) -> None:
     config: ModelConfig = Case(architecture).config()
-    layout = StateLayout.of(config, torch.float32)
+    layout = StateLayout.of(config, 4)
     assert (0 if layout is None else sum(map(bool, layout.tensors))) == layers

@@ -20,11 +20,12 @@ from paceline.runner.encoder_store import ResidentImages
 from paceline.runner.kv_store import BlockBytes, BlockMoves, KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
+from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.parallel.tokens import token_source
 from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
-from paceline.runner.state_store import RowStates, StateLayout, StateStore
+from paceline.runner.state_store import RowStates, StateStore
 from paceline.runner.step_tokens import ChosenTokens
 from paceline.runner.tensors import from_numpy
 
@@ -55,8 +56,8 @@ class TorchRunner:
         self._tokens = token_source(model, drafter, sampler, masks)
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
-        layout = StateLayout.of(model.config, model.dtype)
-        self._states = None if layout is None else StateStore(layout, slots, device)
+        layout = StateLayout.of(model.config, model.dtype.itemsize)
+        self._states = None if layout is None else StateStore(layout, slots, model.dtype, device)
         self._adapters: ResidentAdapters | None = None
         self._images: ResidentImages | None = None
         self._reports = PromptReports()

@@ -9,46 +9,8 @@ from torch import Tensor
 
 from paceline.core.plan import SlotBlocks
 from paceline.runner.kv_store import KVStore, lazy_zeros
-from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.describe import describe
-from paceline.runner.models.states.state_sizes import StateTensor
+from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.tensors import split, to_ints
-
-ALIGNED = 64  # bytes; each tensor begins at a multiple
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayout:
-    """Where the states of one sequence are among its bytes.
-
-    tensors   by layer; none for layers without states
-    dtype     of tensors that are not recurrent
-    """
-
-    tensors: tuple[tuple[StateTensor, ...], ...]
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(model: ModelConfig, dtype: torch.dtype) -> "StateLayout | None":
-        """None: the model has no states."""
-        if model.states is None:
-            return None
-        layers = describe(model).layers
-        return StateLayout(
-            tuple(() if one.state is None else one.state.kept for one in layers), dtype
-        )
-
-    def dtype_of(self, tensor: StateTensor) -> torch.dtype:
-        return torch.float32 if tensor.is_recurrent else self.dtype
-
-    def bytes_of(self, tensor: StateTensor) -> int:
-        size = prod(tensor.shape) * self.dtype_of(tensor).itemsize
-        return -(-size // ALIGNED) * ALIGNED
-
-    @property
-    def bytes(self) -> int:
-        """Of one sequence."""
-        return sum(self.bytes_of(one) for layer in self.tensors for one in layer)
 
 
 class StateStore:
@@ -58,7 +20,15 @@ class StateStore:
               | layer 0: tensor, tensor | layer 2: tensor … |
     """
 
-    def __init__(self, layout: StateLayout, slots: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        layout: StateLayout,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`dtype` is that of tensors that are not recurrent."""
+        assert dtype.itemsize == layout.value_bytes
         shape = slots, layout.bytes
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
@@ -71,9 +41,9 @@ class StateStore:
         for layer in layout.tensors:
             found: list[Tensor] = []
             for one in layer:
-                dtype = layout.dtype_of(one)
-                content = self.content[:, first : first + prod(one.shape) * dtype.itemsize]
-                found.append(content.view(dtype).view(-1, *one.shape))
+                its = torch.float32 if one.is_recurrent else dtype
+                content = self.content[:, first : first + prod(one.shape) * its.itemsize]
+                found.append(content.view(its).view(-1, *one.shape))
                 first += layout.bytes_of(one)
             self._layers.append(tuple(found))
 

@@ -4,8 +4,6 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import torch
-
 from paceline.core.settings.config import CacheConfig, StepConfig
 from paceline.core.settings.features import AttentionGroup
 from paceline.core.settings.load import LoadConfig
@@ -14,7 +12,7 @@ from paceline.kv.connector import takes_groups
 from paceline.kv.tables import BlockTables
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, Window, layer_groups, one_group
-from paceline.runner.state_store import StateLayout
+from paceline.runner.models.states.state_layout import RECURRENT_BYTES, StateLayout
 
 MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
@@ -80,8 +78,8 @@ def kv_groups(
 
 
 def state_bytes(model: ModelConfig) -> int:
-    """Memory of the state of one sequence; 0: no layer keeps states."""
-    layout = StateLayout.of(model, torch.float32)
+    """Memory of the state of one sequence on a CPU; 0: no layer keeps states."""
+    layout = StateLayout.of(model, RECURRENT_BYTES)  # all of it is float32 there
     return 0 if layout is None else layout.bytes
 
 

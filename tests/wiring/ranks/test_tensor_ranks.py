@@ -32,7 +32,7 @@ from paceline.wiring.model import find_checkpoint, find_draft_weights
 from paceline.wiring.ranks import ranked_runner as ranked_blocks
 from paceline.wiring.ranks.rank_processes import CopyBlocks, RankedModel, RankProcesses
 from paceline.wiring.ranks.ranked_runner import RankedRunner, assemble_ranks
-from tests.conformance.architectures import Case, architectures
+from tests.conformance.architectures import Case
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import drive
 from tests.runner.eagle3 import head_folder
@@ -94,8 +94,12 @@ def on_ranks(
     return assemble_ranks(device_named("cpu"), model, load, start=lambda _: ranks)
 
 
-@pytest.mark.parametrize("architecture", architectures())
-def test_every_architecture_on_two_processes(
+# One of each kind; tests of `divide` compare the logits of all architectures.
+KINDS = ["cohere2", "deepseekv2", "gemma3", "gptoss", "llama", "qwen2_5_vl", "qwen2moe"]
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_architectures_on_two_processes(
     ranks: RankProcesses, tmp_path: Path, architecture: str
 ) -> None:
     model = shape(tmp_path / architecture, architecture)

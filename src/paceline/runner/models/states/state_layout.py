@@ -1,0 +1,41 @@
+"""Where the states of a sequence are among its bytes."""
+
+from dataclasses import dataclass
+from math import prod
+
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.describe import describe
+from paceline.runner.models.states.state_sizes import StateTensor
+
+ALIGNED = 64  # bytes; each tensor begins at a multiple
+RECURRENT_BYTES = 4  # of a number of a recurrent state
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The tensors of a state, one after another.
+
+    tensors       by layer; none for layers without states
+    value_bytes   of a number in tensors that are not recurrent
+    """
+
+    tensors: tuple[tuple[StateTensor, ...], ...]
+    value_bytes: int
+
+    @staticmethod
+    def of(model: ModelConfig, value_bytes: int) -> "StateLayout | None":
+        """None: the model has no states."""
+        if model.states is None:
+            return None
+        layers = describe(model).layers
+        tensors = tuple(() if one.state is None else one.state.kept for one in layers)
+        return StateLayout(tensors, value_bytes)
+
+    def bytes_of(self, tensor: StateTensor) -> int:
+        each = RECURRENT_BYTES if tensor.is_recurrent else self.value_bytes
+        return -(-prod(tensor.shape) * each // ALIGNED) * ALIGNED
+
+    @property
+    def bytes(self) -> int:
+        """Of one sequence."""
+        return sum(self.bytes_of(one) for layer in self.tensors for one in layer)
