@@ -395,12 +395,20 @@ def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Cas
     return list(dict.fromkeys(found))
 
 
-def distinct(cases: list[Case]) -> list[Case]:
-    """The cases that differ in their features, for slow backends."""
-    found: dict[tuple[str, frozenset[str]], Case] = {}
+def distinct(cases: list[Case], support: BackendSupport) -> list[Case]:
+    """The cases with a feature, or of a variant, that none before them has, for slow backends; and
+    all that the backend does not support."""
+    seen: set[str] = set()
+    found: list[Case] = []
     for case in cases:
-        found.setdefault((case.variant, features_of(describe(case.config()))), case)
-    return list(found.values())
+        spec = describe(case.config())
+        new = {case.variant, *features_of(spec)} - seen
+        is_computed = support.supports(spec) is None
+        if new or not is_computed:
+            found.append(case)
+        if is_computed:
+            seen |= new
+    return found
 
 
 def tokens_of(length: int, seed: int) -> list[int]:

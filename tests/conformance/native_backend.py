@@ -60,6 +60,6 @@ class NativeBackend:
 
 
 BACKENDS = [
-    NativeBackend("native int8", Dummy, lambda: distinct(few_cases(0, NATIVE))),
-    NativeBackend("native int4", FourBits, lambda: distinct(few_cases(5, NATIVE))),
+    NativeBackend("native int8", Dummy, lambda: distinct(few_cases(0, NATIVE), NATIVE)),
+    NativeBackend("native int4", FourBits, lambda: distinct(few_cases(5, NATIVE), NATIVE)),
 ]

@@ -52,8 +52,8 @@ def test_tokens_reach_their_owner_and_late_ones_nobody(seed: int) -> None:
         new = rows.new_tokens(delivery(*(one for one, _ in mixed)))
         found = [rows.owner(row) for row in new.row.tolist()]
         assert found == [owner for _, owner in mixed if owner]
-        assert [mixed[place][1] for place in new.place.tolist()] == found
-        assert new.ids[:, 0].tolist() == new.place.tolist()
+        assert [mixed[index][1] for index in new.offset.tolist()] == found
+        assert new.ids[:, 0].tolist() == new.offset.tolist()
     assert len({one & ROW for one in gone}) < len(gone), "no row was used again"
 
 
@@ -61,14 +61,14 @@ def test_a_choice_that_has_ended_takes_no_tokens_and_its_siblings_do() -> None:
     rows = ChoiceRows[str]()
     handle = opened(rows, "a", 3)
     rows.end((handle & ROW) + 1)
-    assert rows.new_tokens(delivery(handle, handle + 1, handle + 2)).place.tolist() == [0, 2]
+    assert rows.new_tokens(delivery(handle, handle + 1, handle + 2)).offset.tolist() == [0, 2]
 
 
 def test_a_row_without_new_tokens_is_left_out() -> None:
     rows = ChoiceRows[str]()
     both = delivery(opened(rows, "a"), opened(rows, "b"))
     both.count[0] = 0
-    assert rows.new_tokens(both).place.tolist() == [1]
+    assert rows.new_tokens(both).offset.tolist() == [1]
 
 
 def test_released_rows_keep_no_tokens() -> None:

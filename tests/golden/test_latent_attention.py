@@ -18,8 +18,8 @@ def test_tokens_are_those_of_transformers(way: str, tmp_path: Path) -> None:
     settings = {**STEP, **WAYS[way], "block_size": 4, "depth": 2, "policy": "fcfs"}
     blocks = fewest_blocks(folder)
     with LLM(str(folder), device="cpu", num_gpu_blocks_override=blocks, **settings) as llm:
-        assert continued(llm, PROMPTS) == [[one] for one in due("deepseekv3")]
-        assert continued(llm, PROMPTS[:3], n=2) == [[one, one] for one in due("deepseekv3")[:3]]
+        assert continued(llm, PROMPTS) == [[one] for one in due(Case("deepseekv3"))]
+        assert continued(llm, PROMPTS[:3], n=2) == [[one, one] for one in due(Case("deepseekv3"))[:3]]
         counted = llm.get_metrics().counters
     assert counted["num_preemptions"]
     assert counted["prefix_cache_hits"]
