@@ -225,6 +225,11 @@ class ModelConfig:
         """Whether one norm spans all heads of queries, and one all heads of keys."""
         return self.traits.qk_norm and self.traits.qk_norms.whole
 
+    @property
+    def has_experts_beside_mlp(self) -> bool:
+        """Whether MoE layers have a plain MLP too, with norms of its own."""
+        return self.traits.experts is not None and self.traits.experts.beside_mlp
+
     @classmethod
     def of_hf(
         cls,

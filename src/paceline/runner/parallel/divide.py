@@ -71,7 +71,7 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
         for name, total in divided.items()
         if total % size
     ]
-    if model.traits.experts is not None and model.traits.experts.beside_mlp and size > 1:
+    if model.has_experts_beside_mlp and size > 1:
         found.append("experts beside an MLP are not divided")
     if model.states is not None and size > 1:
         found.append("states of layers are not divided")
