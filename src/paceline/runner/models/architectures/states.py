@@ -12,7 +12,7 @@ from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, MLPNames, TextPart, Traits
+from paceline.runner.models.traits import DecoderNames, TextPart, Traits
 from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
@@ -179,7 +179,7 @@ def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
 
 NEMOTRON_H = Traits(
     activation="relu2",
-    mlp=MLPNames(gate=""),
+    gated_mlp=False,
     decoder=DecoderNames("backbone", older="model"),
     states=partial(mamba2, layer="mixer"),
     entries=nemotron_entries,
