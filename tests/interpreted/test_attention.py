@@ -8,7 +8,7 @@ import torch
 from paceline.runner.attention import triton
 from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
-from paceline.runner.cuda.kernels.context_parts import ContextCut
+from paceline.runner.cuda.kernels.attention.context_parts import ContextCut
 from paceline.runner.kv_store import KVStore
 from tests.runner.support import Rows, bounds_of, filled_store, rows_of, spoil_passed, tiny
 

@@ -15,11 +15,16 @@ from paceline.runner.attention_backend import (
     Queries,
 )
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.context_parts import FIELDS, JOINED, ContextCut, PartList
-from paceline.runner.cuda.kernels.decode_attention import decode
-from paceline.runner.cuda.kernels.layers import HeadRotation
-from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
-from paceline.runner.cuda.kernels.tiled_attention import tiles
+from paceline.runner.cuda.kernels.attention.context_parts import (
+    FIELDS,
+    JOINED,
+    ContextCut,
+    PartList,
+)
+from paceline.runner.cuda.kernels.attention.decode_attention import decode
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation
+from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
+from paceline.runner.cuda.kernels.attention.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
 BUSY = 768  # parts of contexts that keep a large GPU busy, even with different lengths
@@ -31,7 +36,14 @@ FEW_DIMS = 128  # largest head size for two warps
 FEW_CONTEXTS = 64  # number of contexts below which parts of a single tile are faster
 AT_ONCE = 256  # programs that run at once on a large GPU, if they also rotate queries
 FEW = 2048  # most positions for which longer tiles of keys are faster
-ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # keys are in the store
+# Keys are in the store.
+ATTENDING = {
+    "NEW": False,
+    "NORMED": False,
+    "ROTATES_FIRST": False,
+    "VALUE_NORMED": False,
+    "BY_ROW": False,
+}
 
 
 def context_cut(rows: int, kv_heads: int) -> ContextCut:
@@ -124,13 +136,13 @@ class DecodeAttention(GraphAttention):
         sinks: Tensor | None,
     ) -> None:
         how = layer, window, scale, cap, sinks
-        self._run(out, query, (query, query, 0.0), how, ATTENDING)
+        self._run(out, query, (query, query, 0.0, 0.0), how, ATTENDING)
 
     def _run(
         self,
         out: Tensor,
         query: Tensor,
-        given: tuple[Tensor, Tensor, float],
+        given: tuple[Tensor, Tensor, float, float],
         how: tuple[int, int | None, float, float | None, Tensor | None],
         sizes: dict[str, bool],
     ) -> None:
@@ -213,8 +225,8 @@ class FusedDecodeAttention(DecodeAttention):
         heads = total - 2 * self._kv.kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         factor = qkv if rotation.factor is None else rotation.factor
-        given = rotation.cos_sin, factor, rotation.floor
-        sizes = {"NEW": True, "NORMED": rotation.factor is not None, "BY_ROW": rotation.is_by_row}
+        given = rotation.cos_sin, factor, rotation.floor, rotation.value_floor or 0.0
+        sizes = {"NEW": True, **rotation.constants}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
 

@@ -24,6 +24,7 @@ def decode(
     cos_sin,
     factor,
     floor,
+    value_floor,
     sinks,
     scale,
     window,
@@ -46,6 +47,8 @@ def decode(
     SINKS: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
+    ROTATES_FIRST: tl.constexpr,
+    VALUE_NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
     """Parts of the contexts of rows of one position each, as `context_parts` has listed them.
@@ -114,12 +117,16 @@ def decode(
         else:
             position = end - 1
         angle = cos_sin + position.to(tl.int64) * DIM
-        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
+        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED, ROTATES_FIRST)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
         whole = (one >= 0)[:, None] & (dims < DIM)[None, :]
-        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
+        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED, ROTATES_FIRST)
         value = tl.load(line + (one + KV_HEADS)[:, None] * DIM + dims[None, :], mask=whole, other=0)
+        if VALUE_NORMED:
+            value = value.to(tl.float32)
+            squares = tl.sum(value * value, 1) + value_floor * value_floor
+            value = value / tl.sqrt(squares / DIM)[:, None]
         key = key.to(content.dtype.element_ty)
         value = value.to(content.dtype.element_ty)
         newest = tl.load(row_table + (end - 1) // BLOCK).to(tl.int64) * block_stride
@@ -211,6 +218,7 @@ def _rotated(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
+    ROTATES_FIRST: tl.constexpr,
 ):
     """Load heads of a row [heads, WIDTH], normalise and rotate them."""
     half: tl.constexpr = DIM // 2
@@ -219,13 +227,17 @@ def _rotated(
     partner = head[:, None] * DIM + ((dims + half) % DIM)[None, :]
     x = tl.load(line + spot, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(line + partner, mask=mask, other=0.0).to(tl.float32)
-    if NORMED:
+    if NORMED and not ROTATES_FIRST:
         long = tl.sqrt(tl.sum(x * x, 1) + floor * floor)[:, None]
         x = x / long * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
         y = y / long * tl.load(factor + partner, mask=mask, other=0.0).to(tl.float32)
     cos = tl.load(angle + dims % half, mask=dims < DIM, other=0.0)[None, :]
     sin = tl.load(angle + half + dims % half, mask=dims < DIM, other=0.0)[None, :]
-    return x * cos + tl.where((dims < half)[None, :], -y, y) * sin
+    x = x * cos + tl.where((dims < half)[None, :], -y, y) * sin
+    if NORMED and ROTATES_FIRST:
+        long = tl.sqrt(tl.sum(x * x, 1) + floor * floor)[:, None]
+        x = x / long * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit
