@@ -16,12 +16,11 @@ from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import DecoderSpec, attentions
 from paceline.runner.models.describe import describe
-from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.layer_groups import STORED, BackendSupport
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
