@@ -9,6 +9,7 @@ from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.kernels.layers import PlainActivation, activate
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, apart, residual_linear
 from paceline.runner.cuda.mixers.attention import CudaAttention
+from paceline.runner.cuda.mixers.latent_attention import CudaLatentAttention
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.moe import CudaMoE
 from paceline.runner.layers.factory import LayerFactory
@@ -28,9 +29,13 @@ class CudaLayer:
         tables: Mapping[Rope, RotaryTable],
         beside: Beside = nowhere,
     ) -> None:
-        attention, mlp = spec.attention, spec.mlp
-        assert attention is not None and mlp is not None, "CUDA has no such feature"
-        self._mixers: list[CudaMixer] = [CudaAttention(factory, attention, layer, tables, beside)]
+        mlp = spec.mlp
+        assert mlp is not None, "CUDA has no such feature"
+        self._mixers: list[CudaMixer] = []
+        if spec.attention is not None:
+            self._mixers.append(CudaAttention(factory, spec.attention, layer, tables, beside))
+        if spec.latent is not None:
+            self._mixers.append(CudaLatentAttention(factory, spec.latent, layer, tables))
         is_plain = isinstance(mlp, MLPSpec)
         self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
         self._is_parallel = spec.parallel

@@ -18,16 +18,17 @@ from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import DecoderSpec, attentions
+from paceline.runner.models.architecture import DecoderSpec, attentions, parts_of
 from paceline.runner.models.describe import describe
-from paceline.runner.models.layer_groups import STORED, BackendSupport
+from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
-# Attention in a graph has one shape for all layers, and so has the store.
+# Attention in a graph has so many heads of queries in all layers.
 CUDA = BackendSupport(
     backend="CUDA",
     features=frozenset(
@@ -39,6 +40,13 @@ CUDA = BackendSupport(
             "norm.bias",
             "layers.parallel",
             "layers.scale",
+            "layers.attention=none",
+            "layers.latent",
+            "layers.latent=mla",
+            "layers.latent.query_latent",
+            "layers.latent.query_latent.linear.biases",
+            "layers.latent.latent.biases",
+            "layers.latent.output.biases",
             "layers.attention.qkv.biases",
             "layers.attention.norm=none",
             "layers.attention.norm.centred",
@@ -79,7 +87,7 @@ CUDA = BackendSupport(
         }
     )
     | TOWER_FEATURES,
-    one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
+    one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
 
@@ -116,7 +124,7 @@ class CudaModel:
         self._embedding, self._embed = table, factory.embedding(table, ids)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
-            for rope in dict.fromkeys(one.rope for one in attentions(spec.layers))
+            for rope in dict.fromkeys(parts_of(spec.layers, Rope))
         }
         self._rotary = tuple(rotary.values())
         self._layers = [
