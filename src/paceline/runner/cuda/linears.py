@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -17,8 +18,8 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
-from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
+from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 
@@ -67,6 +68,25 @@ class CudaLinear:
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self.choice(Use.ADDED).of(len(x)).add_to(total, x)
+
+
+def kernel_norm(factory: LayerFactory[CudaLinear], norm: NormSpec) -> Callable[[Tensor], Tensor]:
+    """The norm before a linear that has the norm's `folded` factor, as a kernel of its own."""
+    factor, bias = None, None
+    if norm.bias is not None:
+        factor, bias = factory.factor(norm), factory.read(norm.bias)
+    floor, is_centred = norm.floor, norm.centred
+    return partial(normalized, floor=floor, factor=factor, bias=bias, is_centred=is_centred)
+
+
+def apart(
+    factory: LayerFactory[CudaLinear], norm: NormSpec | None
+) -> tuple[Callable[[Tensor], Tensor], NormSpec | None]:
+    """What is computed before a `NormedLinear`, and the norm that is left for it: it computes no
+    layer norms, and adds no biases."""
+    if norm is None or not (norm.centred or norm.bias):
+        return whole, norm
+    return kernel_norm(factory, norm), None
 
 
 class NormedLinear:
