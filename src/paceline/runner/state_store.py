@@ -82,6 +82,7 @@ class RowStates:
 
     store: StateStore
     slot: Tensor  # [rows]
+    longer: int | None = None  # at most so many rows have several positions; None: not known
 
 
 class StateRows:
