@@ -13,6 +13,7 @@ from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, log_d
 from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, span
 
 HEADS_AT_ONCE = 32  # whose decays one program computes
+WARPS = 4  # of a program that corrects
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ def corrected(chunks: Chunks) -> tuple[Tensor, Tensor]:
         *chunks.rows.tensors[1:],
         **chunks.constants,
         VALUES=sizes.values(sizes.value_dim * 2),
-        num_warps=4,
+        num_warps=WARPS,
         launch_pdl=True,
     )
     return weight, new
@@ -190,8 +191,9 @@ def _correct(
     inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -matrix, 0.0))
     for level in tl.static_range(1, 16):
         if (1 << level) < CHUNK:
-            size: tl.constexpr = 1 << level
-            corner = (i // (2 * size) == j // (2 * size)) & (i // size != j // size)
+            corner = (i // (2 << level) == j // (2 << level)) & (
+                i // (1 << level) != j // (1 << level)
+            )
             block = tl.where(corner, matrix, 0.0).to(kind)
             right = tl.dot(block, inverse.to(kind), input_precision=PRECISION)
             inverse -= tl.dot(inverse.to(kind), right.to(kind), input_precision=PRECISION)

@@ -21,6 +21,7 @@ from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes
 from paceline.runner.cuda.states.rows import CudaStateRows, begins, span
 
 CARRIED = 32  # values of a head that one program carries from chunk to chunk
+CARRY_WARPS, CARRY_STAGES, READ_WARPS = 4, 3, 4
 
 
 def advance(
@@ -53,8 +54,8 @@ def carry(chunks: Chunks, states: Tensor, weight: Tensor, new: Tensor) -> Tensor
         states.stride(0),
         **chunks.constants,
         VALUES=sizes.values(CARRIED),
-        num_warps=4,
-        num_stages=3,
+        num_warps=CARRY_WARPS,
+        num_stages=CARRY_STAGES,
         launch_pdl=True,
     )
     return before
@@ -71,7 +72,7 @@ def read(chunks: Chunks, before: Tensor, new: Tensor, skip: Tensor | None, out: 
         SKIPS=skip is not None,
         SCALE=sizes.scale,
         VALUES=sizes.values(sizes.value_dim * 2),
-        num_warps=4,
+        num_warps=READ_WARPS,
         launch_pdl=True,
     )
 

@@ -10,6 +10,7 @@ from paceline.runner.cuda.kernels.layers import activated
 from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, begins, span
 
 LINE = 128  # channels of a program
+CHUNK_WARPS = 8
 TAIL_LINE = 512  # of a program that keeps tails
 
 
@@ -85,7 +86,7 @@ class Convolution:
             WIDTH=self.width,
             PADDED=triton.next_power_of_2(self.width),
             CHUNK=chunk,
-            num_warps=4 if chunk > 1 else 1,
+            num_warps=CHUNK_WARPS if chunk > 1 else 1,
             launch_pdl=True,
         )
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from paceline.runner.cuda.states.convolution import Convolution, convolved
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 
-FEW_PROGRAMS = 256  # with fewer heads in all rows, the values of a head are divided further
+NARROW, WIDE = 32, 64  # values of a head that one program has, with few heads in all rows or many
+FEW_PROGRAMS, STEP_WARPS = 256, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def step(
     """Advance the states of all rows of one position. Writes what they read, [positions, heads *
     value_dim], and leaves the tails of the convolution as they are."""
     states, tails = rows.of_layer(layer)
-    most = 64 if len(rows) * sizes.heads > FEW_PROGRAMS else 32
+    most = WIDE if len(rows) * sizes.heads > FEW_PROGRAMS else NARROW
     _step[(len(rows), sizes.heads, sizes.parts(most))](
         inputs,
         out,
@@ -122,7 +123,7 @@ def step(
         SCALE=sizes.scale,
         KEYS=sizes.keys,
         VALUES=sizes.values(most),
-        num_warps=4,
+        num_warps=STEP_WARPS,
         launch_pdl=True,
     )
 
