@@ -43,6 +43,9 @@ class CudaStateRows:
         if (states := batch.states) is None:
             return None
         rows, start = batch.rows, batch.row_start
+        if states.longer == 0:
+            none = start[:0]
+            return CudaStateRows(states.store, states.slot, start, batch.context, none, none)
         longer = min(rows, batch.positions // 2) if states.longer is None else states.longer
         count = start[1:] - start[:-1]
         chunks = torch.where(count > 1, (count + (CHUNK - 1)) // CHUNK, 0)
