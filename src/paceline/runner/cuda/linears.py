@@ -18,7 +18,13 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
+from paceline.runner.cuda.kernels.layers import (
+    DeferredNorm,
+    add_normalized,
+    divide,
+    gated,
+    normalized,
+)
 from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
@@ -124,6 +130,13 @@ class NormedLinear:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
         return with_room(self._adapted)(x, adapters), late
+
+    def finished(self, hidden: Tensor) -> Tensor:
+        """The linear, after which no norm is left."""
+        found, late = self(hidden)
+        if late.width:
+            divide(found, late)
+        return found
 
     def _plain(self, x: Tensor, adapters: Tensor | None) -> Tensor:
         if adapters is None:
