@@ -38,7 +38,7 @@ STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
 # Of linears in layers, by format.
-WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625}
+WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625, "mxfp4": 0.5625}
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from paceline.runner.cuda.adapters import Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.experts.moe import CudaMoE
 from paceline.runner.cuda.kernels.layers import PlainActivation, activate
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, apart, residual_linear
 from paceline.runner.cuda.mixers.attention import CudaAttention
 from paceline.runner.cuda.mixers.latent_attention import CudaLatentAttention
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
-from paceline.runner.cuda.moe import CudaMoE
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mlp import xielu_numbers
 from paceline.runner.models.architecture import LayerSpec, MLPSpec
