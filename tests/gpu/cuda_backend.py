@@ -34,6 +34,7 @@ SHAPES = {
     "keys shared by all",
     "groups of three",
     "biases everywhere",
+    "experts",
     "low caps",
     "low limit",
     *MIXED_TRAITS,

@@ -36,10 +36,14 @@ class CudaLayer:
             self._mixers.append(CudaAttention(factory, spec.attention, layer, tables, beside))
         if spec.latent is not None:
             self._mixers.append(CudaLatentAttention(factory, spec.latent, layer, tables))
-        is_plain = isinstance(mlp, MLPSpec)
-        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
+        scale = 1.0 if spec.scale is None else float(factory.read(spec.scale))
+        is_scaled_last = mlp.output_norm is None or spec.parallel
+        self._scale, scale = (scale, 1.0) if is_scaled_last else (1.0, scale)
+        if isinstance(mlp, MLPSpec):
+            self._mlp = CudaMLP(factory, mlp, beside, scale)
+        else:
+            self._mlp = CudaMoE(factory, mlp, scale)
         self._is_parallel = spec.parallel
-        self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
@@ -63,7 +67,7 @@ class CudaLayer:
             mixer.add_to(hidden, one, adapters)
         if not self._is_parallel:
             self._mlp.add_to(hidden, adapters)
-        if self._scale is not None:
+        if self._scale != 1.0:
             hidden.mul_(self._scale)
         return hidden
 
@@ -72,12 +76,18 @@ class CudaMLP:
     """The MLP, with or without a gate."""
 
     def __init__(
-        self, factory: LayerFactory[CudaLinear], spec: MLPSpec, beside: Beside = nowhere
+        self,
+        factory: LayerFactory[CudaLinear],
+        spec: MLPSpec,
+        beside: Beside = nowhere,
+        scale: float = 1.0,
     ) -> None:
+        """With an output norm, the residual stream has the scale afterwards."""
         self._before, norm = apart(factory, spec.norm)
         linear = factory.linear(spec.gate_up, spec.norm)
         self._gate_up = NormedLinear(linear, norm, beside("gate_up"), is_gated=spec.gated)
-        self._down = residual_linear(factory, spec.down, spec.output_norm, beside("down"))
+        behind = spec.output_norm, beside("down"), scale
+        self._down = residual_linear(factory, spec.down, *behind)
         self._is_silu, self._is_gated = spec.activation == "silu", spec.gated
         numbers = () if spec.xielu is None else (xielu_numbers(factory, spec.xielu),)
         self._activation = PlainActivation(spec.activation, *numbers)

@@ -84,6 +84,11 @@ CUDA = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
+            "layers.mlp.shared.norm",
+            "layers.mlp.shared.output_norm",
+            "layers.mlp.router_scale",
+            "layers.mlp.expert_scales",
+            "layers.mlp.experts_norm",
         }
     )
     | TOWER_FEATURES,
