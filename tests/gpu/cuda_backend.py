@@ -35,6 +35,7 @@ SHAPES = {
     "groups of three",
     "biases everywhere",
     "experts",
+    "small",
     "low caps",
     "low limit",
     *MIXED_TRAITS,
@@ -73,8 +74,9 @@ class OnCUDA:
 
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
-    sizes = SMALL if case.config().states is None else {}  # which has other kinds of layers
-    source = Dummy(case.config(**sizes), seed=3)
+    whole = case.config()
+    has_kinds = whole.states is not None or whole.reading_layers  # layers of several kinds
+    source = Dummy(whole if has_kinds else case.config(**SMALL), seed=3)
     ours = CudaModel.load(source, LENGTH, torch.float32, device)
     return ours, Model.load(source)
 

@@ -10,6 +10,7 @@ from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
+from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
@@ -17,7 +18,13 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated, normalized
+from paceline.runner.cuda.kernels.layers import (
+    DeferredNorm,
+    add_normalized,
+    divide,
+    gated,
+    normalized,
+)
 from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
@@ -33,6 +40,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Library,
     Int8Library,
     ScaledDecoded,
+    Int4Panels,
+    PanelsDecoded,
     Int4Few,
     Int4Decoded,
     CodedFew,
@@ -121,6 +130,13 @@ class NormedLinear:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
         return with_room(self._adapted)(x, adapters), late
+
+    def finished(self, hidden: Tensor) -> Tensor:
+        """The linear, after which no norm is left."""
+        found, late = self(hidden)
+        if late.width:
+            divide(found, late)
+        return found
 
     def _plain(self, x: Tensor, adapters: Tensor | None) -> Tensor:
         if adapters is None:

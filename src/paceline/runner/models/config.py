@@ -333,10 +333,11 @@ class ModelConfig:
         if traits.states is None:
             return None
         kinds: list[str] = read.need("layer_types")
+        one_part = any(kind in hf_config.ALONE for kind in kinds)
         return StateLayers(
             sizes=traits.states(read),
             layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
-            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
+            mlps=tuple(kind in hf_config.ALONE or not one_part for kind in kinds),
         )
 
     @classmethod

@@ -130,6 +130,21 @@ class DeferredNorm:
         return _power(max(self.width, 1))
 
 
+def divide(x: Tensor, late: DeferredNorm) -> None:
+    """Divide rows [n, width] by what a norm leaves to do, in place."""
+    _divide[(len(x), triton.cdiv(x.shape[1], 2 * WIDE))](
+        x,
+        late.stream,
+        late.floor,
+        WIDTH=x.shape[1],
+        PADDED=2 * WIDE,
+        STREAM=late.width,
+        STREAM_PADDED=late.padded_width,
+        num_warps=4,
+        launch_pdl=True,
+    )
+
+
 def gated(gate_up: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
     """Return act(gate) * up of [n, 2 * width]."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -267,6 +282,26 @@ def row_length(stream, floor, row, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     values = tl.load(stream + row * WIDTH + columns, mask=columns < WIDTH, other=0.0)
     values = values.to(tl.float32)
     return tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+
+
+@triton.jit
+def _divide(
+    x,
+    stream,
+    floor,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    STREAM: tl.constexpr,
+    STREAM_PADDED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
+    mask = columns < WIDTH
+    values = tl.load(x + row * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
+    values /= row_length(stream, floor, row, STREAM, STREAM_PADDED)
+    tl.store(x + row * WIDTH + columns, values.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
