@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from paceline.runner.layers.states import mixers
 from torch import Tensor
 
 from paceline.runner.batch import Batch
@@ -12,7 +13,6 @@ from paceline.runner.cuda.states.mixers import state_mixer
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.layers.states import mixers
 from paceline.runner.models.describe import describe
 from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.state_store import RowStates, StateRows, StateStore
