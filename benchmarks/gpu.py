@@ -56,7 +56,7 @@ class Floor:
         layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
         layer_bytes = WEIGHT_BYTES[quantization] * layers
         head = config.vocab * config.width
-        token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BF16_BYTES
+        token_bytes = config.layers * config.cell.values * BF16_BYTES
         return Floor(layer_bytes + BF16_BYTES * head, token_bytes, 2 * layers, 2 * head)
 
     def seconds(self, plan: Plan) -> float:
