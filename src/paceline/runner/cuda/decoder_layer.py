@@ -12,6 +12,7 @@ from paceline.runner.cuda.mixers.attention import CudaAttention
 from paceline.runner.cuda.mixers.latent_attention import CudaLatentAttention
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.moe import CudaMoE
+from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mlp import xielu_numbers
 from paceline.runner.models.architecture import LayerSpec, MLPSpec
@@ -29,22 +30,24 @@ class CudaLayer:
         tables: Mapping[Rope, RotaryTable],
         beside: Beside = nowhere,
     ) -> None:
-        mlp = spec.mlp
-        assert mlp is not None, "CUDA has no such feature"
         self._mixers: list[CudaMixer] = []
         if spec.attention is not None:
             self._mixers.append(CudaAttention(factory, spec.attention, layer, tables, beside))
         if spec.latent is not None:
             self._mixers.append(CudaLatentAttention(factory, spec.latent, layer, tables))
-        is_plain = isinstance(mlp, MLPSpec)
-        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
+        if spec.state is not None:
+            self._mixers.append(CudaStateMixer(factory, spec.state, layer))
+        self._mlp = None
+        if (mlp := spec.mlp) is not None:
+            is_plain = isinstance(mlp, MLPSpec)
+            self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
         self._is_parallel = spec.parallel
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
         found = {name: text for one in self._mixers for name, text in one.kernels().items()}
-        return found | self._mlp.kernels()
+        return found if self._mlp is None else found | self._mlp.kernels()
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -58,14 +61,18 @@ class CudaLayer:
             mixed = [one.index_select(0, wanted) for one in mixed]
             adapters = None if adapters is None else adapters.index_select(0, wanted)
         if self._is_parallel:  # the MLP reads what the mixers have read
-            self._mlp.add_to(hidden, adapters)
+            self._add_mlp(hidden, adapters)
         for mixer, one in zip(self._mixers, mixed, strict=True):
             mixer.add_to(hidden, one, adapters)
         if not self._is_parallel:
-            self._mlp.add_to(hidden, adapters)
+            self._add_mlp(hidden, adapters)
         if self._scale is not None:
             hidden.mul_(self._scale)
         return hidden
+
+    def _add_mlp(self, hidden: Tensor, adapters: Tensor | None) -> None:
+        if self._mlp is not None:
+            self._mlp.add_to(hidden, adapters)
 
 
 class CudaMLP:
