@@ -12,6 +12,7 @@ All is float32. Decays are logarithms, at most 0, of each head or of each row of
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,9 +50,35 @@ class Recurrence:
         )
 
 
+class Inputs(Protocol):
+    """The inputs of a recurrence of any kind; positions are first."""
+
+    @property
+    def value(self) -> Tensor:
+        """Of the shape of what positions read."""
+        ...
+
+    def at(self, positions: Tensor | slice) -> Self: ...
+
+
+InputsT = TypeVar("InputsT", bound=Inputs)
+
+
 def advance(rows: StateRows, states: Tensor, inputs: Recurrence) -> Tensor:
     """Advance the states [slots, heads, key_dim, value_dim] of all rows. Returns what each position
     reads, [positions, heads, value_dim]."""
+    return by_rows(rows, states, inputs, step, run)
+
+
+def by_rows(
+    rows: StateRows,
+    states: Tensor,
+    inputs: InputsT,
+    step: Callable[[Tensor, InputsT], Tensor],
+    run: Callable[[Tensor, InputsT], Tensor],
+) -> Tensor:
+    """The same for any recurrence. `step` advances several states by one position each, and `run`
+    one state by several positions."""
     found = torch.empty_like(inputs.value)
     if len(rows.single):
         state = states[rows.single]
