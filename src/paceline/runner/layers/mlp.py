@@ -59,16 +59,21 @@ def clamped_gate(clamp: ClampedGate) -> Inner:
 
 def xielu(factory: LayerFactory[Linear], spec: XIELU) -> Inner:
     """Quadratic above zero and exponential below, plus a linear part."""
-    up, down, beta, eps = (
-        float(factory.read(one)) for one in (spec.up, spec.down, spec.beta, spec.eps)
-    )
-    above, below = softplus(up), beta + softplus(down)
+    above, below, beta, eps = xielu_numbers(factory, spec)
 
     def apply(x: Tensor) -> Tensor:
         negative = x.clamp(max=eps).expm1_().sub_(x).mul_(below)
         return torch.where(x > 0, (x * x).mul_(above), negative).add_(x, alpha=beta)
 
     return apply
+
+
+def xielu_numbers(factory: LayerFactory[Linear], spec: XIELU) -> tuple[float, float, float, float]:
+    """The factors above and below zero, that of the linear part, and where the exponential ends."""
+    up, down, beta, eps = (
+        float(factory.read(one)) for one in (spec.up, spec.down, spec.beta, spec.eps)
+    )
+    return softplus(up), beta + softplus(down), beta, eps
 
 
 def softplus(x: float) -> float:
@@ -179,7 +184,7 @@ class MoE:
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._correction = None if correction is None else factory.read(correction).flatten()
         self._scales = None if scales is None else factory.read(scales)  # [experts]
-        inner = of_shared = plain(spec.activation, spec.gated)
+        inner = of_shared = plain(spec.activation, spec.gated_experts)
         if spec.clamp is not None:
             inner = clamped_gate(spec.clamp)
         self._latent = None
