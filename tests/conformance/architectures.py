@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport, features_of
@@ -21,9 +22,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+SOME: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
 SHARED: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
+    **SOME,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 20,
 }
@@ -141,6 +142,24 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, **GRANITE},
     "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
+    "glm4moelite": {
+        **CORRECTED,
+        **MLA,
+        "n_group": 4,
+        "topk_group": 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "olmoe": {
+        **SOME,
+        "head_dim": 8,
+    },  # the width by the number of heads, which transformers assumes
+    "exaonemoe": {
+        **SOME,
+        "moe_intermediate_size": 16,
+        "num_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+    },
 }
 THETA = 10_000.0
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -370,13 +389,15 @@ def nested(architecture: str, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def cases() -> list[Case]:
-    """Every architecture in every variant that is not the same model as one before it."""
-    found: dict[ModelConfig, Case] = {}
+    """Every architecture in every variant that is not the same model as one before it, of this
+    architecture or another."""
+    found: dict[DecoderSpec, Case] = {}
     for name in architectures():
         # A decoder with a tower is one that is here without it too.
         common = ("plain",) if find(name).vision else (*VARIANTS, *MIXED_TRAITS)
         for variant in (*common, *OWN_VARIANTS.get(name, {})):
-            found.setdefault(Case(name, variant).config(), Case(name, variant))
+            case = Case(name, variant)
+            found.setdefault(replace(describe(case.config()), architecture=""), case)
     return list(found.values())
 
 

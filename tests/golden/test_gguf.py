@@ -47,6 +47,7 @@ CALLED = {
     "hunyuandensev1": "hunyuan-dense",
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
+    "exaonemoe": "exaone-moe",
 }
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -159,13 +160,14 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("dots1", "glm4moe"):
-        writer.add_expert_shared_count(config.n_shared_experts)
+    if architecture in ("dots1", "exaonemoe", "glm4moe"):
+        shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
+        writer.add_expert_shared_count(shared)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
-    if architecture in ("dots1", "glm4moe", "minimaxm2"):
+    if architecture in ("dots1", "exaonemoe", "glm4moe", "minimaxm2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -216,6 +218,7 @@ NAMED_BY_PACKAGE = (
     "dots1",
     "ernie4_5",
     "exaone4",
+    "exaonemoe",
     "glm4",
     "glm4moe",
     "granite",
@@ -225,6 +228,7 @@ NAMED_BY_PACKAGE = (
     "minimaxm2",
     "olmo2",
     "olmo3",
+    "olmoe",
     "qwen2moe",
     "seedoss",
     "smollm3",

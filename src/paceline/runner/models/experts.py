@@ -222,7 +222,12 @@ class ExpertSizes:
 SCORES: dict[str, ExpertScores] = {"softmax": "softmax", "sigmoid": "sigmoid"}
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
-SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+SHARED = (
+    "n_shared_experts",
+    "moe_num_shared_experts",
+    "num_shared_expert",
+    "num_shared_experts",
+)
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 FIRST = ("first_k_dense_replace", "moe_layer_start_index")
 EVERY = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
@@ -285,6 +290,8 @@ def _groups_of_hf(read: ConfigEntries) -> ExpertGroups | None:
 
 def _layers_of_hf(read: ConfigEntries, layers: int) -> tuple[bool, ...]:
     """Which layers are MoE."""
+    if (kinds := read.get("mlp_layer_types")) is not None:
+        return tuple(kind == "sparse" for kind in kinds)
     if (listed := read.get("moe_layers")) is not None:
         return tuple(layer in listed for layer in range(layers))
     if (step := read.get("moe_layer_freq", 1)) != 1:

@@ -19,7 +19,7 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention",)
+UNSUPPORTED = ("use_bidirectional_attention", "clip_qkv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "phi3": Traits(fused_linears=True, global_every=0),
     # Qwen 2 and 2.5: queries, keys and values have a bias
     "qwen2": Traits(qkv_bias=True),
+    # MiMo 7B: the same with layers that draft tokens, which are not computed
+    "mimo": Traits(qkv_bias=True, ignored=("model.mtp_layers.",)),
     # queries and keys are normalised instead of biased
     "qwen3": Traits(qk_norm=True),
     "olmo2": OLMO2,
