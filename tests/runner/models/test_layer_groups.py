@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.decoder_layer import TORCH, TorchStack
+from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,

@@ -22,12 +22,11 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
 from paceline.runner.cuda.moe import CudaMoE
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec, attentions
 from paceline.runner.models.describe import describe
-from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.layer_groups import STORED, BackendSupport
 from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides

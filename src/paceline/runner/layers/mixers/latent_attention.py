@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
-from paceline.runner.attention_backend import Prepared
-from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.layers.norm import Rotation
+from paceline.runner.layers.mixers.mixer import LayerContext
 from paceline.runner.models.latent import LatentAttentionSpec
 
 
@@ -26,7 +24,7 @@ class LatentAttention:
     def __init__(
         self, factory: LayerFactory[Linear], spec: LatentAttentionSpec, layer: int
     ) -> None:
-        self.spec, self.layer = spec, layer
+        self._spec, self._layer = spec, layer
         self._query_latent, before = None, spec.norm
         if (latent := spec.query_latent) is not None:
             self._query_latent = factory.linear(latent.linear, spec.norm)
@@ -43,25 +41,26 @@ class LatentAttention:
         expand = expand.view(spec.heads, key_dim + spec.value_dim, spec.rank)
         self._keys = expand[:, :key_dim].contiguous()  # [heads, key_dim, rank]
         self._values = expand[:, key_dim:].transpose(1, 2).contiguous()  # [heads, rank, value_dim]
-        self.output = factory.summed(spec.output)
+        self._output = factory.summed(spec.output)
 
-    def __call__(
-        self, x: Tensor, rotation: Rotation, kv: KVStore, cells: Tensor, attention: Prepared
-    ) -> Tensor:
-        """Everything but the linear `output`, which the layer adds to the residual stream."""
-        spec, rank = self.spec, self.spec.rank
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        spec, rank = self._spec, self._spec.rank
+        rotation = context.rotations[spec.rope]
         new = self._latent(x).unsqueeze(1)  # [positions, 1, rank + rope_dim]
         new[..., :rank] = self._latent_norm(new[..., :rank])
         rotation.rotate(new[..., rank:])
-        kv.put(cells, new)
+        context.kv.put(context.cells[self._layer], new)
         query = self._query(x if self._query_latent is None else self._normed(x))
         query = query.view(len(x), spec.heads, -1)  # [positions, heads, key_dim + rope_dim]
         rotated = query[..., spec.key_dim :]
         rotation.rotate(rotated)
         latent = by_head(query[..., : spec.key_dim], self._keys)
         asked = torch.cat((latent, rotated), dim=-1)
-        seen = attention.attend(asked, self.layer, None, spec.scale)[..., :rank]
+        seen = context.attention.attend(asked, self._layer, None, spec.scale)[..., :rank]
         return by_head(seen, self._values).flatten(1)  # [positions, heads * value_dim]
+
+    def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
+        self._output.add_to(hidden, mixed)
 
     def _normed(self, x: Tensor) -> Tensor:
         assert self._query_latent is not None
