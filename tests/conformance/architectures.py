@@ -149,6 +149,15 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
+    "llama4": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8,
+        "floor_scale": 5,
+        "attn_scale": 0.5,
+    },
     "olmoe": {
         **SOME,
         "head_dim": 8,
@@ -246,6 +255,14 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "use_double_wide_mlp": True,
             "layer_types": [FULL if layer in (1, 4, 6) else SLIDING for layer in range(7)],
         },
+    },
+    "llama4": {
+        "two experts": {
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        },
+        "long chunks": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
     },
     "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
     "hunyuandensev1": {

@@ -122,7 +122,7 @@ class TorchStack:
             states = StateRows(batch.states, batch.row_start, batch.position)
         given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         cells = kv.cells(batch.write_cell).unbind()
-        return LayerContext(rotations, kv, cells, attention, states, given)
+        return LayerContext(batch.position, rotations, kv, cells, attention, states, given)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

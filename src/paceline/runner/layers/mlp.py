@@ -213,6 +213,10 @@ class MoE:
         for expert, pairs in zip(self.experts, split(order, counts), strict=True):
             if len(pairs):
                 position = pairs // self._routing.chosen
-                found = expert.down(expert.gated(x[position]))
-                total.index_add_(0, position, found.mul_(share.flatten()[pairs].unsqueeze(1)))
+                read, factor = x[position], share.flatten()[pairs].unsqueeze(1)
+                if self._routing.of_inputs:
+                    found = expert.down(expert.gated(read.mul_(factor)))
+                else:
+                    found = expert.down(expert.gated(read)).mul_(factor)
+                total.index_add_(0, position, found)
         return total

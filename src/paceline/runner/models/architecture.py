@@ -15,7 +15,7 @@ from paceline.runner.models.linear_spec import (
     Multiplier,
     NormSpec,
 )
-from paceline.runner.models.rope import Rope
+from paceline.runner.models.rope import QueryGrowth, Rope
 from paceline.runner.models.states.state_sizes import StateSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.vision.spec import VisionSpec
@@ -76,6 +76,7 @@ class AttentionSpec:
                        gate of a head follows its query
     reads              layer whose keys and values it reads; None: it has its own
     value_norm         eps of an RMS norm of each head of values; None: there is none
+    growth             of queries with their position, after the rotation
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -97,6 +98,7 @@ class AttentionSpec:
     gated: bool = False
     reads: int | None = None
     value_norm: float | None = None
+    growth: QueryGrowth | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
     @property
@@ -211,6 +213,8 @@ class DecoderSpec:
     inputs             of each layer, beside the residual stream; None: there are none
     logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
+    chunk              layers with a window see no position before the last multiple of this, which
+                       is their window; None: windows begin anywhere
     vision             the tower that turns images into embeddings; None: the model has no images
     """
 
@@ -224,6 +228,7 @@ class DecoderSpec:
     inputs: PerLayerInputs | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    chunk: int | None = None
     vision: VisionSpec | None = None
 
     @property

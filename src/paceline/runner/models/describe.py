@@ -27,7 +27,7 @@ from paceline.runner.models.description.tensors import (
 )
 from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
-from paceline.runner.models.linear_spec import KVScale, LinearSpec
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -56,6 +56,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
+        chunk=config.chunk,
         vision=config.vision,
     )
 
@@ -117,6 +118,7 @@ def _attention(
             has_bias=config.output_bias,
         ),
         head_norms=_head_norms(config, layer, tensors) if traits.qk_norm else None,
+        growth=config.growth if config.grows(layer) else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
@@ -133,15 +135,18 @@ def _attention(
 
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
-    if config.unrotated and config.unrotated[layer]:
+    if config.stays(layer):
         return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
     rope = config.rope if config.windows[layer] is None else config.local_rope
     return rope.at(longest)
 
 
-def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms:
+def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms | None:
     shape = config.heads_of(layer)
     norms, dim = config.traits.qk_norms, shape.head_dim
+    if norms.bare:  # rotations do not change the length of a head
+        bare = NormSpec(dim, config.norm_eps, 0.0)
+        return None if config.stays(layer) else HeadNorms(bare, bare)
     heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
     query = tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim)
     key = query  # of a layer that computes no keys

@@ -69,6 +69,8 @@ class Routing:
     scores             what turns the outputs of the router into scores
     groups             which experts are considered; None: all
     scale              factor of the shares
+    of_inputs          experts read their input times the share, instead of returning their output
+                       times it
     """
 
     chosen: int
@@ -76,6 +78,7 @@ class Routing:
     scores: ExpertScores = "softmax"
     groups: ExpertGroups | None = None
     scale: float = 1.0
+    of_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class ExpertTraits:
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     sums_in_gguf       the same in GGUF files *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
+    shares_of_inputs   see `Routing.of_inputs`
 
     * unless the file says otherwise
     """
@@ -175,6 +179,7 @@ class ExpertTraits:
     shares_sum_to_one: bool = False
     sums_in_gguf: bool = True
     clamp: ClampedGate | None = None
+    shares_of_inputs: bool = False
 
     def name(self, part: str) -> str:
         """The name of a part of the block within the layer."""
@@ -255,6 +260,7 @@ def experts_of_hf(
             scores=SCORES[scores],
             groups=_groups_of_hf(read),
             scale=float(read.get("routed_scaling_factor", 1.0)),
+            of_inputs=traits.shares_of_inputs,
         ),
         shared_width=shared_width(read, width, traits) if traits.shared else 0,
         clamp=clamp(read, traits),
@@ -340,6 +346,7 @@ def experts_of_gguf(
             scores=scores,
             groups=groups,
             scale=read.get("expert_weights_scale") or 1.0,
+            of_inputs=traits.shares_of_inputs,
         ),
         shared_width=(shared or width * read.get("expert_shared_count", 1)) if traits.shared else 0,
     )

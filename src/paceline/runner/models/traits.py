@@ -62,12 +62,16 @@ BEHIND = NormNames("", "post_attention_layernorm", "", "post_feedforward_layerno
 
 @dataclass(frozen=True, slots=True)
 class QKNorms:
-    """Norms of queries and keys: see `HeadNorms`."""
+    """Norms of queries and keys: see `HeadNorms`.
+
+    bare   they have no weights, and layers that do not rotate have no such norms
+    """
 
     query: str = "q_norm"
     key: str = "k_norm"
     whole: bool = False
     rotated: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Traits:
 
     defaults           entries of config.json that a file may leave out
     gguf               its name in GGUF files; empty: the same
+    gguf_defaults      entries that headers of GGUF files may leave out
     activation         of the MLP
     mlp                names of its linears
     qkv_bias           the linears for queries, keys and values have biases
@@ -120,6 +125,7 @@ class Traits:
     scaled_embedding   times the square root of the width
     tied_embedding     the head is the embedding *
     global_every       n: layers n, 2n, … see the whole context, the others a window; 0: none does *
+    chunked_windows    a window begins at a multiple of its length: see `DecoderSpec.chunk`
     local_theta        the rotary base of layers with a window, if it differs *
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
@@ -147,6 +153,7 @@ class Traits:
 
     defaults: tuple[tuple[str, Any], ...] = ()
     gguf: str = ""
+    gguf_defaults: tuple[tuple[str, Any], ...] = ()
     activation: Activation = "silu"
     mlp: MLPNames = MLPNames()
     qkv_bias: bool = False
@@ -166,6 +173,7 @@ class Traits:
     scaled_embedding: bool = False
     tied_embedding: bool = False
     global_every: int = 1
+    chunked_windows: bool = False
     local_theta: float | None = None
     score_cap: float | None = None
     logit_cap: float | None = None
