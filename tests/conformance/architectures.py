@@ -63,6 +63,7 @@ GRANITE = {
     "logits_scaling": 3.0,
 }
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "ministral3": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
@@ -189,6 +190,10 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
+# Entries of all ropes of an architecture.
+OWN_ROPE = {
+    "ministral3": {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6},
+}
 # By name: entries of config.json, which all architectures get alike. Models of transformers get
 # those that it knows for their architecture.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -332,6 +337,16 @@ VISION: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
     },
+    "mistral3": {
+        "text_config": {"model_type": "mistral"},
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "head_dim": 8,
+            "patch_size": 4,
+        },
+    },
     "idefics3": SMALL_LLAMA,
     "smolvlm": SMALL_LLAMA,
 }
@@ -360,6 +375,8 @@ class Case:
     def changes(self) -> dict[str, Any]:
         """What the variant says in config.json."""
         found = {**VARIANTS.get(self.variant, {}), **self.own_changes}
+        if (own := OWN_ROPE.get(self.architecture)) is not None:
+            found["rope_parameters"] = {**found.get("rope_parameters", YARN), **own}
         if "rope_parameters" in found and find(self.architecture).local_theta is not None:
             plain = {"rope_type": "default", "rope_theta": THETA / 10}
             ropes = {"full_attention": found["rope_parameters"], "sliding_attention": plain}
