@@ -11,6 +11,7 @@ from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.traits import AROUND, architectures, find
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -122,6 +123,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_d_state": 10,
     },
     "granite": GRANITE,
+    "gemma3n": {
+        "altup_num_inputs": 3,
+        "laurel_rank": 6,
+        "activation_sparsity_pattern": [0.8] * 2 + [0.0] * 4,
+        "layer_types": [FULL if layer in (1, 4) else SLIDING for layer in range(6)],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 99,
+        "num_kv_shared_layers": 3,
+        "intermediate_size": [48] * 6,
+    },
     "gemma4": {
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
@@ -172,7 +183,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     },
 }
 THETA = 10_000.0
-FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": THETA,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import exp, log1p
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -34,11 +35,16 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 Inner = Callable[[Tensor], Tensor]
 
 
-def plain_gate(activation: Activation) -> Inner:
+def plain_gate(activation: Activation, sparsity: float = 0.0) -> Inner:
     """activation(gate) * up"""
+    deviations = NormalDist().inv_cdf(sparsity) if sparsity else 0.0
 
     def apply(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if sparsity:
+            least = gate.mean(-1, keepdim=True)
+            least.add_(gate.std(-1, correction=0, keepdim=True), alpha=deviations)
+            gate = F.relu(gate - least)
         return ACTIVATIONS[activation](gate).mul_(up)
 
     return apply
@@ -74,7 +80,9 @@ def softplus(x: float) -> float:
 def inner_of(factory: LayerFactory[Linear], spec: MLPSpec) -> Inner:
     if spec.xielu is not None:
         return xielu(factory, spec.xielu)
-    return plain_gate(spec.activation) if spec.gated else ACTIVATIONS[spec.activation]
+    return (
+        plain_gate(spec.activation, spec.sparsity) if spec.gated else ACTIVATIONS[spec.activation]
+    )
 
 
 class GatedLinears:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
-from paceline.runner.models.architecture import NO_MULTIPLIERS, Multipliers
+from paceline.runner.models.architecture import NO_MULTIPLIERS, AltUpSizes, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
@@ -109,6 +109,7 @@ class ModelConfig:
     keys_as_values    values are keys before their norm in layers without a window
     reading_layers    so many layers, the last ones, read keys and values of earlier ones
     reading_mlp_width inside their MLPs
+    altup             several residual streams; None: there is one
     input_sizes       token ids and width of the inputs of each layer; None: there are none
     """
 
@@ -150,6 +151,7 @@ class ModelConfig:
     keys_as_values: bool = False
     reading_layers: int = 0
     reading_mlp_width: int = 0
+    altup: AltUpSizes | None = None
     input_sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -324,6 +326,7 @@ class ModelConfig:
             reading_layers=read.get("num_kv_shared_layers", 0),
             reading_mlp_width=(1 + bool(read.get("use_double_wide_mlp")))
             * read.number("intermediate_size"),
+            altup=read.get("altup"),
             input_sizes=hf_config.input_sizes(read),
         )
 

@@ -16,6 +16,11 @@ from paceline.runner.models.architecture import (
     MLPSpec,
 )
 from paceline.runner.models.config import NO_ATTENTION, ModelConfig
+from paceline.runner.models.description.altup import (
+    describe_altup,
+    describe_laurel,
+    describe_layer_altup,
+)
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.inputs import describe_input, describe_inputs
 from paceline.runner.models.description.latent import describe_latent
@@ -52,6 +57,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         norm=residual_norm(config, config.traits.name("norm"), "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
+        altup=None if config.altup is None else describe_altup(config, config.altup),
         inputs=None if config.input_sizes is None else describe_inputs(config, *config.input_sizes),
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
@@ -85,7 +91,13 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     own = None
     if config.input_sizes is not None:
         own = describe_input(config, config.input_sizes[1], tensors)
-    return LayerSpec(attention, mlp, config.traits.parallel, scale, own, latent, state)
+    laurel = streams = None
+    if (altup := config.altup) is not None:
+        laurel = describe_laurel(config, altup, tensors)
+        streams = describe_layer_altup(config, altup, tensors)
+    return LayerSpec(
+        attention, mlp, config.traits.parallel, scale, own, latent, state, laurel, streams
+    )
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
@@ -213,6 +225,7 @@ def _mlp(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec:
         output_norm=tensors.output_norm(names.mlp_output, "post_ffw_norm"),
         gated=bool(traits.mlp.gate),
         xielu=_xielu(tensors) if traits.activation == "xielu" else None,
+        sparsity=0.0 if config.altup is None else config.altup.sparsity[layer],
     )
 
 

@@ -12,7 +12,7 @@ from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, 
 from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
-UNREAD = ("apertus", "gemma4")  # architectures whose headers say what is not read yet
+UNREAD = ("apertus", "gemma3n", "gemma4")  # architectures whose headers say what is not read yet
 MAVERICK_EXPERTS = 128  # the header does not say whether Llama 4 has norms of heads
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
