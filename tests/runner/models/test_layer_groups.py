@@ -20,7 +20,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
-from paceline.runner.models.experts import MoESpec, Routing, SharedExpertSpec
+from paceline.runner.models.experts import ExpertLatentSpec, MoESpec, Routing, SharedExpertSpec
 from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.layer_groups import (
     BackendSupport,
@@ -88,7 +88,7 @@ def test_a_layer_that_reads_what_another_keeps_has_its_place() -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec, ExpertLatentSpec)
 NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
     *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *NORM_SPECS, *LATENT_SPECS),
