@@ -38,7 +38,7 @@ STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
 # Of linears in layers, by format.
-WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625}
+WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625, "mxfp4": 0.5625}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Floor:
         layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
         layer_bytes = WEIGHT_BYTES[quantization] * layers
         head = config.vocab * config.width
-        token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BF16_BYTES
+        token_bytes = config.layers * config.cell.values * BF16_BYTES
         return Floor(layer_bytes + BF16_BYTES * head, token_bytes, 2 * layers, 2 * head)
 
     def seconds(self, plan: Plan) -> float:
