@@ -17,10 +17,14 @@ from torch import Tensor
 from paceline.runner.models.traits import find
 from tests.conformance.architectures import Case, nested
 
+# Architectures that transformers does not have, and one of its own that computes the same.
+SAME = {"mimo": "qwen2"}
+
 
 @cache
 def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
+    architecture = SAME.get(architecture, architecture)
     has_vision = find(architecture).vision is not None
     whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
     names = {name for name in transformers.__all__ if name.lower() == whole}
