@@ -4,20 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
+from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
+from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
+from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
 from paceline.runner.layers import mlp
 from paceline.runner.models.experts import ExpertGroups, Routing
-from tests.gpu.fp8_linears import close
+from tests.gpu.coded_linears import MATRICES
+from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
+from tests.gpu.quantized_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
-
-try:
-    from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
-    from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-    from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
-    from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-    from tests.gpu.coded_linears import MATRICES
-    from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 SHAPES = [(8, 2, 1024, 1408), (128, 8, 2048, 768), (5, 3, 200, 72)]
