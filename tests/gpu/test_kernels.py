@@ -10,7 +10,8 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.coordinates import rotary_table
 from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.gemm.split_k import SplitK
-from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.models.rope import Rope
 from tests.gpu.linears import weights_of
 from tests.gpu.support import ON_GPU, rows_of

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
-from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
+from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy

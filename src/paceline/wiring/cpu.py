@@ -19,9 +19,9 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import TORCH
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model

@@ -12,15 +12,12 @@ from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.decoder_layer import CudaMLP
 from paceline.runner.cuda.drafting.model_drafter import CudaModelDrafter
-from paceline.runner.cuda.kernels.layers import (
-    DeferredNorm,
-    HeadRotation,
-    normalized,
-    rotate_and_store,
-)
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 from paceline.runner.cuda.linears import CudaLinear, ResidualLinear, ResidualParts
-from paceline.runner.cuda.model import CudaMLP, CudaModel
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
