@@ -31,9 +31,8 @@ ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
 
 
 def config_of(family: str) -> ModelConfig:
-    own = OWN_SIZES.get(family, {})
-    names = {"architectures": [f"{family}ForCausalLM"]}
-    return tiny(**names, num_hidden_layers=3, sliding_window=9, **own)
+    sizes = {"num_hidden_layers": 3, "sliding_window": 9} | OWN_SIZES.get(family, {})
+    return tiny(architectures=[f"{family}ForCausalLM"], **sizes)
 
 
 FAMILIES = [

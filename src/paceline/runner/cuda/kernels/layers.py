@@ -247,7 +247,7 @@ def _divide(
     columns = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
     mask = columns < WIDTH
     values = tl.load(x + row * WIDTH + columns, mask=mask, other=0.0).to(tl.float32)
-    values /= _length(stream, floor, row, STREAM, STREAM_PADDED)
+    values /= row_length(stream, floor, row, STREAM, STREAM_PADDED)
     tl.store(x + row * WIDTH + columns, values.to(x.dtype.element_ty), mask=mask)
 
 
