@@ -27,7 +27,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.states.chunk_inputs import corrected, with_decays
 from paceline.runner.cuda.states.chunked import advance, carry, read
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.finish import Gates, GroupNorm, finish
+from paceline.runner.cuda.states.finish import OutputGates, GroupNorm, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.models.states.state_layout import StateLayout
@@ -73,7 +73,7 @@ class Layer:
         )
         factor = torch.ones(inner, device=device)
         norm = GroupNorm(factor, heads if sizes.corrects else 1, 1e-3, not sizes.corrects)
-        self.gates = Gates(norm, self.channels if sizes.corrects else 0)
+        self.gates = OutputGates(norm, self.channels if sizes.corrects else 0)
         state = StateTensor((heads, sizes.key_dim, sizes.value_dim), is_recurrent=True)
         tail = StateTensor((TAPS - 1, self.channels), is_recurrent=False)
         self.layout = StateLayout(((state, tail),), DTYPE.itemsize)

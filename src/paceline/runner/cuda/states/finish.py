@@ -31,7 +31,7 @@ class GroupNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class OutputGates:
     """norm(x) * silu(gate), or norm(x * silu(gate)).
 
     first    where gates begin among the inputs
@@ -47,7 +47,7 @@ def finish(
     x: Tensor,
     inputs: Tensor,
     rows: CudaStateRows,
-    gates: Gates,
+    gates: OutputGates,
     convolution: Convolution,
     tails: Tensor,
 ) -> None:

@@ -8,7 +8,7 @@ from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_line
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.finish import Gates, GroupNorm, finish
+from paceline.runner.cuda.states.finish import OutputGates, GroupNorm, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
@@ -38,7 +38,7 @@ class Recurrent:
         convolution: Convolution,
         sizes: RecurrenceSizes,
         decay: Decay,
-        gates: Gates,
+        gates: OutputGates,
     ) -> None:
         self._convolution, self._sizes, self._decay = convolution, sizes, decay
         self._gates = gates
@@ -92,7 +92,7 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recu
     factor = factory.factor(spec.head_norm).repeat(spec.value_heads)
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
     convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
-    return Recurrent(convolution, sizes, decay, Gates(norm, gates))
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
 
 
 def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
@@ -128,7 +128,7 @@ def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
         factor = factory.read(gated.weight) * width**0.5
         norm = GroupNorm(factor, gated.groups, (width * gated.eps) ** 0.5, gated.gates_first)
     convolution = Convolution(weight.to(factory.dtype), bias, first=inner)
-    return Recurrent(convolution, sizes, decay, Gates(norm, 0, gate_factor))
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, 0, gate_factor))
 
 
 def short_conv(factory: LayerFactory[CudaLinear], spec: ShortConvSpec) -> ShortConvolution:
