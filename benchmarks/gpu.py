@@ -40,7 +40,7 @@ STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
 # Of linears in layers, by format.
-WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625}
+WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625, "mxfp4": 0.5625}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Floor:
             each * (layers - experts) + BF16_BYTES * head,
             each * experts,
             chosen,
-            2 * attention * config.kv_heads * config.head_dim * BF16_BYTES,
+            attention * config.cell.values * BF16_BYTES,
             2 * state_bytes(config, BF16_BYTES),
             2 * (layers - experts + chosen * experts),
             2 * head,

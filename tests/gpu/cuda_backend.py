@@ -19,7 +19,14 @@ from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
 from paceline.runner.state_store import RowStates
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import MIXED_TRAITS, Case, distinct, few_cases
+from tests.conformance.architectures import (
+    FULL,
+    MIXED_TRAITS,
+    SLIDING,
+    Case,
+    distinct,
+    few_cases,
+)
 from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
@@ -29,12 +36,21 @@ from tests.runner.support import cells_of, with_states
 LENGTH = 64
 # The interpreter is slow. Of two layers, the last one differs from all others.
 SMALL = {"num_hidden_layers": 2, "head_dim": 8, "intermediate_size": 32}
+# The last two layers read keys of those before them.
+READING = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": [SLIDING, FULL] * 2,
+}
 SHAPES = {
     "plain",
     "keys of their own",
     "keys shared by all",
     "groups of three",
     "biases everywhere",
+    "experts",
+    "small",
     "low caps",
     "low limit",
     *MIXED_TRAITS,
@@ -81,8 +97,10 @@ class OnCUDA:
 
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
-    sizes = SMALL if case.config().states is None else {}  # which has other kinds of layers
-    source = Dummy(case.config(**sizes), seed=3)
+    whole = case.config()
+    sizes = READING if whole.reading_layers else SMALL
+    config = whole if whole.states is not None else case.config(**sizes)  # of several kinds
+    source = Dummy(config, seed=3)
     ours = CudaModel.load(source, LENGTH, torch.float32, device)
     return ours, Model.load(source)
 
