@@ -48,6 +48,7 @@ CALLED = {
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
 }
+WITH_STATES = ("jamba", "lfm2")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -70,6 +71,7 @@ def gguf_name(name: str, architecture: str) -> str:
         kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
         name = name.replace("_correction_bias", "_correction.bias")
         name = RENAMED.get(architecture, lambda one: one)(name)
+        name = name.replace(".dt_bias", ".dt_proj.bias")
         found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
         assert found is not None, name
         return found
@@ -114,8 +116,25 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = paired(array, config.num_key_value_heads)
         if architecture in GEMMAS and name.endswith("norm.weight"):
             array = array + 1
+        if name.endswith("A_log"):
+            array = -np.exp(array)
+        if "conv" in name:
+            array = array.squeeze()
         tensors[gguf_name(name, architecture)] = np.ascontiguousarray(array)
     return tensors
+
+
+def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    heads = config.num_key_value_heads
+    kinds = [heads if one == "full_attention" else 0 for one in config.layer_types]
+    writer.add_head_count_kv(kinds)
+    if architecture == "lfm2":
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        return
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_time_step_rank(config.mamba_dt_rank)
 
 
 def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -174,17 +193,24 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner = config.intermediate_size
+    if architecture == "lfm2":  # which adjusts the number of its file
+        inner = tensors["blk.0.ffn_down.weight"].shape[1]
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture in WITH_STATES:
+        write_states(writer, architecture, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     writer.add_key_length(head_dim)
-    if hasattr(config, "rms_norm_eps"):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if (eps := getattr(config, "rms_norm_eps", getattr(config, "norm_eps", None))) is not None:
+        writer.add_layer_norm_rms_eps(eps)
     else:
         eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
         writer.add_layer_norm_eps(getattr(config, eps))
-    write_rope(writer, config)
+    if hasattr(config, "rope_parameters"):
+        write_rope(writer, config)
     write_multipliers(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
     writer.add_eos_token_id(2)
@@ -222,6 +248,8 @@ NAMED_BY_PACKAGE = (
     "granitemoe",
     "hunyuandensev1",
     "hunyuanmoev1",
+    "jamba",
+    "lfm2",
     "minimaxm2",
     "olmo2",
     "olmo3",

@@ -348,10 +348,15 @@ class ModelConfig:
         architecture = gguf_config.architecture(name, read)
         traits = gguf_config.of_file(find(architecture), tensors)
         if traits.states is not None:
-            raise ConfigError(
-                f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
-                "the model in Hugging Face's format"
-            )
+            if traits.header is None:
+                raise ConfigError(
+                    f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
+                    "the model in Hugging Face's format"
+                )
+            entries = {**gguf_config.entries(raw, read, tensors), **traits.header(read)}
+            named = hf_config.Found(architecture, traits)
+            translated = ConfigEntries(entries, "the GGUF header, as a config.json")
+            return cls._of_hf(named, hf_config.of_decoder(translated, named))
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
@@ -363,7 +368,6 @@ class ModelConfig:
         if traits.local_theta:
             local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
         windows = traits.windows(layers, read.get("attention.sliding_window"))
-        ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -390,7 +394,7 @@ class ModelConfig:
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
             experts=experts_of_gguf(read, layers, traits.experts, tensors.names),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
-            eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
+            eos=gguf_config.ends(raw),
             multipliers=gguf_config.multipliers(read, traits),
             ignored=tuple(f"blk.{layers + layer}." for layer in range(drafting)),
         )
