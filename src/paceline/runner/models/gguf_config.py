@@ -40,12 +40,14 @@ class GGUFTensors:
 
 
 def architecture(name: str, read: ConfigEntries) -> str:
-    """The architecture of a file. The format has one name for Llama and Mixtral, and one for OLMo 2
-    and 3."""
+    """The architecture of a file. The format has one name for Llama and Mixtral, one for OLMo 2
+    and 3, and two for Nemotron-H."""
     if name == "llama" and read.get("expert_count"):
         return "mixtral"
     if name == "olmo2" and read.get("attention.sliding_window"):
         return "olmo3"
+    if name == "nemotron_h_moe":
+        name = "nemotron_h"
     if name in UNREAD:
         raise ConfigError(
             f"a GGUF file of {name!r} is not supported: use the model in Hugging Face's format"
@@ -62,6 +64,11 @@ def ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
 def entries(raw: Mapping[str, Any], read: ConfigEntries, tensors: GGUFTensors) -> Mapping[str, Any]:
     """What the header of a model with states says, as a config.json says it. Such a header has some
     numbers for each layer, and 0 where a layer has no such part."""
+    if read.get("nextn_predict_layers"):
+        raise ConfigError(
+            f"{read.where}: layers that draft are not read in a model with states: convert it "
+            "without them (--no-mtp)"
+        )
     layers, width = read.number("block_count"), read.number("embedding_length")
     heads = most(read.need("attention.head_count"))
     head_dim, eps = read.get("attention.key_length") or width // heads, norm_eps(read, Traits())

@@ -195,13 +195,44 @@ def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
     }
 
 
+def nemotron_header(read: ConfigEntries) -> Mapping[str, Any]:
+    """A layer with a width is an MLP, or an MoE in models with experts."""
+    plain, moe = ALONE
+    alone = moe if read.get("expert_count") else plain
+    widths: list[int] = read.need("feed_forward_length")
+    others = layer_types(read, STATE)
+    heads = read.number("ssm.time_step_rank")
+    return {
+        "layers_block_type": [
+            alone if width else other for width, other in zip(widths, others, strict=True)
+        ],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": read.number("ssm.inner_size") // heads,
+        "n_groups": read.get("ssm.group_count"),
+        "ssm_state_size": read.get("ssm.state_size"),
+        "conv_kernel": read.get("ssm.conv_kernel"),
+        "n_routed_experts": read.get("expert_count"),
+        "num_experts_per_tok": read.get("expert_used_count"),
+        "moe_intermediate_size": read.get("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": read.get("expert_shared_feed_forward_length"),
+        "moe_latent_size": read.get("moe_latent_size"),
+        "norm_topk_prob": read.get("expert_weights_norm"),
+        "routed_scaling_factor": read.get("expert_weights_scale"),
+        "n_group": read.get("expert_group_count"),
+        "topk_group": read.get("expert_group_used_count"),
+    }
+
+
 NEMOTRON_H = Traits(
+    gguf="nemotron_h",
     activation="relu2",
     gated_mlp=False,
     experts=replace(CORRECTED, block="mixer"),
     decoder=DecoderNames("backbone", older="model"),
     states=partial(mamba2, layer="mixer"),
     entries=nemotron_entries,
+    header=nemotron_header,
+    norms=NormNames(mlp_in_gguf="attn_norm"),
     names=(
         ("embed_tokens", "embeddings"),
         ("norm", "norm_f"),
