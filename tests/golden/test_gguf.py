@@ -49,9 +49,11 @@ CALLED = {
     "minimaxm2": "minimax-m2",
     "nemotronh": "nemotron_h",
     "nemotronhmoe": "nemotron_h_moe",
+    "exaonemoe": "exaone-moe",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
 WITH_STATES = ("jamba", "lfm2", "nemotronh", "nemotronhmoe")
+RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -98,7 +100,8 @@ def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
     """Those of all experts of a layer, which are one tensor in both formats."""
     layer, kind = name.split(".")[2], name.rpartition(".")[2]
     if kind in ("down_proj", "up_proj"):
-        return {f"blk.{layer}.ffn_{kind.removesuffix('_proj')}_exps.weight": array}
+        stem = kind.removesuffix("_proj")
+        return {f"blk.{layer}.ffn_{stem}_exps.weight": np.ascontiguousarray(array)}
     gate, up = np.split(array, 2, axis=1)
     return {
         f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
@@ -113,7 +116,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
     for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
         if ".experts." in name:
-            tensors |= experts_of(name, array)
+            tensors |= experts_of(name, array.mT if architecture == "llama4" else array)
             continue
         if architecture in PAIRED and ".q_proj." in name:
             array = paired(array, config.num_attention_heads)
@@ -134,11 +137,8 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
 
 
 def write_nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
-    width = (
-        config.moe_intermediate_size if "moe" in config.layer_types else config.intermediate_size
-    )
-    widths = [width if one in ("mlp", "moe") else 0 for one in config.layer_types]
-    writer.add_feed_forward_length(widths)
+    widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+    writer.add_feed_forward_length([widths.get(one, 0) for one in config.layer_types])
     writer.add_ssm_conv_kernel(config.conv_kernel)
     writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
     writer.add_ssm_state_size(config.ssm_state_size)
@@ -200,17 +200,20 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     count = getattr(config, "num_local_experts", None) or config.num_experts
     writer.add_expert_count(count)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
+    if architecture == "llama4":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("dots1", "glm4moe", "nemotronhmoe"):
-        writer.add_expert_shared_count(config.n_shared_experts)
+    if architecture in ("dots1", "exaonemoe", "glm4moe", "nemotronhmoe"):
+        shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
+        writer.add_expert_shared_count(shared)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
-    if architecture in ("dots1", "glm4moe", "minimaxm2"):
+    if architecture in ("dots1", "exaonemoe", "glm4moe", "minimaxm2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -219,7 +222,7 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    inner = config.intermediate_size
+    inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
     if architecture == "lfm2":  # which adjusts the number of its file
         inner = tensors["blk.0.ffn_down.weight"].shape[1]
     if "nemotron" not in architecture:  # of each layer
@@ -231,11 +234,8 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
         writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     writer.add_key_length(head_dim)
-    names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-    if (
-        eps := next((getattr(config, one) for one in names if hasattr(config, one)), None)
-    ) is not None:
-        writer.add_layer_norm_rms_eps(eps)
+    if found := [one for one in RMS_EPS if hasattr(config, one)]:
+        writer.add_layer_norm_rms_eps(getattr(config, found[0]))
     else:
         eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
         writer.add_layer_norm_eps(getattr(config, eps))
@@ -272,6 +272,7 @@ NAMED_BY_PACKAGE = (
     "dots1",
     "ernie4_5",
     "exaone4",
+    "exaonemoe",
     "glm4",
     "glm4moe",
     "granite",
@@ -280,11 +281,13 @@ NAMED_BY_PACKAGE = (
     "hunyuanmoev1",
     "jamba",
     "lfm2",
+    "llama4",
     "minimaxm2",
     "nemotronh",
     "nemotronhmoe",
     "olmo2",
     "olmo3",
+    "olmoe",
     "qwen2moe",
     "seedoss",
     "smollm3",
@@ -297,10 +300,11 @@ CASES = [
     *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
-    *(Case(one) for one in NAMED_BY_PACKAGE if one not in OF_VARIANTS.values()),
+    *(Case(one) for one in NAMED_BY_PACKAGE if one not in ("llama4", "nemotronhmoe")),
     Case("nemotronh", "ungated experts"),
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
+    Case("llama4", "long chunks"),
 ]
 
 

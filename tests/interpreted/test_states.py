@@ -1,6 +1,8 @@
 """Layers with states on the kernels for GPUs, in Triton's interpreter, compared with torch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.linears import CudaLinear
-from paceline.runner.cuda.states.mixers import state_mixer
+from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear
@@ -43,7 +45,7 @@ class Compared:
         layer, state = next((n, one.state) for n, one in enumerate(spec.layers) if one.state)
         on_gpu = LayerFactory(source, torch.float32, "cpu", CudaLinear)
         on_cpu = LayerFactory(source, torch.float32, "cpu", DenseLinear.of)
-        self._ours = state_mixer(on_gpu, state, layer)
+        self._ours: Any = CudaStateMixer(on_gpu, state, layer)
         self._truth = WITH_STATE[type(state)](on_cpu, state, layer)
         self._norm = on_cpu.input_norm(state.norm)
         layout = StateLayout.of(source.config, 4)
@@ -63,7 +65,7 @@ class Compared:
         tokens = torch.zeros(len(hidden))
         rows = CudaStateRows.of(replace(batch, tokens=tokens, states=longer))
         assert rows is not None
-        found = self._ours(hidden, rows)
+        found = self._ours(hidden, SimpleNamespace(states=rows))
         theirs = StateRows(truth, batch.row_start, batch.position)
         context = LayerContext({}, None, (), None, states=theirs)
         expected = self._truth(self._norm(hidden[: batch.positions]), context)

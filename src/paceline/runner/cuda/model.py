@@ -12,12 +12,16 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
+from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
+from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
+from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
+from paceline.runner.layers.per_layer_input import TokenInputs
 from paceline.runner.models.architecture import DecoderSpec, attentions, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
@@ -38,8 +42,11 @@ CUDA = BackendSupport(
             "logit_cap",
             "norm.centred",
             "norm.bias",
+            "inputs",
             "layers.parallel",
             "layers.scale",
+            "layers.input",
+            "layers.input.activation=gelu_pytorch_tanh",
             "layers.attention=none",
             "layers.latent",
             "layers.latent=mla",
@@ -57,6 +64,7 @@ CUDA = BackendSupport(
             "layers.attention.head_norms.rotated",
             "layers.attention.value_norm",
             "layers.attention.gated",
+            "layers.attention.reads",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
@@ -84,9 +92,16 @@ CUDA = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
+            "layers.mlp.shared.norm",
+            "layers.mlp.shared.output_norm",
+            "layers.mlp.router_scale",
+            "layers.mlp.expert_scales",
+            "layers.mlp.experts_norm",
+            "vision.deep",
         }
     )
-    | TOWER_FEATURES,
+    | TOWER_FEATURES
+    | STATE_FEATURES,
     one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
@@ -122,6 +137,8 @@ class CudaModel:
         if rows and decides(group):
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
+        self.deep_images = deep_images(factory, spec, rows)
+        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(parts_of(spec.layers, Rope))
@@ -183,11 +200,15 @@ class CudaModel:
         and what some layers read in `inputs`."""
         hidden = self._embed(batch.tokens)
         rotary = self._rotary_of(batch.coordinates)
+        own = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         step = CudaLayerContext(
-            batch.position, cells.unbind(), kv, attention, batch.adapters, rotary
+            *(batch.position, cells.unbind(), kv, attention, batch.adapters, rotary, own),
+            states=CudaStateRows.of(batch),
         )
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
+            if self.deep_images is not None:
+                self.deep_images.add_before(number, hidden, batch.tokens)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, step, wanted if number == last else None)
@@ -231,3 +252,14 @@ class CudaModel:
         if self._logit_cap is not None and logits.shape[1]:
             cap_logits(logits, self._logit_cap)
         return logits
+
+
+def deep_images(
+    factory: LayerFactory[CudaLinear], spec: DecoderSpec, rows: int
+) -> DeepImages | None:
+    """The table of embeddings for layers after the first; None: they read no images."""
+    if spec.vision is None or spec.vision.levels == 1 or not rows:
+        return None
+    size = rows, spec.vision.levels - 1, spec.width
+    table = torch.zeros(size, dtype=factory.dtype, device=factory.device)
+    return DeepImages(table, spec.embedding.whole_shape[0], factory.sum_over_ranks())

@@ -13,7 +13,8 @@ from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, 
 from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
-UNREAD = ("apertus", "gemma4")  # architectures whose headers say what is not read yet
+UNREAD = ("apertus", "gemma3n", "gemma4")  # architectures whose headers say what is not read yet
+MAVERICK_EXPERTS = 128  # the header does not say whether Llama 4 has norms of heads
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ALL_FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
@@ -61,9 +62,16 @@ def ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(end for end in found if end is not None))
 
 
-def entries(raw: Mapping[str, Any], read: ConfigEntries, tensors: GGUFTensors) -> Mapping[str, Any]:
+def as_hf(
+    raw: Mapping[str, Any], read: ConfigEntries, traits: Traits, tensors: GGUFTensors
+) -> ConfigEntries:
     """What the header of a model with states says, as a config.json says it. Such a header has some
     numbers for each layer, and 0 where a layer has no such part."""
+    if traits.header is None:
+        raise ConfigError(
+            f"a GGUF file of {raw['general.architecture']!r}, which has layers with states, is not "
+            "supported: use the model in Hugging Face's format"
+        )
     if read.get("nextn_predict_layers"):
         raise ConfigError(
             f"{read.where}: layers that draft are not read in a model with states: convert it "
@@ -72,7 +80,7 @@ def entries(raw: Mapping[str, Any], read: ConfigEntries, tensors: GGUFTensors) -
     layers, width = read.number("block_count"), read.number("embedding_length")
     heads = most(read.need("attention.head_count"))
     head_dim, eps = read.get("attention.key_length") or width // heads, norm_eps(read, Traits())
-    return {
+    entries = {
         "num_hidden_layers": layers,
         "moe_layers": [
             layer for layer, found in enumerate(have_routers(layers, tensors.names)) if found
@@ -92,7 +100,9 @@ def entries(raw: Mapping[str, Any], read: ConfigEntries, tensors: GGUFTensors) -
         "tie_word_embeddings": not tensors.has_head,
         "bos_token_id": raw.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(ends(raw)),
+        **traits.header(read),
     }
+    return ConfigEntries(entries, f"{read.where}, as a config.json")
 
 
 def most(number: int | list[int]) -> int:
@@ -106,9 +116,18 @@ def layer_types(read: ConfigEntries, without: str) -> list[str]:
     return ["full_attention" if count else without for count in counts]
 
 
-def of_file(traits: Traits, tensors: GGUFTensors) -> Traits:
-    """The traits of an architecture, of which some models have no norms of heads."""
+def of_file(read: ConfigEntries, traits: Traits, tensors: GGUFTensors) -> Traits:
+    """The traits of an architecture, of which some models have no norms of heads. Norms without
+    weights are those of the smaller Llama 4."""
+    if traits.qk_norms.bare:
+        return replace(traits, qk_norm=read.get("expert_count", 0) < MAVERICK_EXPERTS)
     return replace(traits, qk_norm=traits.qk_norm or "blk.0.attn_q_norm.weight" in tensors.names)
+
+
+def with_defaults(read: ConfigEntries, traits: Traits) -> ConfigEntries:
+    """The entries of a header, and those that it leaves out."""
+    usual = {f"{read.prefix}{key}": value for key, value in traits.gguf_defaults}
+    return replace(read, raw={**usual, **read.raw})
 
 
 def norm_eps(read: ConfigEntries, traits: Traits) -> float:
