@@ -73,6 +73,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.has_experts_beside_mlp and size > 1:
         found.append("experts beside an MLP are not divided")
+    if model.altup is not None and size > 1:
+        found.append("several residual streams are not divided")
     if model.states is not None and size > 1:
         found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:

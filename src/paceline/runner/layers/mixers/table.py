@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from paceline.runner.layers.altup import Laurel
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mixers.gated_delta import GatedDelta
@@ -12,7 +13,7 @@ from paceline.runner.layers.mixers.mamba2 import Mamba2
 from paceline.runner.layers.mixers.mixer import Mixer
 from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.mixers.short_conv import ShortConv
-from paceline.runner.models.architecture import AttentionSpec, LayerSpec
+from paceline.runner.models.architecture import AttentionSpec, LaurelSpec, LayerSpec
 from paceline.runner.models.latent import LatentAttentionSpec
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
 from paceline.runner.models.states.kda import KDASpec
@@ -31,6 +32,7 @@ WITH_STATE: dict[type[StateSpec], Any] = {
 MIXERS: dict[type, Any] = {
     AttentionSpec: SelfAttention,
     LatentAttentionSpec: LatentAttention,
+    LaurelSpec: Laurel,
     **WITH_STATE,
 }
 
