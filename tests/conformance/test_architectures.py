@@ -152,9 +152,12 @@ def every_runner() -> list[Any]:
     """Of the backends that differ in their attention or weights alone, the first."""
     different = {backend.support.backend: backend for backend in reversed(backends())}
     return [
-        pytest.param((backend, Case(name)), id=f"{backend.name}: {name}", marks=backend.marks)
+        pytest.param(
+            (backend, case), id=f"{backend.name}: {case.architecture}", marks=backend.marks
+        )
         for backend in different.values()
-        for name in architectures()
+        for case in cases()
+        if case.variant == "plain"
     ]
 
 

@@ -8,6 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ExpertRouter
+from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.library import LibraryExperts
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
     ExpertKernel,
@@ -15,10 +20,6 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
     Use,
 )
-from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
-from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-from paceline.runner.cuda.kernels.few_experts import FewExperts
 from paceline.runner.cuda.kernels.layers import NormedSum
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
@@ -31,7 +32,13 @@ from paceline.runner.weights.quantized_matrix import OrderedMatrix
 log = logging.getLogger(__name__)
 
 # In order: the first that accepts the experts and a number of rows computes them.
-KERNELS: tuple[type[ExpertKernel], ...] = (FewExperts, Grouped, GroupedFp8, GroupedCodes)
+KERNELS: tuple[type[ExpertKernel], ...] = (
+    FewExperts,
+    LibraryExperts,
+    Grouped,
+    GroupedFp8,
+    GroupedCodes,
+)
 
 
 class CudaMoE:
