@@ -1,6 +1,7 @@
 """Every architecture in `paceline.runner.models`, and small models of each in several variants."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -480,6 +481,12 @@ def cases() -> list[Case]:
     return list(found.values())
 
 
+@cache
+def spec_of(case: Case) -> DecoderSpec:
+    """The description of a case, which decides who computes it."""
+    return describe(case.config())
+
+
 def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Case]:
     """Every architecture as it is, and every variant of one of them, which the backend supports:
     the next one for each variant, counted from `first`."""
@@ -489,24 +496,22 @@ def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Cas
     for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
         if support is not None:
-            same = [case for case in same if support.supports(describe(case.config())) is None]
+            same = [case for case in same if support.supports(spec_of(case)) is None]
         if same:
             found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))
 
 
 def distinct(cases: list[Case], support: BackendSupport) -> list[Case]:
-    """The cases with a feature, or of a variant, that none before them has, for slow backends; and
-    all that the backend does not support."""
+    """The cases that the backend supports with a feature, or of a variant, that none before them
+    has, for slow backends."""
     seen: set[str] = set()
     found: list[Case] = []
     for case in cases:
-        spec = describe(case.config())
+        spec = spec_of(case)
         new = {case.variant, *features_of(spec)} - seen
-        is_computed = support.supports(spec) is None
-        if new or not is_computed:
+        if new and support.supports(spec) is None:
             found.append(case)
-        if is_computed:
             seen |= new
     return found
 

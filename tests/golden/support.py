@@ -109,11 +109,12 @@ def their_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return model(torch.tensor([list(tokens)])).logits[0]  # [positions, vocab]
 
 
-def their_greedy(model: Any, prompt: Sequence[int], steps: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(steps):
-        tokens.append(int(their_logits(model, tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
+def is_greedy(model: Any, prompt: Sequence[int], found: Sequence[int], steps: int) -> bool:
+    """Does a model of transformers continue a prompt with these tokens, in so many steps? One pass
+    over all of them shows it: each is the likeliest one after the tokens before it."""
+    assert len(found) == steps
+    logits = their_logits(model, [*prompt, *found[:-1]])
+    return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(found)
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:

@@ -111,7 +111,6 @@ class CudaBackend:
     device: str
     marks: list[pytest.MarkDecorator]
     support: ClassVar[BackendSupport] = CUDA
-    refuses: ClassVar[bool] = True
 
     def cases(self) -> list[Case]:
         every = few_cases(support=CUDA)
