@@ -65,6 +65,7 @@ CUDA = BackendSupport(
             "layers.attention.value_norm",
             "layers.attention.gated",
             "layers.attention.reads",
+            "layers.attention.growth",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
