@@ -48,6 +48,8 @@ CALLED = {
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
     "exaonemoe": "exaone-moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "gptoss": "gpt-oss",
 }
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -62,6 +64,8 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 RENAMED: dict[str, Callable[[str], str]] = {
     "minimaxm2": lambda name: name.replace("mlp.e_score", "block_sparse_moe.e_score"),
     "granitemoe": lambda name: name.replace("moe.router", "moe.router.layer"),
+    "gptoss": lambda name: name.replace("sinks", "sinks.weight"),
+    "ernie4_5_moe": lambda name: name.replace("gate.moe_statics", "moe_statics"),
 }
 
 
@@ -88,15 +92,25 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
+# Architectures that have inputs of experts before their outputs.
+TRANSPOSED = ("gptoss", "llama4")
+
+
+def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Tensors:
     """Those of all experts of a layer, which are one tensor in both formats."""
-    layer, kind = name.split(".")[2], name.rpartition(".")[2]
-    if kind == "down_proj":
-        return {f"blk.{layer}.ffn_down_exps.weight": np.ascontiguousarray(array)}
-    gate, up = np.split(array, 2, axis=1)
+    layer, linear = name.split(".")[2], name.rpartition(".")[2]
+    linear, kind = linear.removesuffix("_bias"), "bias" if linear.endswith("_bias") else "weight"
+    if kind == "weight" and architecture in TRANSPOSED:
+        array = array.mT
+    if linear == "down_proj":
+        return {f"blk.{layer}.ffn_down_exps.{kind}": np.ascontiguousarray(array)}
+    if architecture == "gptoss":
+        gate, up = array[:, ::2], array[:, 1::2]
+    else:
+        gate, up = np.split(array, 2, axis=1)
     return {
-        f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
-        f"blk.{layer}.ffn_up_exps.weight": np.ascontiguousarray(up),
+        f"blk.{layer}.ffn_gate_exps.{kind}": np.ascontiguousarray(gate),
+        f"blk.{layer}.ffn_up_exps.{kind}": np.ascontiguousarray(up),
     }
 
 
@@ -106,8 +120,10 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
     corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
     for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
+        if name.endswith("correction_bias"):
+            array = array.flatten()
         if ".experts." in name:
-            tensors |= experts_of(name, array.mT if architecture == "llama4" else array)
+            tensors |= experts_of(name, array, architecture)
             continue
         if architecture in PAIRED and ".q_proj." in name:
             array = paired(array, config.num_attention_heads)
@@ -152,19 +168,24 @@ def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
             add(getattr(config, name))
 
 
+def first_of(config: Any, *names: str) -> int:
+    return next(getattr(config, name) for name in names if hasattr(config, name))
+
+
 def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
-    count = getattr(config, "num_local_experts", None) or config.num_experts
-    writer.add_expert_count(count)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_count(first_of(config, "num_local_experts", "num_experts", "moe_num_experts"))
+    writer.add_expert_used_count(first_of(config, "num_experts_per_tok", "moe_k"))
     if architecture == "llama4":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "ernie4_5_moe":
+        shared = config.moe_num_shared_experts * config.moe_intermediate_size
+        writer.add_expert_shared_feed_forward_length(shared)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if architecture in ("dots1", "exaonemoe", "glm4moe"):
-        shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
-        writer.add_expert_shared_count(shared)
+        writer.add_expert_shared_count(first_of(config, "n_shared_experts", "num_shared_experts"))
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
@@ -195,7 +216,7 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
-    if hasattr(config, "num_experts_per_tok"):
+    if hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k"):
         write_experts(writer, architecture, config)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -220,10 +241,12 @@ NAMED_BY_PACKAGE = (
     "cohere2",
     "dots1",
     "ernie4_5",
+    "ernie4_5_moe",
     "exaone4",
     "exaonemoe",
     "glm4",
     "glm4moe",
+    "gptoss",
     "granite",
     "granitemoe",
     "hunyuandensev1",

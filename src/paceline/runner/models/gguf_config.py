@@ -125,6 +125,7 @@ def _scaling(read: ConfigEntries) -> dict[str, Any]:
         "rope.scaling.original_context_length"
     ) or read.number("context_length")
     if kind == "yarn":
+        scaling["truncate"] = read.get("rope.scaling.truncate", True)
         scaling["beta_fast"] = read.get("rope.scaling.yarn_beta_fast")
         scaling["beta_slow"] = read.get("rope.scaling.yarn_beta_slow")
         if (amplitude := read.get("rope.scaling.attn_factor")) is not None:

@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint, with the names and layouts of HF."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -226,16 +227,19 @@ class GGUF:
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
+        shapes = {tensor.name: tensor.shape for tensor in described}
         known = {form.name for form in self._forms.values()}
         known.update(name for name in tensors if name.startswith(self.config.ignored))
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
         for name, form in self._forms.items():
             if form.name in tensors:
-                self._add(name, tensors[form.name], form.part)
+                self._add(name, tensors[form.name], form.part, shapes[name])
 
-    def _add(self, name: str, stored: GGUFTensor, part: int | None) -> None:
+    def _add(self, name: str, stored: GGUFTensor, part: int | None, shape: Shape) -> None:
+        """The format has no dimensions of 1 in front."""
         if part is None:
-            self._tensors[name] = stored
+            is_flat = (1, *stored.shape) == shape
+            self._tensors[name] = replace(stored, shape=shape) if is_flat else stored
         elif part < stored.shape[0]:
             self._tensors[name] = stored.part(part)
 
