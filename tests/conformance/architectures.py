@@ -1,6 +1,7 @@
 """Every architecture in `paceline.runner.models`, and small models of each in several variants."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -118,6 +119,24 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 16,
         "routed_scaling_factor": 1.5,
+    },
+    "jamba": {
+        "head_dim": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 10,
+        "mamba_dt_rank": 5,
+    },
+    "kimilinear": {
+        **CORRECTED,
+        **MLA,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "linear_num_heads": 3,
+        "linear_head_dim": 12,
     },
     "bamba": {
         "head_dim": 8,
@@ -462,6 +481,12 @@ def cases() -> list[Case]:
     return list(found.values())
 
 
+@cache
+def spec_of(case: Case) -> DecoderSpec:
+    """The description of a case, which decides who computes it."""
+    return describe(case.config())
+
+
 def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Case]:
     """Every architecture as it is, and every variant of one of them, which the backend supports:
     the next one for each variant, counted from `first`."""
@@ -471,24 +496,22 @@ def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Cas
     for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
         if support is not None:
-            same = [case for case in same if support.supports(describe(case.config())) is None]
+            same = [case for case in same if support.supports(spec_of(case)) is None]
         if same:
             found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))
 
 
 def distinct(cases: list[Case], support: BackendSupport) -> list[Case]:
-    """The cases with a feature, or of a variant, that none before them has, for slow backends; and
-    all that the backend does not support."""
+    """The cases that the backend supports with a feature, or of a variant, that none before them
+    has, for slow backends."""
     seen: set[str] = set()
     found: list[Case] = []
     for case in cases:
-        spec = describe(case.config())
+        spec = spec_of(case)
         new = {case.variant, *features_of(spec)} - seen
-        is_computed = support.supports(spec) is None
-        if new or not is_computed:
+        if new and support.supports(spec) is None:
             found.append(case)
-        if is_computed:
             seen |= new
     return found
 

@@ -1,5 +1,6 @@
 """Small models that transformers makes, and their logits and tokens."""
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.runner.models.traits import find
@@ -92,18 +94,27 @@ def made(case: Case) -> Any:
 def saved(case: Case, folder: Path, **options: Any) -> Any:
     model = made(case)
     model.save_pretrained(folder, **options)
+    if case.architecture == "kimilinear":
+        rename_mlp(folder / "model.safetensors")
     return model
+
+
+def rename_mlp(path: Path) -> None:
+    """Published files have no MLP within `block_sparse_moe`, where transformers saves it."""
+    wrong, right = re.compile(r"block_sparse_moe\.(?=\w+_proj)"), "mlp."
+    save_file({wrong.sub(right, name): tensor for name, tensor in load_file(path).items()}, path)
 
 
 def their_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return model(torch.tensor([list(tokens)])).logits[0]  # [positions, vocab]
 
 
-def their_greedy(model: Any, prompt: Sequence[int], steps: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(steps):
-        tokens.append(int(their_logits(model, tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
+def is_greedy(model: Any, prompt: Sequence[int], found: Sequence[int], steps: int) -> bool:
+    """Does a model of transformers continue a prompt with these tokens, in so many steps? One pass
+    over all of them shows it: each is the likeliest one after the tokens before it."""
+    assert len(found) == steps
+    logits = their_logits(model, [*prompt, *found[:-1]])
+    return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(found)
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:

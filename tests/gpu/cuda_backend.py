@@ -17,6 +17,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import BackendSupport, LayerGroups
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
+from paceline.runner.state_store import RowStates
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import (
     FULL,
@@ -30,7 +31,7 @@ from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.runner.sequences import OnCPU, logits_of
-from tests.runner.support import cells_of
+from tests.runner.support import cells_of, with_states
 
 LENGTH = 64
 # The interpreter is slow. Of two layers, the last one differs from all others.
@@ -73,14 +74,22 @@ class OnCUDA:
         columns = {
             name: one.to(self._device, torch.int32)
             for name in Batch.__slots__
-            if (one := getattr(batch, name)) is not None
+            if isinstance(one := getattr(batch, name), Tensor)
         }
-        there = replace(batch, **columns)
         is_decode = batch.positions == batch.rows
+        states = self._there(
+            with_states(batch, self.config, self._device).states, 0 if is_decode else None
+        )
+        there = replace(batch, states=states, **columns)
         prepare_graph = partial(Triton().prepare_graph, heads=self.config.heads)
         attention = prepare_graph(there, kv) if is_decode else Triton().prepare(there, kv)
         picked = None if wanted is None else wanted.to(self._device, torch.int32)
         return self._model.forward(there, cells_of(there, kv), kv, attention, picked)
+
+    def _there(self, states: RowStates | None, longer: int | None) -> RowStates | None:
+        if states is None:
+            return None
+        return RowStates(states.store, states.slot.to(self._device, torch.int32), longer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden).float().cpu()
@@ -102,7 +111,6 @@ class CudaBackend:
     device: str
     marks: list[pytest.MarkDecorator]
     support: ClassVar[BackendSupport] = CUDA
-    refuses: ClassVar[bool] = True
 
     def cases(self) -> list[Case]:
         every = few_cases(support=CUDA)

@@ -4,23 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
+from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
+from paceline.runner.cuda.experts.moe import expert_kernels
+from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
 from paceline.runner.layers import mlp
 from paceline.runner.models.experts import ExpertGroups, Routing
-from tests.gpu.fp8_linears import close
+from tests.gpu.coded_linears import MATRICES
+from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
+from tests.gpu.quantized_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
-
-try:
-    from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
-    from paceline.runner.cuda.experts.coded import GroupedCodes
-    from paceline.runner.cuda.experts.few import FewExperts
-    from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
-    from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
-    from paceline.runner.cuda.experts.moe import expert_kernels
-    from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
-    from tests.gpu.coded_linears import MATRICES
-    from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 SHAPES = [(8, 2, 1024, 1408), (128, 8, 2048, 768), (5, 3, 200, 72)]

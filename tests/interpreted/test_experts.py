@@ -17,8 +17,8 @@ from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
 from tests.gpu.coded_linears import MATRICES
-from tests.gpu.fp8_linears import close
 from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
+from tests.gpu.quantized_linears import close
 
 
 @pytest.fixture(autouse=True)

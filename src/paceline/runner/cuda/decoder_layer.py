@@ -13,6 +13,7 @@ from paceline.runner.cuda.mixers.attention import CudaAttention
 from paceline.runner.cuda.mixers.latent_attention import CudaLatentAttention
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.mixers.per_layer_input import CudaPerLayerInput
+from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mlp import xielu_numbers
 from paceline.runner.models.architecture import LayerSpec, MLPSpec
@@ -30,19 +31,19 @@ class CudaLayer:
         tables: Mapping[Rope, RotaryTable],
         beside: Beside = nowhere,
     ) -> None:
-        mlp = spec.mlp
-        assert mlp is not None, "CUDA has no such feature"
         self._mixers: list[CudaMixer] = []
         if spec.attention is not None:
             self._mixers.append(CudaAttention(factory, spec.attention, layer, tables, beside))
         if spec.latent is not None:
             self._mixers.append(CudaLatentAttention(factory, spec.latent, layer, tables))
+        if spec.state is not None:
+            self._mixers.append(CudaStateMixer(factory, spec.state, layer))
         self._is_parallel, scale = spec.parallel, layer_scale(factory, spec)
-        self._mlp: CudaMLP | CudaMoE
+        self._mlp: CudaMLP | CudaMoE | None = None
         of_mlp = scale if spec.input is None else 1.0
-        if isinstance(mlp, MLPSpec):
+        if isinstance(mlp := spec.mlp, MLPSpec):
             self._mlp = CudaMLP(factory, mlp, beside, of_mlp)
-        else:
+        elif mlp is not None:
             self._mlp = CudaMoE(factory, mlp, of_mlp)
         self._after_mlp: list[CudaMixer] = []
         if spec.input is not None:
@@ -51,7 +52,7 @@ class CudaLayer:
     def kernels(self) -> dict[str, str]:
         """Which kernels compute the linears of the layer, by rows."""
         found = {name: text for one in self._mixers for name, text in one.kernels().items()}
-        return found | self._mlp.kernels()
+        return found if self._mlp is None else found | self._mlp.kernels()
 
     def __call__(
         self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
@@ -66,14 +67,18 @@ class CudaLayer:
             mixed = [one.index_select(0, wanted) for one in mixed]
             adapters = None if adapters is None else adapters.index_select(0, wanted)
         if self._is_parallel:  # the MLP reads what the mixers have read
-            self._mlp.add_to(hidden, adapters)
+            self._add_mlp(hidden, adapters)
         for mixer, one in zip(self._mixers, mixed, strict=False):
             mixer.add_to(hidden, one, adapters)
         if not self._is_parallel:
-            self._mlp.add_to(hidden, adapters)
+            self._add_mlp(hidden, adapters)
         for mixer, one in zip(self._after_mlp, mixed[len(self._mixers) :], strict=True):
             mixer.add_to(hidden, one, adapters)
         return hidden
+
+    def _add_mlp(self, hidden: Tensor, adapters: Tensor | None) -> None:
+        if self._mlp is not None:
+            self._mlp.add_to(hidden, adapters)
 
 
 def layer_scale(factory: LayerFactory[CudaLinear], spec: LayerSpec) -> float:

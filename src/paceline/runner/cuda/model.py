@@ -15,6 +15,8 @@ from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
+from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
+from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
@@ -96,7 +98,8 @@ CUDA = BackendSupport(
             "layers.mlp.experts_norm",
         }
     )
-    | TOWER_FEATURES,
+    | TOWER_FEATURES
+    | STATE_FEATURES,
     one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
@@ -196,7 +199,8 @@ class CudaModel:
         rotary = self._rotary_of(batch.coordinates)
         own = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         step = CudaLayerContext(
-            batch.position, cells.unbind(), kv, attention, batch.adapters, rotary, own
+            *(batch.position, cells.unbind(), kv, attention, batch.adapters, rotary, own),
+            states=CudaStateRows.of(batch),
         )
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):

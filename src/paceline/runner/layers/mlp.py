@@ -190,7 +190,7 @@ class MoE:
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._correction = None if correction is None else factory.read(correction).flatten()
         self._scales = None if scales is None else factory.read(scales)  # [experts]
-        inner = of_shared = plain(spec.activation, spec.gated)
+        inner = of_shared = plain(spec.activation, spec.gated_experts)
         if spec.clamp is not None:
             inner = clamped_gate(spec.clamp)
         self._latent = None

@@ -70,6 +70,7 @@ TORCH = BackendSupport(
             "layers.mlp.router_scale",
             "layers.mlp.expert_scales",
             "layers.mlp.experts_norm",
+            "layers.mlp.gated_experts",
             "layers.mlp.latent",
             "layers.mlp.latent.before.biases",
             "layers.mlp.latent.after.biases",

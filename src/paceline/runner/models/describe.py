@@ -80,7 +80,8 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
         if config.latent is None:
             attention = _attention(config, layer, longest, tensors)
         else:
-            latent = describe_latent(config, config.latent, longest, tensors)
+            rope = _rope(config, layer, longest)
+            latent = describe_latent(config, config.latent, rope, tensors)
     if (states := config.states) is not None and states.layers[layer]:
         norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
         state = states.sizes.describe(tensors, norm)
@@ -147,10 +148,8 @@ def _attention(
 
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
-    if config.stays(layer):
-        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
-    rope = config.rope if config.windows[layer] is None else config.local_rope
-    return rope.at(longest)
+    rope = (config.rope if config.windows[layer] is None else config.local_rope).at(longest)
+    return Rope.plain((0.0,) * len(rope.frequencies)) if config.stays(layer) else rope
 
 
 def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms | None:

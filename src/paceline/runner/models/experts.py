@@ -107,7 +107,7 @@ class MoESpec:
     expert_scales      [experts]; factors of their shares
     experts_norm       of the sum of experts
     output_norm        of what is added to the residual stream
-    gated              otherwise no expert has a gate, the shared one included
+    gated_experts      otherwise no expert has a gate, the shared one included
     latent             what the chosen experts read and write; None: vectors of the full width
     """
 
@@ -125,7 +125,7 @@ class MoESpec:
     expert_scales: TensorSpec | None = None
     experts_norm: NormSpec | None = None
     output_norm: NormSpec | None = None
-    gated: bool = True
+    gated_experts: bool = True
     latent: ExpertLatentSpec | None = None
 
     @property

@@ -151,10 +151,12 @@ def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
 def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
     """Each rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
-        ExpertSpec(_gate_up(expert.gate_up, spec.gated, shard), _some_inputs(expert.down, shard))
+        ExpertSpec(
+            _gate_up(expert.gate_up, spec.gated_experts, shard), _some_inputs(expert.down, shard)
+        )
         for expert in spec.experts
     )
-    shared = None if spec.shared is None else _shared(spec.shared, spec.gated, shard)
+    shared = None if spec.shared is None else _shared(spec.shared, spec.gated_experts, shard)
     return replace(spec, experts=experts, shared=shared)
 
 

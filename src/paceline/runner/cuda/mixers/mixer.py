@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.kv_store import KVStore
 
 
@@ -22,6 +23,7 @@ class CudaLayerContext:
     adapters: Tensor | None  # [positions]; index of each adapter; None: no position has one
     rotary: Mapping[RotaryTable, Tensor]  # by table, for coordinates: [positions, 2, head_dim / 2]
     inputs: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
+    states: CudaStateRows | None = None  # None: the model has no states
 
 
 class CudaMixer(ABC):
