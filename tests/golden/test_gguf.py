@@ -38,7 +38,7 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
-PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe")
+PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral3")
 # Architectures that files name otherwise.
 CALLED = {
     "mixtral": "llama",
@@ -48,6 +48,7 @@ CALLED = {
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
     "exaonemoe": "exaone-moe",
+    "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "gptoss": "gpt-oss",
 }
@@ -148,6 +149,9 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if rope["rope_type"] == "longrope":
         writer.add_rope_scaling_attn_factors(rope["attention_factor"])
         for length in ("short", "long"):
@@ -253,6 +257,7 @@ NAMED_BY_PACKAGE = (
     "hunyuanmoev1",
     "llama4",
     "minimaxm2",
+    "ministral3",
     "olmo2",
     "olmo3",
     "olmoe",
