@@ -98,8 +98,9 @@ class Layer:
 
     def decode(self, inputs: Tensor, rows: CudaStateRows) -> Tensor:
         out = inputs.new_empty(len(inputs), self.sizes.heads * self.sizes.value_dim)
-        step(inputs, rows, 0, self.convolution, self.sizes, self.decay, out)
-        self.convolution.keep(inputs, rows, rows.of_layer(0)[1])
+        state, tails = rows.of_layer(0)
+        step(inputs, rows, (state, tails), self.convolution, self.sizes, self.decay, out)
+        self.convolution.keep(inputs, rows, tails)
         gate_and_norm(out, inputs, rows, self.gates, self.norm)
         return out
 

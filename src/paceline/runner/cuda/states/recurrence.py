@@ -91,7 +91,7 @@ class Decay:
 def step(
     inputs: Tensor,
     rows: CudaStateRows,
-    layer: int,
+    states: tuple[Tensor, Tensor],
     convolution: Convolution,
     sizes: RecurrenceSizes,
     decay: Decay,
@@ -99,19 +99,19 @@ def step(
 ) -> None:
     """Advance the states of all rows of one position. Writes what they read, [positions, heads *
     value_dim], and leaves the tails of the convolution as they are."""
-    states, tails = rows.of_layer(layer)
+    state, tails = states
     most = WIDE if len(rows) * sizes.heads > FEW_PROGRAMS else NARROW
     _step[(len(rows), sizes.heads, sizes.parts(most))](
         inputs,
         out,
-        states,
+        state,
         tails,
         convolution.weight,
         convolution.weight if convolution.bias is None else convolution.bias,
         *decay.arguments,
         decay.speed if decay.skip is None else decay.skip,
         *rows.tensors[:3],
-        states.stride(0),
+        state.stride(0),
         tails.stride(0),
         **sizes.constants,
         STRIDE=inputs.stride(0),

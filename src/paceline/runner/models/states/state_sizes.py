@@ -21,6 +21,7 @@ class StateSpec(Protocol):
 
     FEATURE   its kind
     norm      of the residual stream, which it reads
+    inputs    its first linear
     output    its last linear, which is added to the residual stream
     kept      what it keeps of each sequence
     """
@@ -29,6 +30,9 @@ class StateSpec(Protocol):
 
     @property
     def norm(self) -> NormSpec: ...
+
+    @property
+    def inputs(self) -> LinearSpec: ...
 
     @property
     def output(self) -> LinearSpec: ...
