@@ -8,6 +8,7 @@ from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
+from paceline.runner.chunked_attention import ChunkedStep
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.factory import LayerFactory
@@ -97,7 +98,11 @@ class Model:
             self._shared(batch.images.values)
             batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
-        return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
+        if (chunk := self._spec.chunk) is None:
+            prepared = attention.prepare(batch, kv)
+        else:
+            prepared = ChunkedStep(attention, batch, kv, chunk)
+        return layers(hidden, batch, kv, prepared, wanted, inputs)
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""

@@ -29,7 +29,11 @@ class Dummy:
         self.is_quantized = config.quantization != UNQUANTIZED
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
-        self._offset = {norm.weight.name: norm.offset for norm in parts_of(spec, NormSpec)}
+        self._offset = {
+            norm.weight.name: norm.offset
+            for norm in parts_of(spec, NormSpec)
+            if not isinstance(norm.weight, int)
+        }
         self._index = {name: index for index, name in enumerate(self.shapes)}
         self._seed, self._device = seed, device
 

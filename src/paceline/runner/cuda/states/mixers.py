@@ -8,7 +8,7 @@ from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_line
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.gated_norm import GroupNorm, gate_and_norm
+from paceline.runner.cuda.states.finish import OutputGates, GroupNorm, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
@@ -38,12 +38,10 @@ class Recurrent:
         convolution: Convolution,
         sizes: RecurrenceSizes,
         decay: Decay,
-        gates: tuple[int, float],
-        norm: GroupNorm | None,
+        gates: OutputGates,
     ) -> None:
-        """`gates`: where they begin among the inputs, and a factor of them."""
         self._convolution, self._sizes, self._decay = convolution, sizes, decay
-        self._gates, self._norm = gates, norm
+        self._gates = gates
 
     def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
         convolution, sizes, (state, tails) = self._convolution, self._sizes, states
@@ -53,9 +51,7 @@ class Recurrent:
             mixed = convolution.empty(inputs)
             convolution.chunks(inputs, rows, tails, mixed)
             advance(inputs, mixed, rows, state, sizes, self._decay, read)
-        convolution.keep(inputs, rows, tails)
-        gates, factor = self._gates
-        gate_and_norm(read, inputs, rows, gates, self._norm, factor)
+        finish(read, inputs, rows, self._gates, convolution, tails)
         return read
 
 
@@ -96,7 +92,7 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recu
     factor = factory.factor(spec.head_norm).repeat(spec.value_heads)
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
     convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
-    return Recurrent(convolution, sizes, decay, (gates, 1.0), norm)
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
 
 
 def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
@@ -132,7 +128,7 @@ def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
         factor = factory.read(gated.weight) * width**0.5
         norm = GroupNorm(factor, gated.groups, (width * gated.eps) ** 0.5, gated.gates_first)
     convolution = Convolution(weight.to(factory.dtype), bias, first=inner)
-    return Recurrent(convolution, sizes, decay, (0, gate_factor), norm)
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, 0, gate_factor))
 
 
 def short_conv(factory: LayerFactory[CudaLinear], spec: ShortConvSpec) -> ShortConvolution:

@@ -57,3 +57,16 @@ class StateSizes(Protocol):
     def describe(self, tensors: NamedTensors, norm: NormSpec) -> StateSpec:
         """The mixer of a layer, after the layer's norm."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers with states, of sizes that are the same for all.
+
+    layers   whether each layer has a state
+    mlps     whether each layer has an MLP
+    """
+
+    sizes: StateSizes
+    layers: tuple[bool, ...]
+    mlps: tuple[bool, ...]
