@@ -27,7 +27,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.states.chunk_inputs import corrected, with_decays
 from paceline.runner.cuda.states.chunked import advance, carry, read
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.finish import OutputGates, GroupNorm, finish
+from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.models.states.state_layout import StateLayout

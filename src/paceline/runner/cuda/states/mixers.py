@@ -8,7 +8,7 @@ from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_line
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.finish import OutputGates, GroupNorm, finish
+from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
