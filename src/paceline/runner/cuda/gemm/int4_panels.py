@@ -36,7 +36,7 @@ PANEL = 128  # outputs and inputs of a panel
 CODE_BYTES = PANEL * PANEL // 2
 GROUPS = (32, 64, 128)  # inputs that share a scale
 ZERO_BITS = 31  # the lowest bits of a scale: its zero
-LEAST_ROWS, MOST_TILE, WIDE_TILE = 8, 128, 64  # rows of a launch; up to WIDE_TILE, blocks are wider
+LEAST_ROWS = 8  # of a launch
 MOST_ROWS = 64  # beyond, sums over multiprocessors cost more than decoding the weights
 MOST_STAGES = 12
 
@@ -102,7 +102,7 @@ def panels_of(weights: LinearWeights) -> PanelMatrix | None:
 
 
 class Int4Panels(LinearKernel):
-    """Some rows, up to 128 at a time."""
+    """Some rows."""
 
     name = "int4_panels"
     most_rows = MOST_ROWS
@@ -148,11 +148,6 @@ class Int4Panels(LinearKernel):
         return out if bias is None else out.add_(bias)
 
     def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
-        for begin in range(0, len(x), MOST_TILE):
-            rows = slice(begin, begin + MOST_TILE)
-            self._launch(x[rows], out[rows], is_added)
-
-    def _launch(self, x: Tensor, out: Tensor, is_added: bool) -> None:
         (rows, inputs), outputs = x.shape, out.shape[1]
         tile = max(triton.next_power_of_2(rows), LEAST_ROWS)
         shape = LaunchShape.of(tile, outputs, self._matrix.group)
@@ -176,8 +171,7 @@ class LaunchShape:
 
     @staticmethod
     def of(rows: int, outputs: int, group: int) -> "LaunchShape":
-        is_wide = rows <= WIDE_TILE and outputs % (2 * PANEL) == 0
-        return LaunchShape(rows, 4 if is_wide else 2, group)
+        return LaunchShape(rows, 4 if outputs % (2 * PANEL) == 0 else 2, group)
 
     @property
     def lines(self) -> int:
