@@ -23,7 +23,7 @@ from paceline.runner.weights.files import open_checkpoint
 from tests.golden.image_models import image_model
 from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import Merged, write_adapter
-from tests.runner.driving import SETTINGS, drive
+from tests.runner.driving import SETTINGS, drive, for_states
 from tests.runner.support import Piece, batch_of, tiny
 from tests.runner.test_resident_images import (
     TIGHT_ENCODER,
@@ -129,12 +129,17 @@ def test_positions_have_rows_and_columns_and_a_draft_model_reads_tokens(
         assert draft == int(logits.argmax())
 
 
-def test_layers_after_the_first_read_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks of a prompt, which begin within an image."""
+@pytest.mark.parametrize("name", ["Qwen3VL", "Qwen3_5"])
+def test_prompts_in_chunks_that_begin_within_an_image(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers after the first that read images too, and of layers with states."""
     use_host(monkeypatch)
-    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **ONE_BY_ONE})
-    model = on_host(open_checkpoint(image_model("Qwen3VL").folder))
-    assert model.deep_images is not None
-    one = replace(asked("Qwen3VL")[0], max_tokens=1)
-    due, _ = outputs(image_model("Qwen3VL").ours(), [one])
+    model = on_host(open_checkpoint(image_model(name).folder))
+    small = {**TIGHT_ENCODER, "max_num_seqs": 1, "max_num_batched_tokens": 8}
+    settings = for_states({**SETTINGS, **small}, model.config)
+    scheduler = Scheduler.create(**settings)
+    assert (model.deep_images is not None) == (name == "Qwen3VL")
+    one = replace(asked(name)[0], max_tokens=1)
+    due, _ = outputs(image_model(name).ours(), [one], **settings)
     assert drive(scheduler, image_runner(model, scheduler), [one]) == due

@@ -22,7 +22,8 @@ from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 
 QWEN_SIZES = [(16, 24), (24, 16), (16, 16), (32, 8)]
-SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": QWEN_SIZES, "Qwen3VL": QWEN_SIZES}
+SIZES = {"SmolVLM": [(30, 30)] * 4}
+SIZES |= dict.fromkeys(("Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), QWEN_SIZES)
 MARKS = {name: IDS["<image>" if name == "SmolVLM" else "<|image_pad|>"] for name in SIZES}
 NAMES = ["SmolVLM", "Qwen2_5_VL"]
 TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
