@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from paceline.runner.cuda.gemm import one_row
+from paceline.runner.cuda.states import convolution
+from paceline.runner.cuda.states.rows import CHUNK
 
 
 class Done:
@@ -39,6 +41,7 @@ def use_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def large_programs(patch: pytest.MonkeyPatch) -> None:
-    """Linears of one row in few programs, since the interpreter runs one after another."""
+    """Few programs of some kernels, since the interpreter runs one after another."""
     large = one_row.Tuning(lines=64, chunk=32, stages=1, early=1)
     patch.setattr(one_row, "tuning", lambda width, outputs: large)
+    patch.setattr(convolution, "TILE", CHUNK)

@@ -65,7 +65,7 @@ def finish(
     if not keeps:
         convolution.keep(inputs, rows, tails)
     _finish[(n, programs)](
-        *(x, inputs, tails, rows.slot, rows.row_start, rows.context, rows.row_start[len(rows) :]),
+        *(x, inputs, tails, rows.slot, rows.row_start, rows.context, rows.end),
         x if norm is None else norm.factor,
         0.0 if norm is None else norm.floor,
         gates.factor,
@@ -78,6 +78,7 @@ def finish(
         LINES=lines,
         NORMED=norm is not None,
         GATES_FIRST=norm is not None and norm.gates_first,
+        FILLED=not rows.chunks,
         KEEPS=keeps,
         FIRST=convolution.first,
         CHANNELS=convolution.channels,
@@ -118,6 +119,7 @@ def _finish(
     LINES: tl.constexpr,
     NORMED: tl.constexpr,
     GATES_FIRST: tl.constexpr,
+    FILLED: tl.constexpr,
     KEEPS: tl.constexpr,
     FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -147,7 +149,8 @@ def _finish(
         found *= scale
     if not GATES_FIRST:
         found *= gate
-    found = tl.where(position < tl.load(end), found, 0.0)
+    if not FILLED:
+        found = tl.where(position < tl.load(end), found, 0.0)
     tl.store(cell, found.to(x.dtype.element_ty), mask=mask)
     if KEEPS:
         tail = tails + tl.load(slot + position).to(tl.int64) * tail_stride

@@ -33,6 +33,7 @@ class CudaStateRows:
     chunk_begin  [chunks]
     chunk_end    [chunks]
     first_chunk  [rows]; the first chunk of each row
+    end          [1]; positions of all rows, where there are chunks
     """
 
     store: StateStore
@@ -43,6 +44,7 @@ class CudaStateRows:
     chunk_begin: Tensor
     chunk_end: Tensor
     first_chunk: Tensor
+    end: Tensor
 
     @staticmethod
     def of(batch: Batch) -> "CudaStateRows | None":
@@ -53,7 +55,7 @@ class CudaStateRows:
         known = states.store, states.slot, start, batch.context
         if states.longer == 0:
             none = start[:0]
-            return CudaStateRows(*known, none, none, none, none)
+            return CudaStateRows(*known, none, none, none, none, none)
         longer = min(rows, batch.positions // 2) if states.longer is None else states.longer
         count = start[1:] - start[:-1]
         chunks = torch.where(count > 1, (count + (CHUNK - 1)) // CHUNK, 0)
@@ -68,7 +70,9 @@ class CudaStateRows:
         end = torch.minimum(start.index_select(0, row + 1), begin + CHUNK)
         end.masked_fill_(is_empty, 0)
         begin.masked_fill_(is_empty, 0)
-        return CudaStateRows(*known, row.masked_fill_(is_empty, -1), begin, end, first)
+        row.masked_fill_(is_empty, -1)
+        # A copy is aligned, so that kernels are compiled for it once.
+        return CudaStateRows(*known, row, begin, end, first, start[rows:].clone())
 
     def __len__(self) -> int:
         return len(self.slot)
