@@ -38,7 +38,16 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
-PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral3")
+PAIRED = (
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "llama",
+    "ministral3",
+    "mixtral",
+    "smollm3",
+)
 # Architectures that files name otherwise.
 CALLED = {
     "mixtral": "llama",
@@ -47,6 +56,7 @@ CALLED = {
     "hunyuandensev1": "hunyuan-dense",
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
+    "granitemoehybrid": "granitehybrid",
     "nemotronh": "nemotron_h",
     "nemotronhmoe": "nemotron_h_moe",
     "exaonemoe": "exaone-moe",
@@ -55,7 +65,7 @@ CALLED = {
     "gptoss": "gpt-oss",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
-WITH_STATES = ("jamba", "lfm2", "nemotronh", "nemotronhmoe")
+WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "nemotronh", "nemotronhmoe")
 RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -70,6 +80,7 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 RENAMED: dict[str, Callable[[str], str]] = {
     "minimaxm2": lambda name: name.replace("mlp.e_score", "block_sparse_moe.e_score"),
     "granitemoe": lambda name: name.replace("moe.router", "moe.router.layer"),
+    "granitemoehybrid": lambda name: name.replace("moe.router", "moe.router.layer"),
     "nemotronh": lambda name: name.replace("model.", "backbone."),
     "nemotronhmoe": lambda name: name.replace("model.", "backbone."),
     "gptoss": lambda name: name.replace("sinks", "sinks.weight"),
@@ -124,6 +135,16 @@ def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Ten
     }
 
 
+def shared_of(name: str, array: np.ndarray[Any, Any], has_experts: bool) -> Tensors:
+    """The MLP of Granite 4, or the expert that all positions share."""
+    layer, ending = name.split(".")[2], "_shexp" if has_experts else ""
+    stem = f"blk.{layer}.ffn_{{}}{ending}.weight"
+    if "output_linear" in name:
+        return {stem.format("down"): array}
+    gate, up = np.split(array, 2)
+    return {stem.format("gate"): gate, stem.format("up"): up}
+
+
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
     config, tensors = model.config, {}
@@ -147,6 +168,9 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = array.squeeze()
         if "nemotron" in architecture and name.endswith((".A_log", ".D")):
             array = array[:, None]
+        if ".shared_mlp." in name:
+            tensors |= shared_of(name, array, config.num_local_experts > 0)
+            continue
         if name.endswith("mixer.norm.weight"):
             array = array.reshape(config.n_groups, -1)
         tensors[gguf_name(name, architecture)] = np.ascontiguousarray(array)
@@ -164,6 +188,16 @@ def write_nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
 
 
+def write_granite(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+
+
 def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     heads = config.num_key_value_heads
     kinds = [heads if one == "full_attention" else 0 for one in config.layer_types]
@@ -173,6 +207,9 @@ def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
         return
     if "nemotron" in architecture:
         write_nemotron(writer, config)
+        return
+    if architecture == "granitemoehybrid":
+        write_granite(writer, config)
         return
     writer.add_ssm_conv_kernel(config.mamba_d_conv)
     writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
@@ -271,7 +308,8 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
-    has_experts = hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k")
+    chooses = hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k")
+    has_experts = chooses and getattr(config, "num_local_experts", 1)
     if has_experts and architecture != "nemotronh":
         write_experts(writer, architecture, config)
     if architecture == "gemma2":
@@ -305,6 +343,7 @@ NAMED_BY_PACKAGE = (
     "gptoss",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
     "hunyuandensev1",
     "hunyuanmoev1",
     "jamba",
@@ -331,6 +370,7 @@ CASES = [
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
     *(Case(one) for one in NAMED_BY_PACKAGE if one not in ("llama4", "nemotronhmoe")),
     Case("nemotronh", "ungated experts"),
+    Case("granitemoehybrid", "no experts"),
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
     Case("llama4", "long chunks"),

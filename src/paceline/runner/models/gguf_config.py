@@ -129,7 +129,15 @@ def of_file(read: ConfigEntries, traits: Traits, tensors: GGUFTensors) -> Traits
     weights are those of the smaller Llama 4."""
     if traits.qk_norms.bare:
         return replace(traits, qk_norm=read.get("expert_count", 0) < MAVERICK_EXPERTS)
-    return replace(traits, qk_norm=traits.qk_norm or "blk.0.attn_q_norm.weight" in tensors.names)
+    experts, names = traits.experts, tensors.names
+    if experts is not None and "blk.0.ffn_gate_shexp.weight" in names:
+        experts = replace(experts, shared_is_fused=False)
+    return replace(
+        traits,
+        qk_norm=traits.qk_norm or "blk.0.attn_q_norm.weight" in names,
+        fused_gate_up=traits.fused_gate_up and "blk.0.ffn_gate.weight" not in names,
+        experts=experts,
+    )
 
 
 def with_defaults(read: ConfigEntries, traits: Traits) -> ConfigEntries:

@@ -147,9 +147,33 @@ def granite_entries(read: ConfigEntries) -> Mapping[str, Any]:
     }
 
 
+def granite_header(read: ConfigEntries) -> Mapping[str, Any]:
+    """Without experts, the MLP is what is shared."""
+    heads, width = read.number("ssm.time_step_rank"), read.need("feed_forward_length")
+    return {
+        "layer_types": layer_types(read, STATE),
+        "position_embedding_type": "rope" if read.get("rope.scaling.finetuned") else None,
+        "shared_intermediate_size": read.get("expert_shared_feed_forward_length", width),
+        "num_local_experts": read.get("expert_count"),
+        "num_experts_per_tok": read.get("expert_used_count"),
+        "mamba_n_heads": heads,
+        "mamba_d_head": read.number("ssm.inner_size") // heads,
+        "mamba_n_groups": read.get("ssm.group_count"),
+        "mamba_d_state": read.get("ssm.state_size"),
+        "mamba_d_conv": read.get("ssm.conv_kernel"),
+        "embedding_multiplier": read.get("embedding_scale"),
+        "residual_multiplier": read.get("residual_scale"),
+        "attention_multiplier": read.get("attention.scale"),
+        "logits_scaling": read.get("logit_scale"),
+    }
+
+
 GRANITE_HYBRID = Traits(
+    gguf="granitehybrid",
     states=mamba2,
     entries=granite_entries,
+    header=granite_header,
+    paired_in_gguf=True,
     experts=ExpertTraits(
         "block_sparse_moe",
         router="router.layer",
