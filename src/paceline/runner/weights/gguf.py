@@ -228,12 +228,15 @@ class GGUF:
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         shapes = {tensor.name: tensor.shape for tensor in described}
-        known = {form.name for form in self._forms.values()}
+        known = {one for form in self._forms.values() for one in (form.name, *form.apart)}
         known.update(name for name in tensors if name.startswith(self.config.ignored))
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
+        self._apart: dict[str, tuple[GGUFTensor, ...]] = {}  # keys and values
         for name, form in self._forms.items():
             if form.name in tensors:
                 self._add(name, tensors[form.name], form.part, shapes[name])
+            elif form.apart and all(one in tensors for one in form.apart):
+                self._apart[name] = tuple(tensors[one] for one in form.apart)
 
     def _add(self, name: str, stored: GGUFTensor, part: int | None, shape: Shape) -> None:
         """The format has no dimensions of 1 in front."""
@@ -250,15 +253,24 @@ class GGUF:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        found = {name: tensor.shape for name, tensor in self._tensors.items()}
+        for name, (keys, values) in self._apart.items():
+            heads, rank, outputs = keys.shape
+            found[name] = heads * (outputs + values.shape[1]), rank
+        return found
 
     def read(self, name: str) -> Tensor:
+        if (apart := self._apart.get(name)) is not None:
+            keys, values = map(dequantised, apart)
+            return torch.cat((keys.mT, values), dim=1).flatten(0, 1)
         tensor, form = dequantised(self._tensors[name]), self._forms[name]
         if form.paired_heads:
             return unpaired(tensor, form.paired_heads)
         return tensor - form.offset if form.offset else tensor
 
     def matrix(self, name: str) -> Matrix | None:
+        if name in self._apart:
+            return None
         return coded_matrix(self._tensors[name], self._forms[name].paired_heads)
 
 
