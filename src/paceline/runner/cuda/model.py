@@ -12,6 +12,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
+from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
@@ -64,6 +65,7 @@ CUDA = BackendSupport(
             "layers.attention.value_norm",
             "layers.attention.gated",
             "layers.attention.reads",
+            "layers.attention.growth",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
@@ -96,6 +98,7 @@ CUDA = BackendSupport(
             "layers.mlp.router_scale",
             "layers.mlp.expert_scales",
             "layers.mlp.experts_norm",
+            "vision.deep",
         }
     )
     | TOWER_FEATURES
@@ -135,6 +138,7 @@ class CudaModel:
         if rows and decides(group):
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
+        self.deep_images = deep_images(factory, spec, rows)
         self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
@@ -145,9 +149,7 @@ class CudaModel:
             CudaLayer(factory, one, layer, rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
-        self._norm, self._before_head = factory.norm(spec.norm), kernel_norm(factory, spec.norm)
-        self._head = factory.head(spec.head, spec.norm, spec.logit_scale)
-        self._logit_cap = spec.logit_cap
+        self._head = CudaHead(factory, spec)
 
     @staticmethod
     def load(
@@ -204,6 +206,8 @@ class CudaModel:
         )
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
+            if self.deep_images is not None:
+                self.deep_images.add_before(number, hidden, batch.tokens)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, step, wanted if number == last else None)
@@ -238,12 +242,35 @@ class CudaModel:
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """Return hidden states [n, width] after the last norm: what embeddings are made of."""
-        return self._norm(hidden)
+        return self._head.norm(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the type of the model; [n, 0] on ranks that do not sample."""
-        logits = self._head(self._before_head(hidden))
-        if self._logit_cap is not None and logits.shape[1]:
-            cap_logits(logits, self._logit_cap)
+        return self._head(hidden)
+
+
+class CudaHead:
+    """The last norm, and the logits."""
+
+    def __init__(self, factory: LayerFactory[CudaLinear], spec: DecoderSpec) -> None:
+        self.norm, self._before = factory.norm(spec.norm), kernel_norm(factory, spec.norm)
+        self._linear = factory.head(spec.head, spec.norm, spec.logit_scale)
+        self._cap = spec.logit_cap
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self._linear(self._before(hidden))
+        if self._cap is not None and logits.shape[1]:
+            cap_logits(logits, self._cap)
         return logits
+
+
+def deep_images(
+    factory: LayerFactory[CudaLinear], spec: DecoderSpec, rows: int
+) -> DeepImages | None:
+    """The table of embeddings for layers after the first; None: they read no images."""
+    if spec.vision is None or spec.vision.levels == 1 or not rows:
+        return None
+    size = rows, spec.vision.levels - 1, spec.width
+    table = torch.zeros(size, dtype=factory.dtype, device=factory.device)
+    return DeepImages(table, spec.embedding.whole_shape[0], factory.sum_over_ranks())

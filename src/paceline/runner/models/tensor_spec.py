@@ -17,6 +17,8 @@ class GGUFForm:
     apart         two tensors that newer files have instead: keys [heads, inputs, outputs of a head]
                   and values [heads, outputs of a head, inputs]; the rows of each head follow
     part          index into the tensor of the file, which holds several; None: it holds this one
+    any_shape     the file may have the same numbers in another shape
+    is_decay      the file holds minus the exponential of the tensor
     """
 
     name: str
@@ -24,6 +26,8 @@ class GGUFForm:
     paired_heads: int = 0
     part: int | None = None
     apart: tuple[str, ...] = ()
+    any_shape: bool = False
+    is_decay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
