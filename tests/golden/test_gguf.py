@@ -57,6 +57,8 @@ CALLED = {
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
     "granitemoehybrid": "granitehybrid",
+    "deepseekv2": "deepseek2",
+    "deepseekv3": "deepseek2",
     "nemotronh": "nemotron_h",
     "nemotronhmoe": "nemotron_h_moe",
     "exaonemoe": "exaone-moe",
@@ -65,6 +67,7 @@ CALLED = {
     "gptoss": "gpt-oss",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
+WITH_SHARED = ("deepseekv2", "deepseekv3", "dots1", "exaonemoe", "glm4moe", "nemotronhmoe")
 WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "nemotronh", "nemotronhmoe")
 RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
@@ -145,12 +148,40 @@ def shared_of(name: str, array: np.ndarray[Any, Any], has_experts: bool) -> Tens
     return {stem.format("gate"): gate, stem.format("up"): up}
 
 
+def keys_and_values(name: str, array: np.ndarray[Any, Any], config: Any) -> Tensors:
+    """Of latent attention, as newer files have them."""
+    heads, dim = config.num_attention_heads, config.qk_nope_head_dim
+    keys, values = np.split(array.reshape(heads, -1, config.kv_lora_rank), [dim], axis=1)
+    layer = f"blk.{name.split('.')[2]}"
+    return {
+        f"{layer}.attn_k_b.weight": np.ascontiguousarray(keys.mT),
+        f"{layer}.attn_v_b.weight": np.ascontiguousarray(values),
+    }
+
+
+def write_latent(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    rank, rotated = config.kv_lora_rank, config.qk_rope_head_dim
+    keys, values = config.qk_nope_head_dim + rotated, config.v_head_dim
+    writer.add_kv_lora_rank(rank)
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_rope_dimension_count(rotated)
+    is_newer = architecture == "deepseekv3"
+    writer.add_key_length(rank + rotated if is_newer else keys)
+    writer.add_value_length(rank if is_newer else values)
+    if is_newer:
+        writer.add_key_length_mla(keys)
+        writer.add_value_length_mla(values)
+
+
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
     config, tensors = model.config, {}
     corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
     for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
+        if architecture == "deepseekv3" and ".kv_b_proj." in name:
+            tensors |= keys_and_values(name, array, config)
+            continue
         if name.endswith("correction_bias"):
             array = array.flatten()
         if ".experts." in name:
@@ -168,7 +199,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = array.squeeze()
         if "nemotron" in architecture and name.endswith((".A_log", ".D")):
             array = array[:, None]
-        if ".shared_mlp." in name:
+        if architecture == "granitemoehybrid" and ".shared_mlp." in name:
             tensors |= shared_of(name, array, config.num_local_experts > 0)
             continue
         if name.endswith("mixer.norm.weight"):
@@ -269,13 +300,14 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_shared_feed_forward_length(shared)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("dots1", "exaonemoe", "glm4moe", "nemotronhmoe"):
+    if architecture in WITH_SHARED:
         writer.add_expert_shared_count(first_of(config, "n_shared_experts", "num_shared_experts"))
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
-    if architecture in ("dots1", "exaonemoe", "glm4moe", "minimaxm2"):
+        if config.n_group is not None:
+            writer.add_expert_group_count(config.n_group)
+            writer.add_expert_group_used_count(config.topk_group)
+    if architecture in ("deepseekv3", "dots1", "exaonemoe", "glm4moe", "minimaxm2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -295,7 +327,10 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    writer.add_key_length(head_dim)
+    if hasattr(config, "kv_lora_rank"):
+        write_latent(writer, architecture, config)
+    else:
+        writer.add_key_length(head_dim)
     if found := [one for one in RMS_EPS if hasattr(config, one)]:
         writer.add_layer_norm_rms_eps(getattr(config, found[0]))
     else:
@@ -333,6 +368,8 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 NAMED_BY_PACKAGE = (
     "arcee",
     "cohere2",
+    "deepseekv2",
+    "deepseekv3",
     "dots1",
     "ernie4_5",
     "ernie4_5_moe",
@@ -350,9 +387,9 @@ NAMED_BY_PACKAGE = (
     "lfm2",
     "llama4",
     "minimaxm2",
+    "ministral3",
     "nemotronh",
     "nemotronhmoe",
-    "ministral3",
     "olmo2",
     "olmo3",
     "olmoe",

@@ -22,6 +22,8 @@ def cut(name: str, text: str) -> list[str]:
         ("llama-bpe", "IT'S 12345 ok!\n", ["IT", "'S", " ", "123", "45", " ok", "!\n"]),
         ("qwen2", "IT'S 12", ["IT", "'S", " ", "1", "2"]),
         ("gpt-4o", "fooBar's 12345/", ["foo", "Bar's", " ", "123", "45", "/"]),
+        ("deepseek-v3", "a12345漢字b (x", ["a", "123", "45", "漢字", "b", " (", "x"]),
+        ("deepseek-v3", "self.name += 1\n", ["self", ".name", " +=", " ", "1", "\n"]),
         ("glm4", "IT'S 1234", ["IT", "'S", " ", "123", "4"]),
         ("tekken", "fooBar HTTPServer/", ["foo", "Bar", " HTTPServer", "/"]),
     ],

@@ -23,6 +23,11 @@ GPT4O = (
     rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 )
+CHINESE = "[一-龥\u3040-ゟ゠-ヿ]+"  # and Japanese
+DEEPSEEK_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ SPLIT_RULES = {
     "llama-bpe": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
     "llama-v3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
     "llama3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
+    "deepseek-v3": SplitRules((r"\p{N}{1,3}", CHINESE, DEEPSEEK_V3)),
     "glm4": SplitRules((LLAMA3,)),
     "chatglm-bpe": SplitRules((LLAMA3,)),
     "gpt-4o": SplitRules((GPT4O,)),

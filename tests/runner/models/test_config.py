@@ -4,8 +4,10 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertSizes, Routing
 from paceline.runner.models.gguf_config import GGUFTensors
+from paceline.runner.models.latent import LatentSizes, score_scale, score_scale_of_gguf
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, frequencies
 from tests.runner.support import TINY, tiny
 
@@ -291,3 +293,13 @@ def test_a_llama_of_gguf_with_experts_is_a_mixtral() -> None:
 def test_experts_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(**EXPERTS, **changes)
+
+
+def test_scores_of_latent_attention_grow_alike_in_both_formats() -> None:
+    sizes = LatentSizes(rank=20, query_rank=None, key_dim=10, rope_dim=6, value_dim=6)
+    yarn = {"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 0.7}
+    expected = score_scale(ConfigEntries({"rope_parameters": yarn}, "config.json"), sizes)
+    header = {"type": "yarn", "factor": 40.0, "yarn_log_multiplier": 0.07}
+    entries = {f"rope.scaling.{key}": value for key, value in header.items()}
+    assert expected > 1.5 / 4
+    assert score_scale_of_gguf(ConfigEntries(entries, "a header"), sizes) == pytest.approx(expected)

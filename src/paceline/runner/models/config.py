@@ -11,7 +11,13 @@ from paceline.runner.models.architecture import NO_MULTIPLIERS, AltUpSizes, Mult
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
-from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
+from paceline.runner.models.latent import (
+    LatentSizes,
+    latent_of_gguf,
+    latent_of_hf,
+    score_scale,
+    score_scale_of_gguf,
+)
 from paceline.runner.models.rope import QueryGrowth, Rope, RopeChoice, frequencies
 from paceline.runner.models.states.state_sizes import StateLayers
 from paceline.runner.models.traits import Traits, find
@@ -19,7 +25,6 @@ from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
-GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NO_ATTENTION = 0  # the window of a layer without attention
 NO_TENSORS = GGUFTensors()
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -319,7 +324,7 @@ class ModelConfig:
             eos=hf_config.ids(read.get("eos_token_id")),
             generates=named.generates,
             ignored=(*named.ignored, *traits.ignored, *hf_config.unread(read, layers, traits)),
-            states=cls._states(read, traits),
+            states=hf_config.states(read, traits),
             multipliers=hf_config.multipliers(read),
             global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),
@@ -328,18 +333,6 @@ class ModelConfig:
             * read.number("intermediate_size"),
             altup=read.get("altup"),
             input_sizes=hf_config.input_sizes(read),
-        )
-
-    @staticmethod
-    def _states(read: ConfigEntries, traits: Traits) -> StateLayers | None:
-        if traits.states is None:
-            return None
-        kinds: list[str] = read.need("layer_types")
-        one_part = any(kind in hf_config.ALONE for kind in kinds)
-        return StateLayers(
-            sizes=traits.states(read),
-            layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
-            mlps=tuple(kind in hf_config.ALONE or not one_part for kind in kinds),
         )
 
     @classmethod
@@ -357,10 +350,12 @@ class ModelConfig:
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
-        # The header does not say it: only the largest Gemma scales queries by its width.
-        is_widest = layers == GEMMA_27B_LAYERS.get(architecture)
         head_dim = read.get("attention.key_length") or width // heads
-        scaled_dim = width // heads if is_widest else head_dim
+        kv_heads = read.get("attention.head_count_kv", heads)
+        scale, latent = gguf_config.query_scale(read, architecture, head_dim), None
+        if traits.latent:
+            latent, kv_heads = latent_of_gguf(read), 1
+            head_dim, scale = latent.rope_dim, score_scale_of_gguf(read, latent)
         rope = local = gguf_config.rope(read, head_dim, tensors)
         if traits.local_theta:
             local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
@@ -372,8 +367,9 @@ class ModelConfig:
             width=width,
             mlp_width=read.number("feed_forward_length"),
             heads=heads,
-            kv_heads=read.get("attention.head_count_kv", heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
+            latent=latent,
             vocab=read.get("vocab_size") or len(raw.get("tokenizer.ggml.tokens", ())),
             max_position=read.number("context_length"),
             norm_eps=gguf_config.norm_eps(read, traits),
@@ -387,7 +383,7 @@ class ModelConfig:
             attention_bias=tensors.has_bias("attn_q") or tensors.has_bias("attn_qkv"),
             output_bias=tensors.has_bias("attn_output"),
             mlp_bias=tensors.has_bias("ffn_down"),
-            query_scale=read.get("attention.scale") or scaled_dim**-0.5,
+            query_scale=scale,
             score_cap=read.get("attn_logit_softcapping", traits.score_cap),
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
             experts=experts_of_gguf(read, layers, traits.experts, tensors.names),

@@ -20,6 +20,8 @@ from paceline.runner.models.rope import (
 )
 from paceline.runner.models.traits import Traits, named_in_gguf
 
+GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+SIGMOID = 2  # how experts are scored, in headers
 HEAD = "output.weight"  # a file without it has a tied head
 UNREAD = ("apertus", "gemma3n", "gemma4")  # architectures whose headers say what is not read yet
 MAVERICK_EXPERTS = 128  # the header does not say whether Llama 4 has norms of heads
@@ -49,12 +51,14 @@ class GGUFTensors:
 
 
 def architecture(name: str, read: ConfigEntries) -> str:
-    """The architecture of a file. The format has one name for Llama and Mixtral, one for OLMo 2
-    and 3, and two for Nemotron-H."""
+    """The architecture of a file. The format has one name for Llama and Mixtral, one for OLMo 2 and
+    3, one for DeepSeek V2 and V3, and two for Nemotron-H."""
     if name == "llama" and read.get("expert_count"):
         return "mixtral"
     if name == "olmo2" and read.get("attention.sliding_window"):
         return "olmo3"
+    if name == "deepseek2":
+        return "deepseekv3" if read.get("expert_gating_func") == SIGMOID else "deepseekv2"
     if name == "nemotron_h_moe":
         name = "nemotron_h"
     if name in UNREAD:
@@ -149,6 +153,13 @@ def with_defaults(read: ConfigEntries, traits: Traits) -> ConfigEntries:
 def norm_eps(read: ConfigEntries, traits: Traits) -> float:
     name = "layer_norm_epsilon" if traits.layer_norm else "layer_norm_rms_epsilon"
     return float(read.need(f"attention.{name}"))
+
+
+def query_scale(read: ConfigEntries, architecture: str, head_dim: int) -> float:
+    """The header does not say that only the largest Gemma scales queries by its width."""
+    if read.number("block_count") == GEMMA_27B_LAYERS.get(architecture):
+        head_dim = read.number("embedding_length") // read.number("attention.head_count")
+    return read.get("attention.scale") or head_dim**-0.5
 
 
 def growth(read: ConfigEntries) -> QueryGrowth | None:

@@ -8,6 +8,7 @@ from paceline.core.pooling import CLASSIFIER, ENCODERS
 from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
+from paceline.runner.models.states.state_sizes import StateLayers
 from paceline.runner.models.traits import Traits, architectures, find, nearest_to, unsupported
 from paceline.runner.weights import weight_format
 from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
@@ -247,6 +248,18 @@ def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
     if not (width := read.get("hidden_size_per_layer_input")):
         return None
     return read.get("vocab_size_per_layer_input") or read.number("vocab_size"), width
+
+
+def states(read: ConfigEntries, traits: Traits) -> StateLayers | None:
+    if traits.states is None:
+        return None
+    kinds: list[str] = read.need("layer_types")
+    one_part = any(kind in ALONE for kind in kinds)
+    return StateLayers(
+        sizes=traits.states(read),
+        layers=tuple(kind in WITH_STATE for kind in kinds),
+        mlps=tuple(kind in ALONE or not one_part for kind in kinds),
+    )
 
 
 def unread(read: ConfigEntries, layers: int, traits: Traits) -> tuple[str, ...]:

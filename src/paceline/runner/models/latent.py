@@ -104,6 +104,30 @@ def latent_of_hf(read: ConfigEntries) -> LatentSizes:
     )
 
 
+def latent_of_gguf(read: ConfigEntries) -> LatentSizes:
+    """Newer files have sizes of a cell as those of keys and values, and those of heads beside."""
+    rope_dim = read.number("rope.dimension_count")
+    keys, values = (
+        read.get(f"attention.{one}_length_mla") or read.number(f"attention.{one}_length")
+        for one in ("key", "value")
+    )
+    return LatentSizes(
+        rank=read.number("attention.kv_lora_rank"),
+        query_rank=read.get("attention.q_lora_rank"),
+        key_dim=keys - rope_dim,
+        rope_dim=rope_dim,
+        value_dim=values,
+    )
+
+
+def score_scale_of_gguf(read: ConfigEntries, sizes: LatentSizes) -> float:
+    """See `score_scale`."""
+    growth, factor = read.get("rope.scaling.yarn_log_multiplier", 0.0), 1.0
+    if read.get("rope.scaling.type") == "yarn":
+        factor = float(read.get("rope.scaling.factor", 1.0))
+    return (sizes.key_dim + sizes.rope_dim) ** -0.5 * (growth * log(factor) + 1.0) ** 2
+
+
 def score_scale(read: ConfigEntries, sizes: LatentSizes) -> float:
     """The factor of scores. With YaRN, it grows by the square of a number that may be in the file,
     where others let queries and keys grow."""

@@ -14,6 +14,8 @@ class GGUFForm:
     offset        the file holds the tensor plus this number
     paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
                   instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
+    apart         two tensors that newer files have instead: keys [heads, inputs, outputs of a head]
+                  and values [heads, outputs of a head, inputs]; the rows of each head follow
     part          index into the tensor of the file, which holds several; None: it holds this one
     any_shape     the file may have the same numbers in another shape
     is_decay      the file holds minus the exponential of the tensor
@@ -23,6 +25,7 @@ class GGUFForm:
     offset: float = 0.0
     paired_heads: int = 0
     part: int | None = None
+    apart: tuple[str, ...] = ()
     any_shape: bool = False
     is_decay: bool = False
 

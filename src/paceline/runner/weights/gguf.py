@@ -1,7 +1,6 @@
 """A GGUF file as a checkpoint, with the names and layouts of HF."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -229,18 +228,19 @@ class GGUF:
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
         self._wanted = {tensor.name: tensor.whole_shape for tensor in described}
-        known = {form.name for form in self._forms.values()}
+        known = {one for form in self._forms.values() for one in (form.name, *form.apart)}
         known.update(name for name in tensors if name.startswith(self.config.ignored))
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
+        self._apart: dict[str, tuple[GGUFTensor, ...]] = {}  # keys and values
         for name, form in self._forms.items():
             if form.name in tensors:
-                self._add(name, tensors[form.name], form.part, self._wanted[name])
+                self._add(name, tensors[form.name], form.part)
+            elif form.apart and all(one in tensors for one in form.apart):
+                self._apart[name] = tuple(tensors[one] for one in form.apart)
 
-    def _add(self, name: str, stored: GGUFTensor, part: int | None, shape: Shape) -> None:
-        """The format has no dimensions of 1 in front."""
+    def _add(self, name: str, stored: GGUFTensor, part: int | None) -> None:
         if part is None:
-            is_flat = (1, *stored.shape) == shape
-            self._tensors[name] = replace(stored, shape=shape) if is_flat else stored
+            self._tensors[name] = stored
         elif part < stored.shape[0]:
             self._tensors[name] = stored.part(part)
 
@@ -251,7 +251,11 @@ class GGUF:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return {name: self._shape(name) for name in self._tensors}
+        found = {name: self._shape(name) for name in self._tensors}
+        for name, (keys, values) in self._apart.items():
+            heads, rank, outputs = keys.shape
+            found[name] = heads * (outputs + values.shape[1]), rank
+        return found
 
     def _shape(self, name: str) -> Shape:
         stored, wanted = self._tensors[name].shape, self._wanted.get(name, ())
@@ -260,6 +264,9 @@ class GGUF:
         return wanted if prod(stored) == prod(wanted) else stored
 
     def read(self, name: str) -> Tensor:
+        if (apart := self._apart.get(name)) is not None:
+            keys, values = map(dequantised, apart)
+            return torch.cat((keys.mT, values), dim=1).flatten(0, 1)
         tensor, form = dequantised(self._tensors[name]), self._forms[name]
         if form.paired_heads:
             return unpaired(tensor, form.paired_heads)
@@ -270,6 +277,8 @@ class GGUF:
         return tensor - form.offset if form.offset else tensor
 
     def matrix(self, name: str) -> Matrix | None:
+        if name in self._apart:
+            return None
         return coded_matrix(self._tensors[name], self._forms[name].paired_heads)
 
 

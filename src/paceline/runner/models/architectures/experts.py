@@ -99,7 +99,9 @@ GRANITEMOE = Traits(
 DOTS1 = Traits(qk_norm=True, experts=replace(CORRECTED, shares_sum_to_one=False))
 # DeepSeek V2: latent attention, and routers of softmax, some with groups of experts
 DEEPSEEKV2 = Traits(
-    latent=True, experts=ExpertTraits("mlp", shared="shared_experts", sums_in_gguf=False)
+    gguf="deepseek2",
+    latent=True,
+    experts=ExpertTraits("mlp", shared="shared_experts", sums_in_gguf=False),
 )
 # DeepSeek V3, and models of the same architecture: Kimi K2, Moonlight
 DEEPSEEKV3 = Traits(latent=True, experts=CORRECTED)

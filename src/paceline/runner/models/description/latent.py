@@ -5,7 +5,7 @@ from dataclasses import replace
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors
 from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec, LatentSizes
-from paceline.runner.models.linear_spec import NormSpec
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.rope import Rope
 
 EPS = 1e-6
@@ -32,7 +32,7 @@ def describe_latent(
             "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", (sizes.width, width), has_bias
         ),
         latent_norm=_norm(tensors, "kv_a_layernorm", "attn_kv_a_norm", sizes.rank),
-        expand=tensors.linear("self_attn.kv_b_proj", "attn_kv_b", (expanded, sizes.rank)),
+        expand=_expand(tensors, (expanded, sizes.rank)),
         output=tensors.linear("self_attn.o_proj", "attn_output", (width, values), has_bias),
         heads=heads,
         key_dim=sizes.key_dim,
@@ -47,3 +47,12 @@ def describe_latent(
 def _norm(tensors: LayerTensors, name: str, gguf: str, width: int) -> NormSpec:
     """The norm of a latent vector. Its eps is the same in all models, whatever their files say."""
     return replace(tensors.norm(f"self_attn.{name}", gguf, width), eps=EPS)
+
+
+def _expand(tensors: LayerTensors, shape: tuple[int, int]) -> LinearSpec:
+    """Newer GGUF files have keys and values in two tensors."""
+    linear = tensors.linear("self_attn.kv_b_proj", "attn_kv_b", shape)
+    (weight,) = linear.weights
+    form = weight.gguf
+    apart = tuple(form.name.replace("kv_b", one) for one in ("k_b", "v_b"))
+    return replace(linear, weights=(replace(weight, gguf=replace(form, apart=apart)),))
