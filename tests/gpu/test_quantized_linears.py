@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
-from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
@@ -40,8 +39,6 @@ KINDS: dict[Kind, tuple[dict[str, Quantized], Bounds]] = {
     CodedDecoded: (CODED, CODES),
     Int4Panels: (INT4, CODES),
     PanelsDecoded: (INT4, CODES),
-    Int4Few: (INT4, CODES),
-    Int4Decoded: (INT4, CODES),
     ScaledFew: (SCALED, SCALES),
     ScaledDecoded: (SCALED, SCALES),
     Fp8Library: (FP8_SCALED, ROUNDED),

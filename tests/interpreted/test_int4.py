@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.runner.cuda.gemm.int4 import HalvedMatrix, Int4Decoded
 from paceline.runner.cuda.gemm.int4_panels import PanelMatrix, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.ordered import Ordered
@@ -32,7 +31,6 @@ GROUPS_OF_32, _, GROUPS_OF_128 = INT4
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> None:
     matrix = groups_of_int4(torch.randn(128, 256), group)
-    assert torch.equal(HalvedMatrix.of(matrix).dense(), matrix.dense())
     # Panels have zeros in the lowest bits of scales.
     torch.testing.assert_close(PanelMatrix.of(matrix).dense(), matrix.dense(), rtol=1e-5, atol=0)
 
@@ -40,8 +38,6 @@ def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> Non
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (Int4Decoded, GROUPS_OF_32),
-        (Int4Decoded, GROUPS_OF_128),
         (ScaledFew, "int8 by rows"),
         (ScaledDecoded, "int8 by rows"),
     ],

@@ -9,7 +9,6 @@ from torch import Tensor
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
-from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
@@ -42,8 +41,6 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     ScaledDecoded,
     Int4Panels,
     PanelsDecoded,
-    Int4Few,
-    Int4Decoded,
     CodedFew,
     CodedDecoded,
     Ordered,

@@ -1,5 +1,4 @@
-"""Linears of codes in groups of inputs: GGUF types, int8 in groups, NVFP4 and
-MXFP4.
+"""Linears of codes in groups of inputs: int4 and int8, GGUF types, NVFP4 and MXFP4.
 
 Codes are multiplied as they are, and the result of a group by its step; but 4-bit floating-point
 numbers are multiplied by their steps first, which is exact in bfloat16. The offset of a group is
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
-from paceline.runner.cuda.gemm.int4 import less_zeros
 from paceline.runner.cuda.gemm.library import LibraryLinear
 from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 
@@ -187,7 +185,7 @@ def halves(content, dtype: tl.constexpr, KIND: tl.constexpr):
     """The numbers of both codes of bytes."""
     if dtype == tl.bfloat16:
         if KIND == "int4":
-            low, high = less_zeros(content, tl.full([1, 1], 136.0, tl.bfloat16))
+            low, high = _int4_pairs(content)
         else:
             by = tl.full([1, 1], 2.0**126, tl.bfloat16)
             low, high = _fp4_pairs(content, by, by)
@@ -207,6 +205,37 @@ def _number(code, KIND: tl.constexpr):
         twice = tl.where(size < 4, size, tl.where(size < 6, 2 * size - 4, 4 * size - 16))
         found = tl.where(whole < 8, twice, -twice).to(tl.float32) * 0.5
     return found
+
+
+@triton.jit
+def _int4_pairs(content):
+    """Both codes of bytes, less 8, in bfloat16. A number whose lowest 4 bits are a code is 128 +
+    code."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 first, second, middle;
+        mov.b32 middle, 0x43084308;
+        prmt.b32 first, $4, 0, 0x4140;
+        prmt.b32 second, $4, 0, 0x4342;
+        lop3.b32 $0, first, 0x000f000f, 0x43004300, 0xea;
+        lop3.b32 $1, second, 0x000f000f, 0x43004300, 0xea;
+        shr.u32 first, first, 4;
+        shr.u32 second, second, 4;
+        lop3.b32 $2, first, 0x000f000f, 0x43004300, 0xea;
+        lop3.b32 $3, second, 0x000f000f, 0x43004300, 0xea;
+        sub.rn.bf16x2 $0, $0, middle;
+        sub.rn.bf16x2 $1, $1, middle;
+        sub.rn.bf16x2 $2, $2, middle;
+        sub.rn.bf16x2 $3, $3, middle;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r",
+        [content],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
