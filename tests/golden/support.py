@@ -15,12 +15,16 @@ from torch import Tensor
 from paceline.runner.models.traits import find
 from tests.conformance.architectures import Case, nested
 
+# Architectures that transformers has under another name, but for heads that draft.
+TWINS = {"mimo": "qwen2"}
+
 
 @cache
 def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
     has_vision = find(architecture).vision is not None
-    whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
+    name = TWINS.get(architecture, architecture)
+    whole = f"{name}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
     names = {name for name in transformers.__all__ if name.lower() == whole}
     assert len(names) == 1, f"transformers has no model to compare {architecture!r} with"
     return getattr(transformers, names.pop())

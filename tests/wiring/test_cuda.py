@@ -33,16 +33,16 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import AttentionSupport
 from paceline.runner.cuda import runner as runners
-from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.gemm.library import Library
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import RING_BYTES
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
@@ -117,8 +117,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(cuda, "ranks_on_gpu", lambda _: 1)
     monkeypatch.setattr(cuda, "KVStore", on_host)
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
-    head_on_host = partial(CudaEagle3Head.load, device="cpu")
-    monkeypatch.setattr(CudaEagle3Head, "load", head_on_host)
+    monkeypatch.setattr(CudaEagle3, "load_head", partial(CudaEagle3.load_head, device="cpu"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return Launches(monkeypatch)
 

@@ -88,14 +88,19 @@ class Model:
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
-        `inputs`."""
+        `inputs`; the number of layers means the output of the last one."""
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
             self._shared(batch.images.values)
             batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
-        return layers(hidden, batch, kv, attention.prepare(batch, kv), wanted, inputs)
+        step = batch, kv, attention.prepare(batch, kv)
+        if inputs is None or self.config.layers not in inputs.layers:
+            return layers(hidden, *step, wanted, inputs)
+        hidden = layers(hidden, *step, None, inputs)
+        inputs.keep(self.config.layers, hidden)
+        return hidden if wanted is None else hidden[wanted]
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""

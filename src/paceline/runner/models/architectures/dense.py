@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.traits import BEHIND, MLPNames, NormNames, QKNorms, Traits
+from paceline.runner.models.traits import BEHIND, MLPNames, MTPNames, NormNames, QKNorms, Traits
 
 # OLMo 2 and 3: norms behind attention and MLP, and norms over all heads
 OLMO2 = Traits(norms=BEHIND, qk_norm=True, qk_norms=QKNorms(whole=True))
@@ -41,6 +41,14 @@ APERTUS = Traits(
     norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
     qk_norm=True,
 )
+MIMO_MTP = MTPNames(
+    stem="model.mtp_layers.0",
+    embedding_norm="token_layernorm",
+    hidden_norm="hidden_layernorm",
+    linear="input_proj",
+    norm="final_layernorm",
+    hidden_first=True,
+)
 ARCHITECTURES = {
     # Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama
     "llama": Traits(paired_in_gguf=True),
@@ -51,6 +59,8 @@ ARCHITECTURES = {
     "phi3": Traits(fused_linears=True, global_every=0),
     # Qwen 2 and 2.5: queries, keys and values have a bias
     "qwen2": Traits(qkv_bias=True),
+    # MiMo: Qwen 2 with a head that drafts
+    "mimo": Traits(qkv_bias=True, ignored=("model.mtp_layers.",), mtp=MIMO_MTP),
     # queries and keys are normalised instead of biased
     "qwen3": Traits(qk_norm=True),
     "olmo2": OLMO2,

@@ -12,7 +12,7 @@ from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, MLPNames, TextPart, Traits
+from paceline.runner.models.traits import DecoderNames, MLPNames, MTPNames, TextPart, Traits
 from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
@@ -35,6 +35,14 @@ def qwen_entries(read: ConfigEntries) -> Mapping[str, Any]:
 
 
 HEADS_THAT_DRAFT = ("mtp.",)
+QWEN_MTP = MTPNames(
+    stem="mtp",
+    layer=".layers.0",
+    embedding_norm="pre_fc_norm_embedding",
+    hidden_norm="pre_fc_norm_hidden",
+    linear="fc",
+    norm="norm",
+)
 SHARED_WITH_GATE = ExpertTraits(
     "mlp", shared="shared_expert", shared_gate="shared_expert_gate", shares_sum_to_one=True
 )
@@ -46,6 +54,7 @@ QWEN3_NEXT = Traits(
     states=gated_delta_by_key_head,
     entries=qwen_entries,
     ignored=HEADS_THAT_DRAFT,
+    mtp=QWEN_MTP,
 )
 QWEN3_5 = Traits(
     qk_norm=True,
@@ -54,6 +63,7 @@ QWEN3_5 = Traits(
     states=gated_delta,
     entries=qwen_entries,
     ignored=HEADS_THAT_DRAFT,
+    mtp=QWEN_MTP,
     text_part=TextPart(
         DecoderNames("model.language_model"),
         defaults=(),
