@@ -57,9 +57,19 @@ class JudgedModel:
         return x * (x.pow(2).mean(-1, keepdim=True) + self.config.norm_eps).rsqrt() * factor
 
 
+class WithHead(Case):
+    """A model whose last layer has attention, and so has one before it."""
+
+    @property
+    def own_changes(self) -> dict[str, Any]:
+        if find(self.architecture).states is None:
+            return super().own_changes
+        return {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+
+
 def with_head(architecture: str, folder: Path) -> JudgedModel:
     """Save a model, whose last layer becomes the layer of its head."""
-    model = saved(Case(architecture), folder)
+    model = saved(WithHead(architecture), folder)
     layers = len(model.model.layers) - 1
     raw = json.loads((folder / "config.json").read_text()) | {
         "architectures": [CLASSES.get(architecture, type(model).__name__)],

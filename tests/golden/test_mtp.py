@@ -26,7 +26,7 @@ from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import Case
 from tests.golden.mtp_models import with_head
 from tests.golden.support import saved
-from tests.runner.driving import SETTINGS, TIGHT, drive, requests
+from tests.runner.driving import SETTINGS, TIGHT, drive, for_states, requests
 from tests.runner.support import tiny
 
 DRAFTS = {"proposer": "mtp", "num_speculative_tokens": 3, "speculation": "fixed"}
@@ -60,7 +60,7 @@ def outputs(
     model: Model, drafter: Any, sampling: Sampling = GREEDY, **settings: Any
 ) -> tuple[dict[str, Any], Scheduler]:
     depth = settings.pop("depth", 1)
-    scheduler = Scheduler.create(**{**SETTINGS, **settings})
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **settings}, model.config))
     kv = KVStore(model.config, scheduler.config.cache.num_blocks, 4)
     runner = TorchRunner(model, kv, PAGED, drafter, 8, 64)
     return drive(scheduler, runner, requests(sampling=sampling), depth), scheduler
@@ -70,6 +70,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "glm4moe": {"depth": 3, "max_num_batched_tokens": 8},
     "deepseekv3": {},
     "mimo": {**TIGHT, "depth": 2},
+    "qwen3_5": {"depth": 2},
+    "qwen3next": {"max_num_batched_tokens": 8},
 }
 
 
