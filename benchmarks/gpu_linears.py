@@ -117,7 +117,7 @@ def experts(factory: LayerFactory[CudaLinear], spec: MoESpec, rows: Sequence[int
         gate_up, down = kernel.weights.gate_up, kernel.weights.down
         inputs, size = gate_up.shape[1], bytes_of(gate_up, down)
         each = 2 * spec.routing.chosen * (gate_up.shape[0] + down.shape[1]) * inputs
-        for count in rows:
+        for count in (one for one in rows if one <= kernel.most_rows):
             x, total = (torch.randn(count, inputs, device="cuda", dtype=DTYPE) for _ in range(2))
             # Each set of choices reads other experts.
             sets = [choices(spec, count) for _ in range(8)]

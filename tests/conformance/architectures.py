@@ -111,6 +111,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16,
         "n_groups": 2,
         "ssm_state_size": 10,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "routed_scaling_factor": 1.5,
     },
     "bamba": {
         "head_dim": 8,
@@ -182,6 +186,19 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "falconh1": {
         "norm before gate": {"mamba_rms_norm": True},
         "norm behind gate": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    },
+    "nemotronh": {
+        "ungated experts": {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "moe_shared_expert_intermediate_size": 20,
+        },
+        "latent experts": {
+            "layers_block_type": ["moe", "linear_attention", "full_attention", "mlp"],
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 12,
+            "n_group": 4,
+            "topk_group": 2,
+        },
     },
     "granitemoehybrid": {"no experts": {"num_local_experts": 0, "position_embedding_type": "rope"}},
     "gemma2": {"low caps": {"attn_logit_softcapping": 0.9, "final_logit_softcapping": 1.5}},

@@ -42,7 +42,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     block_size: int
-    is_latent: bool = False  # cells have one vector, which is key and value
+    rank: int = 0  # cells have one vector, a key, whose first numbers are the value
 
 
 def store(shape: Shape, blocks: int, dtype: torch.dtype = torch.float32) -> KVStore:
@@ -53,7 +53,7 @@ def store(shape: Shape, blocks: int, dtype: torch.dtype = torch.float32) -> KVSt
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
     )
-    heads = [HeadShape(shape.kv_heads, shape.head_dim, shape.is_latent)] * config.layers
+    heads = [HeadShape(shape.kv_heads, shape.head_dim, shape.rank)] * config.layers
     kv = KVStore(config, blocks, shape.block_size, dtype, heads=heads)
     kv.content.normal_(generator=torch.Generator().manual_seed(1))
     return kv
@@ -152,7 +152,7 @@ def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS], ids=str)
 def test_cells_of_one_vector(name: str, counts: list[tuple[int, int]]) -> None:
     if load(name).support.latents:
-        compare(name, counts, Shape(20, 1, 24, 8, is_latent=True), None)
+        compare(name, counts, Shape(20, 1, 24, 8, rank=16), None)
 
 
 @every_backend

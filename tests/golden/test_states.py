@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.core.settings.features import SpeculationConfig
+from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import architectures, find
 from paceline.runner.proposer import Proposer
@@ -180,3 +181,13 @@ def test_every_fourth_layer_has_attention_unless_config_json_says_otherwise(tmp_
     raw["num_hidden_layers"] = 8
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert open_checkpoint(tmp_path).config.windows == (0, 0, 0, None) * 2
+
+
+def test_letters_name_the_layers_of_nemotron() -> None:
+    """Files that are older than the list have them, and a number of layers."""
+    listed = Case("nemotronh", "latent experts").entries
+    letters = {**listed, "layers_block_type": None, "hybrid_override_pattern": "EM*-"}
+    found = ModelConfig.of_hf(letters)
+    assert found == ModelConfig.of_hf(listed)
+    assert found.experts is not None
+    assert found.experts.layers == (True, False, False, False)

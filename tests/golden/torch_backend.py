@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paceline import Scheduler
-from paceline.runner.layers.decoder_layer import TORCH
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.model import Model

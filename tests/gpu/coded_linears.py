@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from benchmarks.coded_formats import codes_in_groups
-from paceline.runner.weights.fp4 import Nvfp4Matrix
+from paceline.runner.weights.fp4 import Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import CodedMatrix, groups_of_int4, rows_of_int8
 
@@ -32,4 +32,5 @@ MATRICES: dict[str, Callable[[Tensor], Matrix]] = {
     "int8 by groups of 256": partial(coded, bits=8, group=256, has_offset=False),
     "int8 by rows": rows_of_int8,
     "nvfp4": Nvfp4Matrix.of,
+    "mxfp4": Mxfp4Matrix.of,
 }

@@ -12,8 +12,10 @@ from tests.gpu.support import ON_GPU, on_hopper, replayed
 try:
     from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
     from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-    from paceline.runner.cuda.kernels.expert_choice import ExpertRouter, choose_experts
+    from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
     from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
+    from paceline.runner.cuda.kernels.few_experts import FewExperts
+    from paceline.runner.cuda.moe import expert_kernels
     from tests.gpu.coded_linears import MATRICES
     from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
 except ImportError:
@@ -48,7 +50,9 @@ def test_grouped_gemms(
         torch.randn(experts, 2 * inner, width, **on).mul_(width**-0.5),
         torch.randn(experts, width, inner, **on).mul_(inner**-0.5),
     )
-    got = added(Grouped.of(weights), x, scores, chosen)
+    kernels = expert_kernels(weights)
+    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else Grouped)
+    got = added(kernels.of(rows), x, scores, chosen)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     due = expected_experts(x, scores, weights, chosen, True)
     torch.testing.assert_close(got, due, rtol=tolerance, atol=tolerance)
@@ -66,7 +70,9 @@ def test_grouped_gemms_of_fp8(
     weights = fp8_experts(shape, "cuda", is_by_row, is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    got = added(GroupedFp8.of(weights), x, scores, chosen)
+    kernels = expert_kernels(weights)
+    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedFp8)
+    got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
 
 
@@ -84,7 +90,9 @@ def test_grouped_gemms_of_codes(
     weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    got = added(GroupedCodes.of(weights), x, scores, chosen)
+    kernels = expert_kernels(weights)
+    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedCodes)
+    got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
 
 
@@ -94,7 +102,7 @@ def test_a_router_chooses_the_same_every_time(rows: int, is_biased: bool) -> Non
     hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(128, 2048, device="cuda")
     bias = torch.randn(128, device="cuda") if is_biased else None
-    router = ExpertRouter.of(weight, bias, Routing(8, True))
+    router = ExpertRouter.of(weight, bias, Routing(8, True), dtype=torch.bfloat16)
     x, _ = router.choose(hidden, 0.5)
     due, _ = torch.nn.functional.linear(x.float(), weight, bias).topk(8)
     got = replayed(lambda: router.choose(hidden, 0.5)[1].share, times=100)
@@ -107,7 +115,7 @@ def test_a_router_with_groups_chooses_as_torch_does(rows: int) -> None:
     hidden = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
     weight, correction = torch.randn(256, 2048, device="cuda") / 45, torch.rand(256, device="cuda")
     routing = Routing(8, True, "sigmoid", ExpertGroups(8, 4, 2), 2.5)
-    router = ExpertRouter.of(weight, None, routing, correction)
+    router = ExpertRouter.of(weight, None, routing, correction, torch.bfloat16)
     x, _ = router.choose(hidden, 0.5)
     outputs = torch.nn.functional.linear(x.float(), weight)
     _, due = mlp.choose_experts(outputs, routing, correction)

@@ -15,7 +15,8 @@ try:
     from paceline.runner.cuda.coordinates import rotary_table
     from paceline.runner.cuda.gemm.linear_kernel import Use
     from paceline.runner.cuda.gemm.split_k import SplitK
-    from paceline.runner.cuda.kernels.layers import DeferredNorm, HeadRotation, rotate_and_store
+    from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
+    from paceline.runner.cuda.kernels.layers import DeferredNorm
     from tests.gpu.linears import weights_of
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)

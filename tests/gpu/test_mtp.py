@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["mimo", "glm4moe"])
+@pytest.mark.parametrize("architecture", ["mimo", "glm4moe", "deepseekv3"])
 @pytest.mark.parametrize("way", WAYS)
 def test_drafts_are_those_of_a_head_on_a_cpu(way: str, architecture: str) -> None:
     source = Dummy(Case(architecture).config(), seed=3)
@@ -39,7 +39,7 @@ def test_drafts_are_those_of_a_head_on_a_cpu(way: str, architecture: str) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("architecture", ["mimo", "glm4moe"])
+@pytest.mark.parametrize("architecture", ["mimo", "glm4moe", "deepseekv3"])
 def test_output_is_the_same_with_a_head_in_graphs(architecture: str, temperature: float) -> None:
     source = Dummy(Case(architecture).config(), seed=3)
     drafting = {"num_speculative_tokens": 3, "speculation": "fixed"}

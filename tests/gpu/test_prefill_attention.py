@@ -13,7 +13,7 @@ from tests.runner.support import Rows, cells_of, filled_store, spoil_passed, tin
 
 try:
     from paceline.runner.attention.triton import TiledAttention, Triton
-    from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
+    from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
     from paceline.runner.cuda.model import CudaModel
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)

@@ -8,8 +8,10 @@ import torch
 from paceline.runner.attention import triton
 from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
-from paceline.runner.cuda.kernels.context_parts import ContextCut
+from paceline.runner.cuda.kernels.attention import head_groups
+from paceline.runner.cuda.kernels.attention.context_parts import ContextCut
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import HeadShape
 from tests.runner.support import Rows, bounds_of, filled_store, rows_of, spoil_passed, tiny
 
 ROWS: list[Rows] = [
@@ -68,6 +70,25 @@ def test_sinks_take_weight_and_have_no_value() -> None:
         expected = truth.attend(query, 1, window, 0.3, None, sinks)
         got = held.attend(query, 1, window, 0.3, None, sinks)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "rank"), [(20, 16), (6, 20)])
+def test_latent_vectors_are_keys_and_values(
+    heads: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heads of a vector have several programs, and results are as wide as values."""
+    monkeypatch.setattr(head_groups, "MOST_SHARING", 5)
+    counts: Rows = [(1, 9), (1, 90), (6, 6), (4, 20)]
+    batch, blocks = rows_of(counts, 8)
+    shape, config = HeadShape(1, rank + 8, rank), tiny(num_hidden_layers=2)
+    kv = KVStore(config, blocks, 8, heads=[shape] * 2)
+    kv.content.normal_()
+    query = torch.randn(batch.positions, heads, rank + 8)
+    expected = load("sdpa").prepare(batch, kv).attend(query, 1, None, 0.3)[..., :rank]
+    asked = Queries(heads, torch.float32)
+    held = Triton().prepare_mixed_graph(batch, kv, bounds_of(counts), len(counts), asked)
+    got = held.attend(query, 1, None, 0.3)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 6])

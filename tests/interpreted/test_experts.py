@@ -8,7 +8,8 @@ from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-from paceline.runner.cuda.moe import expert_kernel
+from paceline.runner.cuda.kernels.few_experts import FewExperts
+from paceline.runner.cuda.moe import expert_kernels
 from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
@@ -103,7 +104,7 @@ def test_grouped_gemms(rows: int, favourite: int | None) -> None:
         torch.randn(experts, 2 * inner, width) * width**-0.5,
         torch.randn(experts, width, inner) * inner**-0.5,
     )
-    kernel = Grouped.of(weights)
+    kernel = (FewExperts if rows <= ALONE else Grouped).of(weights)
     assert kernel is not None
     total = torch.ones(rows, width)
     kernel.add_to(total, x, choose_experts(scores, Routing(chosen, False)))
@@ -113,10 +114,11 @@ def test_grouped_gemms(rows: int, favourite: int | None) -> None:
 
 @pytest.mark.parametrize("is_by_row", [True, False], ids=["rows", "blocks"])
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
-def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool) -> None:
-    experts, chosen, rows = 4, 2, 5
+@pytest.mark.parametrize("rows", [1, ALONE + 1])
+def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool, rows: int) -> None:
+    experts, chosen = 4, 2
     weights = fp8_experts((experts, 256, 128), "cpu", is_by_row, is_full, torch.float16)
-    kernel = GroupedFp8.of(weights)
+    kernel = (FewExperts if rows <= ALONE else GroupedFp8).of(weights)
     assert kernel is not None
     x, scores = torch.randn(rows, 256).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 256).half()
@@ -124,12 +126,15 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool) -> None:
     close(total, expected_experts(x, scores, weights, chosen, True), 6e-2)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4"])
-def test_grouped_gemms_of_codes(name: str) -> None:
-    experts, chosen, rows = 3, 2, 3
+@pytest.mark.parametrize(
+    "name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4", "mxfp4"]
+)
+@pytest.mark.parametrize("rows", [ALONE - 1, ALONE + 1])
+def test_grouped_gemms_of_codes(name: str, rows: int) -> None:
+    experts, chosen = 3, 2
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
-    kernel = expert_kernel(weights)
-    assert isinstance(kernel, GroupedCodes)
+    kernel = expert_kernels(weights).of(rows)
+    assert isinstance(kernel, FewExperts if rows <= ALONE else GroupedCodes)
     assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()
@@ -139,6 +144,6 @@ def test_grouped_gemms_of_codes(name: str) -> None:
 
 def test_experts_that_no_kernel_computes_are_decoded(caplog: pytest.LogCaptureFixture) -> None:
     weights = quantized_experts((2, 48, 32), rows_of_int8, "cpu", False, torch.float16)
-    kernel = expert_kernel(weights)
-    assert str(kernel) == "2 in float16: grouped"
+    kernels = expert_kernels(weights)
+    assert str(kernels) == f"2 in float16: few up to {ALONE}, grouped"
     assert "no kernel computes experts in int8 by rows: they are decoded" in caplog.text

@@ -7,12 +7,8 @@ from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.coordinates import rotary_table
 from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.gemm.split_k import SplitK
-from paceline.runner.cuda.kernels.layers import (
-    DeferredNorm,
-    HeadRotation,
-    cap_logits,
-    rotate_and_store,
-)
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation, gate_heads, rotate_and_store
+from paceline.runner.cuda.kernels.layers import DeferredNorm, cap_logits
 from paceline.runner.models.rope import Rope, frequencies
 from tests.gpu.linears import weights_of
 from tests.interpreted.test_attention import store_for
@@ -20,17 +16,20 @@ from tests.runner.support import cells_of, rows_of
 
 
 @pytest.mark.parametrize(
-    ("is_normed", "window", "cap"), [(True, None, 0.7), (True, 20, None), (False, 20, 0.7)]
+    ("is_normed", "rotates_first", "window", "cap"),
+    [(True, False, None, 0.7), (True, True, 20, None), (False, False, 20, 0.7)],
 )
 def test_new_positions_are_turned_stored_and_attended_at_once(
-    is_normed: bool, window: int | None, cap: float | None
+    is_normed: bool, rotates_first: bool, window: int | None, cap: float | None
 ) -> None:
     contexts, heads, kv_heads, dim = [1, 2, 64, 65, 130], 4, 2, 16
     batch, blocks = rows_of([(1, context) for context in contexts], 16)
     kv = store_for(heads, kv_heads, dim, blocks, 16)
     at = cells_of(batch, kv)
     cos_sin = rotary_table(Rope.plain(frequencies(100.0, 16)), 256, "cpu")
-    rotation = HeadRotation(cos_sin, torch.rand(heads + kv_heads, dim) if is_normed else None, 0.01)
+    factor = torch.rand(heads + kv_heads, dim) if is_normed else None
+    value_floor = 0.02 if rotates_first else None
+    rotation = HeadRotation(cos_sin, factor, 0.01, False, rotates_first, value_floor)
     qkv = torch.randn(len(contexts), heads + 2 * kv_heads, dim)
     held, before = Triton().prepare_graph(batch, kv, heads), kv.content.clone()
     got = held.attend_new(qkv, rotation, 1, window, 0.3, cap)
@@ -42,6 +41,16 @@ def test_new_positions_are_turned_stored_and_attended_at_once(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(stored, kv.content, rtol=1e-5, atol=1e-6)
     assert not torch.equal(stored, before)
+
+
+def test_gates_multiply_what_heads_have_seen() -> None:
+    """Of rows that are divided by the length of the residual stream after the linear."""
+    stream, found = torch.randn(3, 32), torch.randn(3, 8, 24)
+    gates, seen = found[:, :3], torch.randn(3, 3, 24)
+    length = stream.norm(dim=1).view(3, 1, 1)
+    expected = seen * (gates / length).sigmoid()
+    gate_heads(seen, gates, DeferredNorm(stream, 0.0, 32))
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_positions_have_rotations_of_their_own() -> None:

@@ -3,9 +3,6 @@
 import pytest
 
 from paceline import Request
-from paceline.core.errors import ConfigError
-from paceline.runner.cuda.drafting.mtp import CudaMTPHead
-from paceline.runner.draft_heads.mtp import MTPWeights
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case
 from tests.gpu.cuda_backend import SMALL
@@ -20,8 +17,3 @@ def test_drafts_are_those_of_a_head_on_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
     source, prompt = Dummy(Case("glm4moe").config(**SMALL), seed=3), list(range(5, 11))
     asked = [Request(id="a", prompt=prompt, max_tokens=3, ignore_eos=True)]  # pyright: ignore[reportArgumentType]
     compare_drafts("cpu", source, asked, max_num_seqs=2, max_num_batched_tokens=4)
-
-
-def test_latent_attention_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot compute 'deepseekv3'"):
-        CudaMTPHead.load(MTPWeights(Dummy(Case("deepseekv3").config())), 64, device="cpu")

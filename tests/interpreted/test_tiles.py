@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.prefill_attention import KEYS, PAIRS, TileList
+from paceline.runner.cuda.kernels.attention.prefill_attention import KEYS, PAIRS, TileList
 
 Tile = tuple[int, int, int, int]  # first position in the batch and in the sequence, size, row
 

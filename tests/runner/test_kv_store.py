@@ -103,7 +103,7 @@ def test_a_store_of_another_type_rounds() -> None:
     assert torch.equal(half.content[0, 0, 0], new[0].bfloat16())
 
 
-@pytest.mark.parametrize("heads", [HeadShape(1, 24, is_latent=True), HeadShape(3, 8)], ids=str)
+@pytest.mark.parametrize("heads", [HeadShape(1, 24, rank=16), HeadShape(3, 8)], ids=str)
 def test_a_layer_may_keep_other_things_of_a_position(heads: HeadShape) -> None:
     """One latent row, or other heads: written, gathered, copied and moved as bytes."""
     kv = KVStore(tiny(num_hidden_layers=LAYERS), BLOCKS, SIZE, heads=[heads] * LAYERS)

@@ -90,10 +90,3 @@ def test_models_with_states_do_not_draft(tmp_path: Path) -> None:
         find_draft_weights(
             {**settings, "num_speculative_tokens": 2}, load, "cpu", silent, Dummy(tiny())
         )
-
-
-def test_experts_of_nemotron_are_refused() -> None:
-    entries = Case("nemotronh").entries
-    raw = {**entries, "layers_block_type": ["linear_attention", "moe", "full_attention"]}
-    with pytest.raises(ConfigError, match=r"layer types \['moe'\] are not supported"):
-        ModelConfig.of_hf(raw)

@@ -26,6 +26,7 @@ class AttentionSupport:
     windows         sliding windows
     caps, sinks     soft caps of scores, and sinks
     latents         cells of one vector, which is key and value: see `LatentSizes`
+    mixed_heads     layers with different heads, and layers that read keys of others
     whole_images    positions of an image that read each other: see `Batch.ends`
     head_dims       head sizes; empty: all
     dtypes          types of keys and values; empty: all
@@ -39,6 +40,7 @@ class AttentionSupport:
     caps: bool = True
     sinks: bool = True
     latents: bool = False
+    mixed_heads: bool = False
     whole_images: bool = False
     head_dims: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
@@ -54,6 +56,7 @@ class AttentionSupport:
             f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
             "sinks": not self.sinks and model.has_sinks,
             "latent attention": not self.latents and model.latent is not None,
+            "heads of different shapes": not self.mixed_heads and model.has_mixed_heads,
             "images that read themselves": not self.whole_images and model.reads_images_whole,
         }
         return [name for name, is_lacking in found.items() if is_lacking]
@@ -86,10 +89,11 @@ class Prepared(ABC):
     ) -> Tensor:
         """Causal attention of every position over its row, which is in the store already.
 
-        `query` and the result are [positions, heads, head_dim]. Consecutive heads share keys, in
-        equal groups. With a window, a position attends to itself and the window - 1 positions
-        before it. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are additional
-        softmax scores, one per head, without a value.
+        `query` and the result are [positions, heads, head_dim]; of latent attention, the first
+        `rank` numbers of a result are meant, and there may be no others. Consecutive heads share
+        keys, in equal groups. With a window, a position attends to itself and the window - 1
+        positions before it. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are
+        additional softmax scores, one per head, without a value.
         """
 
     def attend_new(

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.plan import Pairs, Plan
 from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, one_group
-from paceline.runner.tensors import from_numpy
+from paceline.runner.tensors import from_numpy, indices
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -117,9 +117,10 @@ class KVStore:
 
     # -- whole blocks -------------------------------------------------------
 
-    def bytes_of(self, block: int) -> Tensor:
-        """The content of a block as bytes; writing to it changes the block."""
-        return self.content[block].flatten().view(torch.uint8)
+    @property
+    def words(self) -> Tensor:
+        """The content as numbers of 32 bits, [blocks, words]; writing to it changes the blocks."""
+        return self.content.flatten(1).view(torch.int32)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy source to destination for each pair; all are read before any is written."""
@@ -129,13 +130,11 @@ class KVStore:
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """Return the content of blocks, [blocks, layers_per_block, block_size, vectors, width]."""
-        return self.content.index_select(0, self._index(blocks))
+        return self.content.index_select(0, indices(blocks, self.content.device))
 
     def write(self, blocks: Sequence[int], content: Tensor) -> None:
-        self.content.index_copy_(0, self._index(blocks), content.to(self.content.device))
-
-    def _index(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.content.device)
+        device = self.content.device
+        self.content.index_copy_(0, indices(blocks, device), content.to(device))
 
 
 class BlockMoves:

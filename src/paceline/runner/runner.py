@@ -26,7 +26,7 @@ from paceline.runner.parallel.tokens import token_source
 from paceline.runner.prompt_reports import PromptReports
 from paceline.runner.proposer import Drafter, DraftingFor, DraftInput, Drafts
 from paceline.runner.sampling.sampler import Sampler
-from paceline.runner.state_store import RowStates, StateStore
+from paceline.runner.state_store import RowStates, StateStore, moved
 from paceline.runner.step_tokens import ChosenTokens
 from paceline.runner.tensors import from_numpy
 
@@ -154,23 +154,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> StepResult:
-        self._make_ready(plan)
-        result = self._run_rows(plan) if len(plan.rows) else StepResult.of(plan, {})
-        if self._states is not None:
-            self._states.save(plan.states.saves, self._kv)
-            self._kv.copy(plan.states.block_copies)
-        return result
-
-    def _make_ready(self, plan: Plan) -> None:
-        """Copy what the plan lists before its rows."""
-        states, moves = self._states, plan.states
-        if states is None:
-            self._moves.carry_out(plan)
-            return
-        states.save(moves.saves_before, self._kv)
-        self._moves.carry_out(plan)
-        states.copy(moves.copies)
-        states.load(moves.loads, self._kv)
+        with moved(plan, self._states, self._kv, self._moves.carry_out):
+            return self._run_rows(plan) if len(plan.rows) else StepResult.of(plan, {})
 
     def _run_rows(self, plan: Plan) -> StepResult:
         if self._images is not None:

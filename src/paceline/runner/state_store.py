@@ -1,16 +1,17 @@
 """The states of sequences on the device, and copies of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from paceline.core.plan import SlotBlocks
+from paceline.core.plan import Plan, SlotBlocks
 from paceline.runner.kv_store import KVStore, lazy_zeros
 from paceline.runner.models.states.state_layout import StateLayout
-from paceline.runner.tensors import split, to_ints
+from paceline.runner.tensors import indices, to_ints
 
 
 class StateStore:
@@ -58,8 +59,9 @@ class StateStore:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy source to destination for each pair; all are read before any is written."""
         if pairs:
-            sources, destinations = (list(ends) for ends in zip(*pairs, strict=True))
-            self.content[destinations] = self.content[sources]
+            device = self.content.device
+            sources, destinations = (indices(ends, device) for ends in zip(*pairs, strict=True))
+            self.content.index_copy_(0, destinations, self.content.index_select(0, sources))
 
     def read(self, slots: Tensor) -> Tensor:
         """A copy of the states of slots."""
@@ -72,16 +74,43 @@ class StateStore:
     def save(self, saves: SlotBlocks, kv: KVStore) -> None:
         """Copy states of slots to KV blocks."""
         for slot, blocks in saves:
-            parts = split(self.content[slot], kv.block_bytes)
-            for block, part in zip(blocks, parts, strict=True):
-                kv.bytes_of(block)[: len(part)] = part
+            whole, rest = self._parts(slot, kv)
+            kv.words.index_copy_(0, indices(blocks[: len(whole)], kv.content.device), whole)
+            if len(rest):
+                kv.words[blocks[-1], : len(rest)] = rest
 
     def load(self, loads: SlotBlocks, kv: KVStore) -> None:
         """Copy states from KV blocks to slots."""
         for slot, blocks in loads:
-            parts = split(self.content[slot], kv.block_bytes)
-            for block, part in zip(blocks, parts, strict=True):
-                part.copy_(kv.bytes_of(block)[: len(part)])
+            whole, rest = self._parts(slot, kv)
+            whole.copy_(kv.words.index_select(0, indices(blocks[: len(whole)], kv.content.device)))
+            if len(rest):
+                rest.copy_(kv.words[blocks[-1], : len(rest)])
+
+    def _parts(self, slot: int, kv: KVStore) -> tuple[Tensor, Tensor]:
+        """The state of a slot as it is in KV blocks: whole blocks [n, words], and the rest."""
+        content, each = self.content[slot].view(torch.int32), kv.words.shape[1]
+        whole = len(content) // each * each
+        return content[:whole].view(-1, each), content[whole:]
+
+
+@contextmanager
+def moved(
+    plan: Plan, states: StateStore | None, kv: KVStore, carry_out: Callable[[Plan], None]
+) -> Generator[None]:
+    """Make the copies of a plan around its rows. `carry_out` makes those that are not of states."""
+    if states is None:
+        carry_out(plan)
+        yield
+        return
+    moves = plan.states
+    states.save(moves.saves_before, kv)
+    carry_out(plan)
+    states.copy(moves.copies)
+    states.load(moves.loads, kv)
+    yield
+    states.save(moves.saves, kv)
+    kv.copy(moves.block_copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +119,7 @@ class RowStates:
 
     store: StateStore
     slot: Tensor  # [rows]
+    longer: int | None = None  # at most so many rows have several positions; None: not known
 
 
 class StateRows:

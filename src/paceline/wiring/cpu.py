@@ -21,9 +21,9 @@ from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
 from paceline.runner.draft_heads.head_drafter import HeadDrafter
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import TORCH
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.model_drafter import ModelDrafter
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.divide import Shard

@@ -107,7 +107,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
     needed += (1 + drafter.store_count) * RING_BYTES if load_config.swap_space else 0
     free = free_bytes(load_config.gpu_memory_utilization) - needed
-    gpu = Hardware(max(free, 0), 1.0, kv_dtype.itemsize, defaults, KEPT_BLOCKS)
+    bytes_each = {"value_bytes": kv_dtype.itemsize, "activation_bytes": dtype.itemsize}
+    gpu = Hardware(max(free, 0), 1.0, defaults=defaults, kept_blocks=KEPT_BLOCKS, **bytes_each)
     gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))
     log.info("%.1f GiB are left for KV", gpu.free_bytes / GIB)
     if (
@@ -282,7 +283,7 @@ def run_largest_step(
     masks: TokenMasks | None,
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
-    step take, and the positions that it computes per second."""
+    step take, without the states of its slots, and the positions that it computes per second."""
     before = torch.cuda.memory_allocated()
     kv_dtype, groups = kv_kind
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
@@ -293,7 +294,8 @@ def run_largest_step(
     rate = runner.positions_per_s()
     if model.images is not None:
         model.images.rehearse(len(model.image_table))
-    peak = torch.cuda.max_memory_allocated() - before
+    states = sizes.slots * memory.state_bytes(model.config, model.dtype.itemsize)
+    peak = torch.cuda.max_memory_allocated() - before - states
     logits = sizes.slots * model.config.vocab * 4
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
     copies = COPIES_OF_LOGITS + 2 * drafter.config.num_speculative_tokens

@@ -77,9 +77,10 @@ def kv_groups(
     return layer_groups(own).with_readers(reads)
 
 
-def state_bytes(model: ModelConfig) -> int:
-    """Memory of the state of one sequence on a CPU; 0: no layer keeps states."""
-    layout = StateLayout.of(model, RECURRENT_BYTES)  # all of it is float32 there
+def state_bytes(model: ModelConfig, value_bytes: int = RECURRENT_BYTES) -> int:
+    """Memory of the state of one sequence; 0: no layer keeps states. `value_bytes` is the size of
+    activations; on a CPU all of it is float32."""
+    layout = StateLayout.of(model, value_bytes)
     return 0 if layout is None else layout.bytes
 
 

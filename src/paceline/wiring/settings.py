@@ -84,6 +84,7 @@ class Hardware:
     defaults: Mapping[str, Any] = field(default_factory=lambda: CPU_DEFAULTS)
     kept_blocks: int = 0  # for cached prefixes, beyond what running sequences can use
     usual_bytes: int | None = None  # for KV at most by default, if two sequences fit
+    activation_bytes: int = 4  # of one number in activations
 
     @staticmethod
     def found() -> "Hardware":
@@ -209,12 +210,13 @@ def resolve(
     size, tables = cache.block_size, tables_of_one(cache, step)
     least = tables.most_blocks(step.max_model_len)
     each = block_bytes(model, size, hardware.value_bytes, groups) + size * drafter_bytes
-    chosen["state_blocks"] = snapshot = -(-state_bytes(model) // each)
+    state = state_bytes(model, hardware.activation_bytes)
+    chosen["state_blocks"] = snapshot = -(-state // each)
     kept = hardware.kept_blocks if cache.enable_prefix_caching else 0
     useful = max(step.max_num_seqs * (least + snapshot), kept) * each
     if hardware.usual_bytes is not None:
         useful = min(useful, max(hardware.usual_bytes, 2 * (least + snapshot) * each))
-    free = hardware.free_bytes - step.max_num_seqs * state_bytes(model)
+    free = hardware.free_bytes - step.max_num_seqs * state
     found = min(free * hardware.share, useful)
     given = load_config.kv_cache_gib * GIB or found
     blocks = load_config.num_gpu_blocks_override or int(given) // each

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.runner.layers.decoder_layer import TORCH, TorchStack
+from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models import model as module
 from paceline.runner.models.architecture import (
     AttentionSpec,
@@ -19,7 +20,7 @@ from paceline.runner.models.architecture import (
 )
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
-from paceline.runner.models.experts import MoESpec, Routing, SharedExpertSpec
+from paceline.runner.models.experts import ExpertLatentSpec, MoESpec, Routing, SharedExpertSpec
 from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec
 from paceline.runner.models.layer_groups import (
     BackendSupport,
@@ -87,7 +88,7 @@ def test_a_layer_that_reads_what_another_keeps_has_its_place() -> None:
 
 PLAIN = BackendSupport("plain", frozenset())
 ADVISED = BackendSupport("plain", frozenset(), instead='use device="cpu"')
-EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec)
+EXPERT_SPECS = (MoESpec, Routing, SharedExpertSpec, ExpertLatentSpec)
 NORM_SPECS, LATENT_SPECS = (NormSpec, HeadNorms), (LatentAttentionSpec, LatentQuerySpec)
 SPECS = (
     *(DecoderSpec, LayerSpec, AttentionSpec, MLPSpec, *EXPERT_SPECS, *NORM_SPECS, *LATENT_SPECS),

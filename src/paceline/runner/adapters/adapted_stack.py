@@ -13,6 +13,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import DecoderLayer, TorchStack
 from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.mlp import MLP
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.parallel.group import SummedLinear
@@ -82,10 +83,11 @@ class AdaptedStack:
 
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
         found, rows = copy(layer), self._rows
-        found.attention, found.mlp = copy(layer.attention), copy(layer.mlp)
-        if (attention := found.attention) is not None:
-            attention.qkv = adapted(attention.qkv, rows, Site(number, "qkv"))
-            attention.output = adapted(attention.output, rows, Site(number, "output"))
+        found.mixers, found.mlp = [copy(one) for one in layer.mixers], copy(layer.mlp)
+        for mixer in found.mixers:
+            if isinstance(mixer, SelfAttention):
+                mixer.qkv = adapted(mixer.qkv, rows, Site(number, "qkv"))
+                mixer.output = adapted(mixer.output, rows, Site(number, "output"))
         if isinstance(layer.mlp, MLP):
             assert isinstance(found.mlp, MLP)
             linears = found.mlp.linears = copy(layer.mlp.linears)
@@ -113,7 +115,7 @@ class AdaptedStack:
                 inputs.keep(number, hidden)
             mixed = layer.mix(hidden, context)
             if wanted is not None and layer is self._layers[-1]:
-                hidden, mixed = hidden[wanted], mixed.at(wanted)
+                hidden, mixed = hidden[wanted], [one[wanted] for one in mixed]
                 self._rows.set(indices[wanted])
             layer.finish(hidden, mixed)
         return hidden

@@ -19,7 +19,7 @@ SCRATCH_BYTES = 2 << 20  # size of gathered pieces that stay in the processor's 
 class Paged(Attention):
     """Copies contexts into contiguous memory, as torch's GEMMs need."""
 
-    support = AttentionSupport(latents=True, whole_images=True)
+    support = AttentionSupport(latents=True, mixed_heads=True, whole_images=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "PagedStep":
         return PagedStep(batch, kv)

@@ -69,7 +69,7 @@ def explicit_attention(
 class Sdpa(Attention):
     """Gathers each row through its block table, and computes the formula."""
 
-    support = AttentionSupport(latents=True, whole_images=True)
+    support = AttentionSupport(latents=True, mixed_heads=True, whole_images=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> "SdpaStep":
         return SdpaStep(batch, kv)

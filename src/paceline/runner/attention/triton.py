@@ -15,23 +15,39 @@ from paceline.runner.attention_backend import (
     Queries,
 )
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.context_parts import FIELDS, JOINED, ContextCut, PartList
-from paceline.runner.cuda.kernels.decode_attention import decode
-from paceline.runner.cuda.kernels.layers import HeadRotation
-from paceline.runner.cuda.kernels.prefill_attention import PrefillAttention
-from paceline.runner.cuda.kernels.tiled_attention import tiles
+from paceline.runner.cuda.kernels.attention.context_parts import (
+    FIELDS,
+    JOINED,
+    ContextCut,
+    PartList,
+)
+from paceline.runner.cuda.kernels.attention.decode_attention import decode
+from paceline.runner.cuda.kernels.attention.head_groups import (
+    FLOAT_BYTES,
+    LEAST,
+    MOST_SHARES,
+    HeadGroups,
+    room_for,
+    warps,
+)
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation
+from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
+from paceline.runner.cuda.kernels.attention.tiled_attention import tiles
 from paceline.runner.kv_store import KVStore
 
 BUSY = 768  # parts of contexts that keep a large GPU busy, even with different lengths
-LEAST = 16  # rows and columns of the smallest GEMM on tensor cores
-FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 PAIRS = 64  # (position, head) pairs in a tile of queries
-STAGES = 3  # tiles being loaded
-FEW_DIMS = 128  # largest head size for two warps
 FEW_CONTEXTS = 64  # number of contexts below which parts of a single tile are faster
 AT_ONCE = 256  # programs that run at once on a large GPU, if they also rotate queries
 FEW = 2048  # most positions for which longer tiles of keys are faster
-ATTENDING = {"NEW": False, "NORMED": False, "BY_ROW": False}  # keys are in the store
+# Keys are in the store.
+ATTENDING = {
+    "NEW": False,
+    "NORMED": False,
+    "ROTATES_FIRST": False,
+    "VALUE_NORMED": False,
+    "BY_ROW": False,
+}
 
 
 def context_cut(rows: int, kv_heads: int) -> ContextCut:
@@ -51,19 +67,17 @@ class Triton(Attention):
     replay.
     """
 
-    support = AttentionSupport(device="cuda", mixed_graphs=True)
+    support = AttentionSupport(device="cuda", mixed_graphs=True, latents=True, mixed_heads=True)
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
-            # Without a graph, one kernel serves any number of rows.
-            cut = replace(context_cut(batch.rows, kv.kv_heads), joined=JOINED)
-            return DecodeAttention(batch, kv, cut)
+            return DecodeAttention(batch, kv, joined=JOINED)
         bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
         return TiledAttention(batch, kv, bounds, batch.rows)
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> "FusedDecodeAttention":
         """Prepare decodes for a graph. Every replay reads the tensors of the batch."""
-        return FusedDecodeAttention(batch, kv, context_cut(batch.rows, kv.kv_heads))
+        return FusedDecodeAttention(batch, kv)
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
@@ -73,8 +87,7 @@ class Triton(Attention):
         others: TiledAttention | PrefillAttention = TiledAttention(batch, kv, bounds, longer)
         if PrefillAttention.can(kv, queries, batch.positions):
             others = PrefillAttention(batch, kv, bounds, longer, queries.heads)
-        cut = context_cut(batch.rows, kv.kv_heads)
-        return MixedAttention(DecodeAttention(batch, kv, cut, bounds), others)
+        return MixedAttention(kv, DecodeAttention(batch, kv, bounds), others)
 
 
 class DecodeAttention(GraphAttention):
@@ -85,16 +98,20 @@ class DecodeAttention(GraphAttention):
     """
 
     def __init__(
-        self, batch: Batch, kv: KVStore, cut: ContextCut, bounds: Tensor | None = None
+        self,
+        batch: Batch,
+        kv: KVStore,
+        bounds: Tensor | None = None,
+        joined: int | None = None,
     ) -> None:
-        """For all rows, or those up to `bounds[0]`."""
-        self._batch, self._kv, self._cut, self._bounds = batch, kv, cut, bounds
+        """For all rows, or those up to `bounds[0]`. Without a graph, one kernel serves any number
+        of rows if the number of parts that it joins at a time is given."""
+        self._batch, self._kv, self._bounds, self._joined = batch, kv, bounds, joined
         self._tables = batch.block_table.unbind()
-        self._lists: dict[int, PartList] = {}  # by window; 0: none
+        self._lists: dict[tuple[int, ContextCut], PartList] = {}  # by window, 0: none, and cut
         # Ended programs of each row and head; the one that combines resets the count.
-        self._ended = torch.zeros(
-            (batch.rows, kv.kv_heads), dtype=torch.int32, device=kv.content.device
-        )
+        most = max(MOST_SHARES if one.is_latent else one.kv_heads for one in kv.heads)
+        self._ended = torch.zeros((batch.rows, most), dtype=torch.int32, device=kv.content.device)
 
     def lay_out(self) -> None:
         for listed in self._lists.values():
@@ -109,7 +126,7 @@ class DecodeAttention(GraphAttention):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = room_for(query, self._kv.heads[layer])
         self.attend_into(out, query, layer, window, scale, cap, sinks)
         return out
 
@@ -124,26 +141,28 @@ class DecodeAttention(GraphAttention):
         sinks: Tensor | None,
     ) -> None:
         how = layer, window, scale, cap, sinks
-        self._run(out, query, (query, query, 0.0), how, ATTENDING)
+        self._run(out, query, (query, query, 0.0, 0.0), how, ATTENDING)
 
     def _run(
         self,
         out: Tensor,
         query: Tensor,
-        given: tuple[Tensor, Tensor, float],
+        given: tuple[Tensor, Tensor, float, float],
         how: tuple[int, int | None, float, float | None, Tensor | None],
         sizes: dict[str, bool],
     ) -> None:
-        kv, cut, is_bounded = self._kv, self._cut, self._bounds is not None
-        (_, heads, dim), (layer, window, scale, cap, sinks) = out.shape, how
-        listed = self._listed(window or 0)
-        is_small = query.element_size() < FLOAT_BYTES
+        kv, is_bounded, (layer, window, scale, cap, sinks) = self._kv, self._bounds is not None, how
+        heads, dim = out.shape[1:]
+        seen = HeadGroups.of(kv.heads[layer], heads)
+        cut = self._cut(seen)
+        listed = self._listed(window or 0, cut)
+        group = max(triton.next_power_of_2(heads // seen.count), LEAST)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
         parts = torch.empty((len(listed), heads, dim), **on)
         peaks = torch.empty((len(listed), heads), **on)
         programs = len(listed) + is_bounded  # one waits for the concurrent kernel
-        decode[(kv.kv_heads, programs)](
+        decode[(seen.count, programs)](
             query,
             kv.content,
             table,
@@ -162,10 +181,7 @@ class DecodeAttention(GraphAttention):
             kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
-            KV_HEADS=kv.kv_heads,
-            GROUP=max(triton.next_power_of_2(heads // kv.kv_heads), LEAST),
-            DIM=dim,
-            WIDTH=max(triton.next_power_of_2(dim), LEAST),
+            GROUP=group,
             BLOCK=kv.block_size,
             CELLS=cut.tile,
             FIELDS=FIELDS,
@@ -173,19 +189,25 @@ class DecodeAttention(GraphAttention):
             BOUNDED=is_bounded,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
-            num_warps=2 if is_small and dim <= FEW_DIMS and not sizes["NEW"] else 4,
-            num_stages=STAGES if is_small else 1,
+            num_warps=warps(seen, group, query.dtype, is_new=sizes["NEW"]),
+            num_stages=seen.stages(query.dtype),
             launch_pdl=True,
+            **seen.constants,
             **sizes,
         )
 
-    def _listed(self, window: int) -> Tensor:
+    def _cut(self, seen: HeadGroups) -> ContextCut:
+        cut = context_cut(self._batch.rows, seen.count)
+        tile = min(cut.tile, seen.cells) if seen.is_wide else cut.tile
+        return replace(cut, tile=tile, joined=self._joined or cut.joined)
+
+    def _listed(self, window: int, cut: ContextCut) -> Tensor:
         """The list of parts for layers with this window, which `lay_out` writes from the first use
         on; a graph is captured after a first run."""
-        if window not in self._lists:
-            self._lists[window] = PartList(self._batch, self._bounds, window, self._cut)
-            self._lists[window].lay_out()
-        return self._lists[window].parts
+        if (window, cut) not in self._lists:
+            self._lists[window, cut] = PartList(self._batch, self._bounds, window, cut)
+            self._lists[window, cut].lay_out()
+        return self._lists[window, cut].parts
 
 
 class FusedDecodeAttention(DecodeAttention):
@@ -206,15 +228,15 @@ class FusedDecodeAttention(DecodeAttention):
     ) -> Tensor:
         """`rotate_and_store` and attention in one kernel, for few rows.
 
-        `qkv` is [rows, heads + 2 * kv_heads, head_dim]. The kernel starts after the batch is
-        written, and before the linear that computes `qkv` has ended.
+        `qkv` is [rows, heads + 2 * kv_heads, head_dim]; its rows need not be adjacent. The kernel
+        starts after the batch is written, and before the linear that computes `qkv` has ended.
         """
         rows, total, dim = qkv.shape
-        heads = total - 2 * self._kv.kv_heads
+        heads = total - 2 * self._kv.heads[layer].kv_heads
         out = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
         factor = qkv if rotation.factor is None else rotation.factor
-        given = rotation.cos_sin, factor, rotation.floor
-        sizes = {"NEW": True, "NORMED": rotation.factor is not None, "BY_ROW": rotation.is_by_row}
+        given = rotation.cos_sin, factor, rotation.floor, rotation.value_floor or 0.0
+        sizes = {"NEW": True, **rotation.constants}
         self._run(out, qkv, given, (layer, window, scale, cap, sinks), sizes)
         return out
 
@@ -245,7 +267,7 @@ class TiledAttention(GraphAttention):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = room_for(query, self._kv.heads[layer])
         self.attend_into(out, query, layer, window, scale, cap, sinks)
         return out
 
@@ -260,13 +282,14 @@ class TiledAttention(GraphAttention):
         sinks: Tensor | None,
     ) -> None:
         batch, kv = self._batch, self._kv
-        positions, heads, dim = query.shape
+        positions, heads, _ = query.shape
+        seen = HeadGroups.of(kv.heads[layer], heads)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         is_small = query.element_size() < FLOAT_BYTES
-        group = heads // kv.kv_heads
+        group = heads // seen.count
         pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
         tile = pairs // group
-        tiles[(kv.kv_heads, positions // tile + self._rows)](
+        tiles[(seen.count, positions // tile + self._rows)](
             query,
             kv.content,
             table,
@@ -283,18 +306,16 @@ class TiledAttention(GraphAttention):
             kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
-            KV_HEADS=kv.kv_heads,
             TILE=tile,
             PAIRS=pairs,
-            DIM=dim,
-            WIDTH=max(triton.next_power_of_2(dim), LEAST),
             BLOCK=kv.block_size,
-            CELLS=64 if is_small and positions <= FEW else 32,
+            CELLS=64 if is_small and positions <= FEW and not seen.is_wide else 32,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
-            num_warps=4,
+            num_warps=8 if seen.is_wide else 4,
             num_stages=2 if is_small else 1,
             launch_pdl=True,
+            **seen.constants,
         )
 
 
@@ -304,8 +325,10 @@ class MixedAttention(GraphAttention):
     They run concurrently as far as there are free multiprocessors.
     """
 
-    def __init__(self, singles: DecodeAttention, others: TiledAttention | PrefillAttention) -> None:
-        self._singles, self.others = singles, others
+    def __init__(
+        self, kv: KVStore, singles: DecodeAttention, others: TiledAttention | PrefillAttention
+    ) -> None:
+        self._kv, self._singles, self.others = kv, singles, others
 
     def lay_out(self) -> None:
         self._singles.lay_out()
@@ -320,7 +343,7 @@ class MixedAttention(GraphAttention):
         cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = room_for(query, self._kv.heads[layer])
         self.others.attend_into(out, query, layer, window, scale, cap, sinks)
         self._singles.attend_into(out, query, layer, window, scale, cap, sinks)
         return out

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -9,6 +10,7 @@ from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.int4 import Int4Decoded, Int4Few
+from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
@@ -16,8 +18,14 @@ from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-from paceline.runner.cuda.kernels.layers import DeferredNorm, add_normalized, gated
-from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.cuda.kernels.layers import (
+    DeferredNorm,
+    add_normalized,
+    divide,
+    gated,
+    normalized,
+)
+from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 
@@ -32,6 +40,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Library,
     Int8Library,
     ScaledDecoded,
+    Int4Panels,
+    PanelsDecoded,
     Int4Few,
     Int4Decoded,
     CodedFew,
@@ -64,6 +74,25 @@ class CudaLinear:
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self.choice(Use.ADDED).of(len(x)).add_to(total, x)
+
+
+def kernel_norm(factory: LayerFactory[CudaLinear], norm: NormSpec) -> Callable[[Tensor], Tensor]:
+    """The norm before a linear that has the norm's `folded` factor, as a kernel of its own."""
+    factor, bias = None, None
+    if norm.bias is not None:
+        factor, bias = factory.factor(norm), factory.read(norm.bias)
+    floor, is_centred = norm.floor, norm.centred
+    return partial(normalized, floor=floor, factor=factor, bias=bias, is_centred=is_centred)
+
+
+def apart(
+    factory: LayerFactory[CudaLinear], norm: NormSpec | None
+) -> tuple[Callable[[Tensor], Tensor], NormSpec | None]:
+    """What is computed before a `NormedLinear`, and the norm that is left for it: it computes no
+    layer norms, and adds no biases."""
+    if norm is None or not (norm.centred or norm.bias):
+        return whole, norm
+    return kernel_norm(factory, norm), None
 
 
 class NormedLinear:
@@ -101,6 +130,13 @@ class NormedLinear:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
         x, late = deferred(hidden, self._floor, self._weights)
         return with_room(self._adapted)(x, adapters), late
+
+    def finished(self, hidden: Tensor) -> Tensor:
+        """The linear, after which no norm is left."""
+        found, late = self(hidden)
+        if late.width:
+            divide(found, late)
+        return found
 
     def _plain(self, x: Tensor, adapters: Tensor | None) -> Tensor:
         if adapters is None:

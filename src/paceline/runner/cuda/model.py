@@ -1,8 +1,7 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,20 +11,14 @@ from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
-from paceline.runner.cuda.gemm.one_row import takes
-from paceline.runner.cuda.kernels.layers import (
-    HeadRotation,
-    cap_logits,
-    normalized,
-    rotate_and_store,
-)
-from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
-from paceline.runner.cuda.moe import CudaMoE
+from paceline.runner.cuda.decoder_layer import CudaLayer
+from paceline.runner.cuda.kernels.layers import cap_logits
+from paceline.runner.cuda.linears import CudaLinear, kernel_norm
+from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import STORED
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec, attentions
+from paceline.runner.models.architecture import DecoderSpec, attentions, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope
@@ -35,7 +28,7 @@ from paceline.runner.vision.image_encoder import image_encoder
 from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 
-# Attention in a graph has one shape for all layers, and so has the store.
+# Attention in a graph has so many heads of queries in all layers.
 CUDA = BackendSupport(
     backend="CUDA",
     features=frozenset(
@@ -43,17 +36,40 @@ CUDA = BackendSupport(
             "embedding_scale",
             "logit_scale",
             "logit_cap",
+            "norm.centred",
+            "norm.bias",
+            "layers.parallel",
+            "layers.scale",
+            "layers.attention=none",
+            "layers.latent",
+            "layers.latent=mla",
+            "layers.latent.query_latent",
+            "layers.latent.query_latent.linear.biases",
+            "layers.latent.latent.biases",
+            "layers.latent.output.biases",
             "layers.attention.qkv.biases",
             "layers.attention.norm=none",
+            "layers.attention.norm.centred",
+            "layers.attention.norm.bias",
             "layers.attention.rope.axes",
             "layers.attention.head_norms",
+            "layers.attention.head_norms.whole",
+            "layers.attention.head_norms.rotated",
+            "layers.attention.value_norm",
+            "layers.attention.gated",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
             "layers.attention.output_norm",
             "layers.attention.sinks",
             "layers.mlp.norm=none",
+            "layers.mlp.norm.centred",
+            "layers.mlp.norm.bias",
+            "layers.mlp.gated",
+            "layers.mlp.xielu",
             "layers.mlp.activation=gelu_pytorch_tanh",
+            "layers.mlp.activation=relu2",
+            "layers.mlp.activation=xielu",
             "layers.mlp.gate_up.biases",
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
@@ -71,107 +87,9 @@ CUDA = BackendSupport(
         }
     )
     | TOWER_FEATURES,
-    one_value={**STORED, "number of heads": lambda layer: [one.heads for one in attentions(layer)]},
+    one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CudaLayerContext:
-    """What all layers read in one step."""
-
-    position: Tensor  # [positions]
-    cells: Sequence[Tensor]  # by group: [positions]; index of the first value that is written
-    kv: KVStore
-    attention: Prepared
-    adapters: Tensor | None  # [positions]; index of each adapter; None: no position has one
-    rotary: Mapping[RotaryTable, Tensor]  # by table, for coordinates: [positions, 2, head_dim / 2]
-
-
-class CudaLayer:
-    """One layer. Its linears add to the residual stream by themselves."""
-
-    def __init__(
-        self,
-        factory: LayerFactory[CudaLinear],
-        spec: LayerSpec,
-        layer: int,
-        tables: Mapping[Rope, RotaryTable],
-        beside: Beside = nowhere,
-    ) -> None:
-        attention, mlp = spec.attention, spec.mlp
-        assert attention is not None and mlp is not None, "CUDA has no such feature"
-        rotary = tables[attention.rope]
-        self._attention, self._layer = attention, layer
-        self._qkv = NormedLinear(factory.qkv(attention), attention.norm, beside("qkv"))
-        output = attention.output, attention.output_norm
-        self._out = residual_linear(factory, *output, beside("output"))
-        is_plain = isinstance(mlp, MLPSpec)
-        self._mlp = CudaMLP(factory, mlp, beside) if is_plain else CudaMoE(factory, mlp)
-        self._sinks = None if attention.sinks is None else factory.read(attention.sinks)  # [heads]
-        self._rotary, self._rotation = rotary, HeadRotation(rotary.by_position, None, 0.0)
-        if attention.head_norms is not None:
-            factor = factory.head_factor(attention, attention.head_norms).to(factory.dtype)
-            self._rotation = HeadRotation(rotary.by_position, factor, attention.head_norms.floor)
-
-    def kernels(self) -> dict[str, str]:
-        """Which kernels compute the linears of the layer, by rows."""
-        return {"qkv": str(self._qkv), "output": str(self._out), **self._mlp.kernels()}
-
-    def __call__(
-        self, hidden: Tensor, step: CudaLayerContext, wanted: Tensor | None = None
-    ) -> Tensor:
-        """The residual stream after this layer, of all positions or of the wanted ones."""
-        n, attention, spec = len(hidden), step.attention, self._attention
-        how = self._layer, spec.window, spec.scale, spec.score_cap, self._sinks
-        adapters, is_few = step.adapters, takes(*hidden.shape) and step.adapters is None
-        # The kernel that rotates follows a linear that is ordered, as those after norms are.
-        rotating = attention if is_few and self._qkv.is_normed and attention.rotates else None
-        rotation, by_row = self._rotation, step.rotary.get(self._rotary)
-        if by_row is not None:
-            rotation = replace(rotation, cos_sin=by_row, is_by_row=True)
-        found, late = self._qkv(hidden, adapters)
-        qkv = found.view(n, -1, spec.head_dim)
-        if rotating is not None:
-            seen = rotating.attend_new(qkv, rotation, *how)
-        else:
-            cells = step.cells[step.kv.groups.group[self._layer]]
-            rotate_and_store(qkv, rotation, late, step.position, cells, step.kv, self._layer)
-            seen = attention.attend(qkv[:, : spec.heads], *how)
-        seen = seen.view(n, -1)
-        if wanted is not None:
-            hidden, seen = hidden.index_select(0, wanted), seen.index_select(0, wanted)
-            if not len(wanted):
-                return hidden
-            adapters = None if adapters is None else adapters.index_select(0, wanted)
-        self._out(hidden, seen, adapters)
-        self._mlp.add_to(hidden, adapters)
-        return hidden
-
-    def store(self, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore) -> None:
-        """Write keys and values of positions [n] to cells of the store [n], without attention."""
-        found, late = self._qkv(hidden, None)
-        qkv = found.view(len(hidden), -1, self._attention.head_dim)
-        rotate_and_store(qkv, self._rotation, late, position, cells, kv, self._layer)
-
-
-class CudaMLP:
-    """The gated MLP."""
-
-    def __init__(
-        self, factory: LayerFactory[CudaLinear], spec: MLPSpec, beside: Beside = nowhere
-    ) -> None:
-        gate_up = factory.linear(spec.gate_up, spec.norm)
-        self._gate_up = NormedLinear(gate_up, spec.norm, beside("gate_up"), is_gated=True)
-        self._down = residual_linear(factory, spec.down, spec.output_norm, beside("down"))
-        self._is_silu = spec.activation == "silu"
-
-    def kernels(self) -> dict[str, str]:
-        return {"gate_up": str(self._gate_up), "down": str(self._down)}
-
-    def add_to(self, hidden: Tensor, adapters: Tensor | None = None) -> None:
-        """Add the MLP of the residual stream to it."""
-        self._down(hidden, self._gate_up.gated(hidden, self._is_silu, adapters), adapters)
 
 
 class CudaModel:
@@ -206,14 +124,14 @@ class CudaModel:
         self._embedding, self._embed = table, factory.embedding(table, ids)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
-            for rope in dict.fromkeys(one.rope for one in attentions(spec.layers))
+            for rope in dict.fromkeys(parts_of(spec.layers, Rope))
         }
         self._rotary = tuple(rotary.values())
         self._layers = [
             CudaLayer(factory, one, layer, rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
-        self._floor, self._norm = spec.norm.floor, factory.norm(spec.norm)
+        self._norm, self._before_head = factory.norm(spec.norm), kernel_norm(factory, spec.norm)
         self._head = factory.head(spec.head, spec.norm, spec.logit_scale)
         self._logit_cap = spec.logit_cap
 
@@ -315,7 +233,7 @@ class CudaModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the type of the model; [n, 0] on ranks that do not sample."""
-        logits = self._head(normalized(hidden, self._floor))
+        logits = self._head(self._before_head(hidden))
         if self._logit_cap is not None and logits.shape[1]:
             cap_logits(logits, self._logit_cap)
         return logits

@@ -7,11 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertKernel, ExpertWeights, Use
+from paceline.runner.cuda.gemm.linear_kernel import (
+    ExpertGate,
+    ExpertKernel,
+    ExpertKernelChoice,
+    ExpertWeights,
+    Use,
+)
 from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
 from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
 from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-from paceline.runner.cuda.kernels.mxfp4_experts import GroupedMxfp4
+from paceline.runner.cuda.kernels.few_experts import FewExperts
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.experts import MoESpec, SharedExpertSpec
@@ -21,8 +27,8 @@ from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
 log = logging.getLogger(__name__)
 
-# The first that accepts the experts computes them.
-KERNELS: tuple[type[ExpertKernel], ...] = (Grouped, GroupedFp8, GroupedMxfp4, GroupedCodes)
+# In order: the first that accepts the experts and a number of rows computes them.
+KERNELS: tuple[type[ExpertKernel], ...] = (FewExperts, Grouped, GroupedFp8, GroupedCodes)
 
 
 class CudaMoE:
@@ -33,11 +39,11 @@ class CudaMoE:
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.norm)
         correction = None if spec.correction is None else factory.read(spec.correction).flatten()
-        self._router = ExpertRouter.of(weight, bias, spec.routing, correction)
+        self._router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
         self._shared = None
         if spec.shared is not None:
             self._shared = CudaSharedExpert(factory, spec.shared, spec.norm, spec.activation)
-        self._experts, self._floor = expert_kernel(expert_weights(factory, spec)), spec.norm.floor
+        self._experts, self._floor = expert_kernels(expert_weights(factory, spec)), spec.norm.floor
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
     def kernels(self) -> dict[str, str]:
@@ -49,7 +55,7 @@ class CudaMoE:
         x, choice = self._router.choose(hidden, self._floor)
         gated = None if self._shared is None else self._shared.gated(hidden, x)
         total = torch.zeros_like(hidden) if self._has_parts else hidden
-        self._experts.add_to(total, x, choice)
+        self._experts.of(len(x)).add_to(total, x, choice)
         if self._shared is not None and gated is not None:
             self._shared.down.add_to(total, gated)
         if self._has_parts:
@@ -83,17 +89,17 @@ class CudaSharedExpert:
         return found
 
 
-def expert_kernel(
+def expert_kernels(
     weights: ExpertWeights, kinds: Sequence[type[ExpertKernel]] = KERNELS
-) -> ExpertKernel:
-    """The first kernel that accepts the weights. If none does, they are decoded."""
-    found = (kernel for kind in kinds if (kernel := kind.of(weights)) is not None)
-    if (kernel := next(found, None)) is not None:
-        return kernel
+) -> ExpertKernelChoice:
+    """The kernels that accept the weights. If none takes many rows, they are decoded."""
+    found = ExpertKernelChoice(weights, kinds)
+    if found.is_complete:
+        return found
     form = weights.gate_up.form
     assert not isinstance(weights.gate_up, PlainMatrix), f"no kernel for experts in {form}"
     log.warning("no kernel computes experts in %s: they are decoded to %s", form, weights.dtype)
-    return expert_kernel(weights.decoded(), kinds)
+    return expert_kernels(weights.decoded(), kinds)
 
 
 def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWeights:

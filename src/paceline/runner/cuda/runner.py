@@ -34,6 +34,7 @@ from paceline.runner.proposer import Drafter, DraftingFor
 from paceline.runner.runner import quickest
 from paceline.runner.sampling.controls import Controls
 from paceline.runner.sampling.sampler import Sampler
+from paceline.runner.state_store import moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,7 @@ class CudaRunner:
         square = 0 if model.images is None else model.images.square
         given = model.adapters, square, model.group
         state = self.state = CudaState(slots, max_model_len, kv, *given)
+        state.keep_states(model.config, model.dtype)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
@@ -200,23 +202,22 @@ class CudaRunner:
             self._take_over(plan)
         if plan.empty:
             return
-        self._moves.carry_out(plan)
+        with moved(plan, self.state.states, self._kv, self._moves.carry_out):
+            self._flight.append(self._launched(plan))
+
+    def _launched(self, plan: Plan) -> LaunchedStep | UnsampledStep:
         if not len(plan.rows):
-            self._flight.append(LaunchedStep(plan, np.empty(0, np.intp), None))
-            return
+            return LaunchedStep(plan, np.empty(0, np.intp), None)
         is_moving = any(step.is_drafted for step in self._flight)
         if is_moving and self._attention.support.plans_on_host:
             plan = replace(plan, start=self.state.stands(plan.rows.slot))
             is_moving = False
         with self._residents.encoded(plan):
-            self._flight.append(self._launched(plan, is_moving))
-
-    def _launched(self, plan: Plan, is_moving: bool) -> LaunchedStep | UnsampledStep:
-        if plan.rows.drafts.any():
+            if not plan.rows.drafts.any():
+                return self._run(plan, self._batching(plan), is_moving)
             self._same = self._controls = None
             order = self._residents.order(plan)
             return self._drafted.launch(plan, order, is_moving, self._of(plan))
-        return self._run(plan, self._batching(plan), is_moving)
 
     @torch.inference_mode()
     def wait(self) -> StepResult:

@@ -15,9 +15,12 @@ from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, BatchWithLengths, Staging
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import whole
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.sampling.sampler import seed_of
 from paceline.runner.sampling.token_choice import key_of
+from paceline.runner.state_store import RowStates, StateStore
 from paceline.runner.tensors import from_numpy
 
 
@@ -54,11 +57,25 @@ class CudaState:
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.key = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.adapters = None if room is None else CudaAdapters(room, slots, device)
+        self.states: StateStore | None = None  # None: the model has no states
         self._coordinates = None
         if square:
             self._coordinates = CudaCoordinates(slots, max_model_len + 1, square, device)
         self.samples = decides(group)
         self.shared = whole if group is None else group.share  # gives all ranks what rank 0 has
+
+    # -- states of layers ----------------------------------------------------
+
+    def keep_states(self, model: ModelConfig, dtype: torch.dtype) -> None:
+        """Allocate a state of each slot, if layers of the model keep some. `dtype` is that of
+        activations."""
+        layout, device = StateLayout.of(model, dtype.itemsize), self.position.device
+        if layout is not None:
+            self.states = StateStore(layout, self.padding_slot + 1, dtype, device)
+
+    def states_of(self, slot: Tensor, longer: int | None = None) -> RowStates | None:
+        """The states of rows in these slots; see `RowStates`."""
+        return None if self.states is None else RowStates(self.states, slot, longer)
 
     # -- tokens --------------------------------------------------------------
 
@@ -174,7 +191,8 @@ class CudaState:
         table = self.table.index_select(1, row_slot)
         columns = tokens, at, row_start, context, table, cells, sample_at
         adapters = self.adapters_of(owner) if self.is_adapted(rows.slot) else None
-        more = None, adapters, self.coordinates(owner, at)  # no images: their positions have ids
+        # No images: their positions have ids.
+        more = None, adapters, self.coordinates(owner, at), self.states_of(row_slot)
         if is_moving:
             return Batch(*columns, *more), cells, row_slot
         return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot

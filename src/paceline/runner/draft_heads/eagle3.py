@@ -11,11 +11,12 @@ from paceline.core.errors import ConfigError
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import LayerContext, SelfAttention
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, Linear
+from paceline.runner.layers.mixers.mixer import LayerContext
+from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.mlp import MLP
-from paceline.runner.layers.norm import Rotation, add_linear
+from paceline.runner.layers.norm import Rotation
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.config_entries import ConfigEntries, expected
@@ -206,7 +207,7 @@ class Eagle3Head:
         seen = self._attention(read, context)
         before = self.config.norm_before_residual
         total = self._hidden_norm(hidden) if before else hidden.clone()
-        add_linear(total, seen, self._attention.output, None)
+        self._attention.add_to(total, seen)
         self._mlp.add_to(total)
         return total
 

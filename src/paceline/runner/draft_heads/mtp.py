@@ -12,9 +12,10 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.draft_heads.head import HeadWeights
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import TORCH, TorchStack
+from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear, Linear
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.mtp import MTPSpec, describe_mtp, layer_config
 from paceline.runner.models.tensor_spec import TensorSpec

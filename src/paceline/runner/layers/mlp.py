@@ -44,6 +44,10 @@ def plain_gate(activation: Activation) -> Inner:
     return apply
 
 
+def plain(activation: Activation, gated: bool) -> Inner:
+    return plain_gate(activation) if gated else ACTIVATIONS[activation]
+
+
 def clamped_gate(clamp: ClampedGate) -> Inner:
     def apply(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -55,16 +59,21 @@ def clamped_gate(clamp: ClampedGate) -> Inner:
 
 def xielu(factory: LayerFactory[Linear], spec: XIELU) -> Inner:
     """Quadratic above zero and exponential below, plus a linear part."""
-    up, down, beta, eps = (
-        float(factory.read(one)) for one in (spec.up, spec.down, spec.beta, spec.eps)
-    )
-    above, below = softplus(up), beta + softplus(down)
+    above, below, beta, eps = xielu_numbers(factory, spec)
 
     def apply(x: Tensor) -> Tensor:
         negative = x.clamp(max=eps).expm1_().sub_(x).mul_(below)
         return torch.where(x > 0, (x * x).mul_(above), negative).add_(x, alpha=beta)
 
     return apply
+
+
+def xielu_numbers(factory: LayerFactory[Linear], spec: XIELU) -> tuple[float, float, float, float]:
+    """The factors above and below zero, that of the linear part, and where the exponential ends."""
+    up, down, beta, eps = (
+        float(factory.read(one)) for one in (spec.up, spec.down, spec.beta, spec.eps)
+    )
+    return softplus(up), beta + softplus(down), beta, eps
 
 
 def softplus(x: float) -> float:
@@ -74,7 +83,7 @@ def softplus(x: float) -> float:
 def inner_of(factory: LayerFactory[Linear], spec: MLPSpec) -> Inner:
     if spec.xielu is not None:
         return xielu(factory, spec.xielu)
-    return plain_gate(spec.activation) if spec.gated else ACTIVATIONS[spec.activation]
+    return plain(spec.activation, spec.gated)
 
 
 class GatedLinears:
@@ -150,11 +159,10 @@ class SharedExpert:
         factory: LayerFactory[Linear],
         spec: SharedExpertSpec,
         norm: NormSpec,
-        activation: Activation,
+        inner: Inner,
     ) -> None:
         norm = spec.norm or norm
-        gate, down = plain_gate(activation), factory.linear(spec.down)
-        self._linears = GatedLinears(factory, spec.gate_up, norm, gate, down)
+        self._linears = GatedLinears(factory, spec.gate_up, norm, inner, factory.linear(spec.down))
         self._output_norm = factory.optional_norm(spec.output_norm)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
 
@@ -176,14 +184,20 @@ class MoE:
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._correction = None if correction is None else factory.read(correction).flatten()
         self._scales = None if scales is None else factory.read(scales)  # [experts]
-        gate = plain_gate(spec.activation) if spec.clamp is None else clamped_gate(spec.clamp)
+        inner = of_shared = plain(spec.activation, spec.gated)
+        if spec.clamp is not None:
+            inner = clamped_gate(spec.clamp)
+        self._latent = None
+        if (latent := spec.latent) is not None:
+            self._latent = factory.linear(latent.before, spec.norm), factory.linear(latent.after)
+        norm = spec.norm if latent is None else None
         self.experts = [
-            GatedLinears(factory, one.gate_up, spec.norm, gate, factory.linear(one.down))
+            GatedLinears(factory, one.gate_up, norm, inner, factory.linear(one.down))
             for one in spec.experts
         ]
         self._shared = None
         if spec.shared is not None:
-            self._shared = SharedExpert(factory, spec.shared, spec.norm, spec.activation)
+            self._shared = SharedExpert(factory, spec.shared, spec.norm, of_shared)
         self._experts_norm = factory.optional_norm(spec.experts_norm)
         self.output_norm = factory.optional_norm(spec.output_norm)
         self._summed = factory.sum_over_ranks()
@@ -207,6 +221,12 @@ class MoE:
 
     def _routed(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
         """The sum of the chosen experts of this rank."""
+        if self._latent is None:
+            return self._sum(x, chosen, share)
+        before, after = self._latent
+        return after(self._sum(before(x), chosen, share))
+
+    def _sum(self, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
         total = torch.zeros_like(x)
         order = chosen.flatten().argsort(stable=True)  # [positions * chosen]
         counts = to_ints(chosen.flatten().bincount(minlength=len(self.experts)))

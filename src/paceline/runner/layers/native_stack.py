@@ -10,14 +10,15 @@ from paceline.runner.attention.native import NativeStep
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import STORED, DecoderLayer, TorchStack
+from paceline.runner.layers.decoder_layer import DecoderLayer, TorchStack
 from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.mlp import MoE
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.architecture import LayerSpec, MLPSpec, attentions, parts_of
 from paceline.runner.models.experts import MoESpec
-from paceline.runner.models.layer_groups import BackendSupport
+from paceline.runner.models.layer_groups import STORED, BackendSupport
 from paceline.runner.models.linear_spec import NormSpec
 from paceline.runner.native.library import (
     DecoderStruct,
@@ -135,10 +136,10 @@ class NativeStack:
         return decoder
 
     def _struct(self, layer: DecoderLayer, spec: LayerSpec) -> LayerStruct:
-        attention, mlp = layer.attention, layer.mlp
-        assert attention is not None and mlp is not None
+        (attention,), mlp = layer.mixers, layer.mlp
+        assert isinstance(attention, SelfAttention) and mlp is not None
         assert spec.attention is not None and spec.mlp is not None
-        norms = attention.norm, layer.attention_norm, mlp.output_norm
+        norms = attention.norm, attention.output_norm, mlp.output_norm
         gate_up, down, moe = None, None, None
         if isinstance(mlp, MoE):
             assert isinstance(spec.mlp, MoESpec)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixers.mixer import LayerContext
 from paceline.runner.layers.mlp import ACTIVATIONS
 from paceline.runner.layers.norm import add_linear
 from paceline.runner.models.architecture import PerLayerInputs, PerLayerSpec
@@ -27,13 +28,17 @@ class TokenInputs:
 
 
 class PerLayerInput:
-    """Adds the input of one layer to the residual stream."""
+    """Adds the input of one layer to the residual stream, after the MLP."""
 
-    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerSpec) -> None:
+    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerSpec, layer: int) -> None:
+        self._layer = layer
         self._gate, self._activation = factory.linear(spec.gate), ACTIVATIONS[spec.activation]
         self._output, self._norm = factory.linear(spec.output), factory.norm(spec.norm)
 
-    def add_to(self, hidden: Tensor, given: Tensor) -> None:
-        """`given` is the input of this layer, [positions, width]."""
-        x = self._activation(self._gate(hidden)).mul_(given)
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        return context.inputs[self._layer]
+
+    def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
+        """`mixed` is the input of this layer, [positions, width]."""
+        x = self._activation(self._gate(hidden)).mul_(mixed)
         add_linear(hidden, x, self._output, self._norm)

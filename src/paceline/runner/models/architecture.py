@@ -190,6 +190,12 @@ class LayerSpec:
     latent: LatentAttentionSpec | None = None
     state: StateSpec | None = None
 
+    @property
+    def mixers(self) -> tuple[AttentionSpec | LatentAttentionSpec | StateSpec, ...]:
+        """What reads more than one position, in the order of sums."""
+        found = self.attention, self.latent, self.state
+        return tuple(one for one in found if one is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:

@@ -56,11 +56,19 @@ class StateLayers:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of keys and values of a layer, and their size."""
+    """Heads of keys and values of a layer, and their size.
+
+    rank   of latent attention: one vector is the key of all heads, and its first `rank` numbers are
+           the value; 0: keys and values are apart
+    """
 
     kv_heads: int
     head_dim: int
-    is_latent: bool = False  # one vector is key and value
+    rank: int = 0
+
+    @property
+    def is_latent(self) -> bool:
+        return self.rank > 0
 
     @property
     def cell(self) -> CellShape:
@@ -205,10 +213,15 @@ class ModelConfig:
 
     def heads_of(self, layer: int) -> HeadShape:
         if self.latent is not None:
-            return HeadShape(1, self.latent.width, is_latent=True)
+            return HeadShape(1, self.latent.width, self.latent.rank)
         if self.global_heads is not None and self.windows[layer] is None:
             return self.global_heads
         return HeadShape(self.kv_heads, self.head_dim)
+
+    @property
+    def has_mixed_heads(self) -> bool:
+        """Whether layers have different heads, or read keys and values of others."""
+        return self.global_heads is not None or self.reading_layers > 0
 
     @property
     def reads_images_whole(self) -> bool:
@@ -320,10 +333,11 @@ class ModelConfig:
         if traits.states is None:
             return None
         kinds: list[str] = read.need("layer_types")
+        one_part = any(kind in hf_config.ALONE for kind in kinds)
         return StateLayers(
             sizes=traits.states(read),
             layers=tuple(kind in hf_config.WITH_STATE for kind in kinds),
-            mlps=tuple(kind == hf_config.PLAIN or hf_config.PLAIN not in kinds for kind in kinds),
+            mlps=tuple(kind in hf_config.ALONE or not one_part for kind in kinds),
         )
 
     @classmethod

@@ -143,10 +143,10 @@ def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadN
     shape = config.heads_of(layer)
     norms, dim = config.traits.qk_norms, shape.head_dim
     heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
-    query = tensors.norm(f"self_attn.{norms.query}", "attn_q_norm", heads * dim)
+    query = tensors.norm("self_attn.q_norm", "attn_q_norm", heads * dim)
     key = query  # of a layer that computes no keys
     if config.read_by(layer) is None:
-        key = tensors.norm(f"self_attn.{norms.key}", "attn_k_norm", kv_heads * dim)
+        key = tensors.norm("self_attn.k_norm", "attn_k_norm", kv_heads * dim)
     return HeadNorms(query, key, norms.whole, norms.rotated)
 
 
@@ -201,12 +201,10 @@ def _mlp(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec:
     return MLPSpec(
         norm=tensors.input_norm(names.mlp, names.mlp_in_gguf),
         gate_up=_gate_up(config, inner, tensors),
-        down=tensors.linear(
-            f"mlp.{traits.mlp.down}", "ffn_down", (config.width, inner), config.mlp_bias
-        ),
+        down=tensors.linear("mlp.down_proj", "ffn_down", (config.width, inner), config.mlp_bias),
         activation=traits.activation,
         output_norm=tensors.output_norm(names.mlp_output, "post_ffw_norm"),
-        gated=bool(traits.mlp.gate),
+        gated=traits.gated_mlp,
         xielu=_xielu(tensors) if traits.activation == "xielu" else None,
     )
 
@@ -223,9 +221,8 @@ def _gate_up(config: ModelConfig, inner: int, tensors: LayerTensors) -> LinearSp
     if traits.fused_linears or traits.fused_gate_up:
         return tensors.linear("mlp.gate_up_proj", "ffn_up", (2 * inner, width), config.mlp_bias)
     return joined(
-        tensors.linear(f"mlp.{name}", f"ffn_{gguf}", (inner, width), config.mlp_bias)
-        for name, gguf in ((traits.mlp.gate, "gate"), (traits.mlp.up, "up"))
-        if name
+        tensors.linear(f"mlp.{name}_proj", f"ffn_{name}", (inner, width), config.mlp_bias)
+        for name in (("gate", "up") if traits.gated_mlp else ("up",))
     )
 
 

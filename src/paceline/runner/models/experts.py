@@ -20,7 +20,7 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpec:
-    """down(activation(gate) * up), where gate and up are gate_up of the input."""
+    """down(activation(gate) * up), where gate and up are gate_up of the input; see `MLPSpec`."""
 
     gate_up: LinearSpec
     down: LinearSpec
@@ -54,6 +54,14 @@ class ExpertGroups:
     count: int
     chosen: int
     judges: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLatentSpec:
+    """after(the sum of share * expert(before(x))): experts read and write a narrower vector."""
+
+    before: LinearSpec
+    after: LinearSpec
 
 
 ExpertScores = Literal["softmax", "sigmoid"]
@@ -96,6 +104,8 @@ class MoESpec:
     expert_scales      [experts]; factors of their shares
     experts_norm       of the sum of experts
     output_norm        of what is added to the residual stream
+    gated              otherwise no expert has a gate, the shared one included
+    latent             what the chosen experts read and write; None: vectors of the full width
     """
 
     FEATURE: ClassVar[str] = "moe"
@@ -112,6 +122,8 @@ class MoESpec:
     expert_scales: TensorSpec | None = None
     experts_norm: NormSpec | None = None
     output_norm: NormSpec | None = None
+    gated: bool = True
+    latent: ExpertLatentSpec | None = None
 
     @property
     def width(self) -> int:
@@ -191,6 +203,7 @@ class ExpertSizes:
     routing       how experts are chosen
     shared_width  inside the shared expert; 0: there is none
     clamp         what experts compute of gate and up, if not activation(gate) * up
+    latent        width of what experts read and write; 0: that of the residual stream
     """
 
     count: int
@@ -199,6 +212,7 @@ class ExpertSizes:
     routing: Routing
     shared_width: int = 0
     clamp: ClampedGate | None = None
+    latent: int = 0
 
     def __post_init__(self) -> None:
         chosen, groups = self.routing.chosen, self.routing.groups
@@ -223,7 +237,11 @@ SCORES: dict[str, ExpertScores] = {"softmax": "softmax", "sigmoid": "sigmoid"}
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+SHARED_WIDTH = (
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)
 FIRST = ("first_k_dense_replace", "moe_layer_start_index")
 EVERY = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
 LIMITED = "group_limited_greedy"  # the best expert of a group is its score
@@ -253,6 +271,7 @@ def experts_of_hf(
         ),
         shared_width=shared_width(read, width, traits) if traits.shared else 0,
         clamp=clamp(read, traits),
+        latent=int(read.get("moe_latent_size", 0)),
     )
 
 

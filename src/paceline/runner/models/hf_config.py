@@ -13,7 +13,7 @@ from paceline.runner.weights.weight_format import UNQUANTIZED, Quantization
 
 FULL, SLIDING, STATE, BOTH = "full_attention", "sliding_attention", "linear_attention", "hybrid"
 WITH_STATE = (STATE, BOTH)
-PLAIN = "mlp"  # a layer that is an MLP alone; then all layers have one part
+ALONE = ("mlp", "moe")  # layers that are an MLP or an MoE alone; then all layers have one part
 THETA = 10_000.0
 TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
@@ -200,7 +200,7 @@ def windows(read: ConfigEntries, layers: int, traits: Traits) -> tuple[int | Non
     if kinds := read.get("layer_types"):
         seen = {FULL: None, SLIDING: window}
         if traits.states is not None:
-            seen = {FULL: None, BOTH: None, STATE: 0, PLAIN: 0}
+            seen = {FULL: None, BOTH: None, STATE: 0, **dict.fromkeys(ALONE, 0)}
         if strange := set(kinds) - set(seen):
             raise ConfigError(f"{read.where}: layer types {sorted(strange)} are not supported")
         return tuple(seen[kind] for kind in kinds)

@@ -6,7 +6,7 @@ from itertools import repeat
 from typing import Any, TypeGuard
 
 from paceline.core.errors import ConfigError
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec
+from paceline.runner.models.architecture import DecoderSpec, LayerSpec, attentions
 from paceline.runner.models.config import NO_ATTENTION
 from paceline.runner.models.linear_spec import EVERY_BACKEND, OPTIONAL
 from paceline.runner.models.tensor_spec import TensorSpec
@@ -46,6 +46,13 @@ class BackendSupport:
             raise ConfigError(
                 f"the {self.backend} backend cannot compute {spec.architecture!r}: {reason}{advice}"
             )
+
+
+# What a store with one shape for all layers takes once.
+STORED: dict[str, Values] = {
+    "number of heads of keys": lambda layer: [one.kv_heads for one in attentions(layer)],
+    "size of heads": lambda layer: [one.head_dim for one in attentions(layer)],
+}
 
 
 def features_of(spec: DecoderSpec) -> frozenset[str]:

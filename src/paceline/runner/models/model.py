@@ -9,14 +9,16 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
-from paceline.runner.layers.decoder_layer import TORCH, TorchStack
+from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.linear_choice import FLOAT32, LinearBuilder
+from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.layers.packing import PackedStore
+from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
 from paceline.runner.parallel.divide import divide
@@ -124,5 +126,8 @@ class Model:
 
 
 def has_native_linears(stack: TorchStack) -> bool:
-    attention = stack.layers[0].attention
-    return attention is not None and isinstance(attention.qkv, NativeLinear)
+    """In attention of the first layer, and so in all of them."""
+    return any(
+        isinstance(one, SelfAttention) and isinstance(one.qkv, NativeLinear)
+        for one in stack.layers[0].mixers
+    )

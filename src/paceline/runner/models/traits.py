@@ -38,7 +38,9 @@ DescribeTower = Callable[[ConfigEntries, int, Mapping[str, Any]], VisionSpec]
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Names of the norms of a layer in HF's files; empty: there is none.
+    """The norms of a layer by their names in HF's files; empty: there is none.
+
+    One name stands for different norms in Llama and in Gemma, so `Traits.names` cannot say this.
 
     attention, mlp              of the residual stream, before them
     attention_output, mlp_output before they are added to the residual stream
@@ -63,21 +65,10 @@ BEHIND = NormNames("", "post_attention_layernorm", "", "post_feedforward_layerno
 
 @dataclass(frozen=True, slots=True)
 class QKNorms:
-    """Norms of queries and keys: see `HeadNorms`."""
+    """What norms of queries and keys are like: see `HeadNorms`."""
 
-    query: str = "q_norm"
-    key: str = "k_norm"
     whole: bool = False
     rotated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MLPNames:
-    """Names of the linears of an MLP in HF's files. Without a gate, it has up and down alone."""
-
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +113,11 @@ class Traits:
     defaults           entries of config.json that a file may leave out
     gguf               its name in GGUF files; empty: the same
     activation         of the MLP
-    mlp                names of its linears
+    gated_mlp          it has a gate; otherwise it has up and down alone
     qkv_bias           the linears for queries, keys and values have biases
     output_bias        attention_bias is for the linear after attention too *
     qk_norm            queries and keys have norms
-    qk_norms           which norms, if they have some
+    qk_norms           what these norms are like
     value_norm         each head of values has an RMS norm without a weight
     norms              norms of a layer
     layer_norm         norms subtract the mean
@@ -170,7 +161,7 @@ class Traits:
     defaults: tuple[tuple[str, Any], ...] = ()
     gguf: str = ""
     activation: Activation = "silu"
-    mlp: MLPNames = MLPNames()
+    gated_mlp: bool = True
     qkv_bias: bool = False
     output_bias: bool = True
     qk_norm: bool = False

@@ -107,7 +107,7 @@ def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     attention, latent, mlp = layer.attention, layer.latent, layer.mlp
     assert layer.state is None and mlp is not None  # `unfit` refuses others
     if isinstance(mlp, MLPSpec):
-        split = _gate_up(mlp.gate_up, shard) if mlp.gated else _up(mlp.gate_up, shard)
+        split = _gate_up(mlp.gate_up, mlp.gated, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
     else:
         mlp = _moe(mlp, shard)
@@ -149,27 +149,25 @@ def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
 def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
     """Each rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
-        ExpertSpec(_gate_up(expert.gate_up, shard), _some_inputs(expert.down, shard))
+        ExpertSpec(_gate_up(expert.gate_up, spec.gated, shard), _some_inputs(expert.down, shard))
         for expert in spec.experts
     )
-    shared = None if spec.shared is None else _shared(spec.shared, shard)
+    shared = None if spec.shared is None else _shared(spec.shared, spec.gated, shard)
     return replace(spec, experts=experts, shared=shared)
 
 
-def _shared(spec: SharedExpertSpec, shard: Shard) -> SharedExpertSpec:
+def _shared(spec: SharedExpertSpec, gated: bool, shard: Shard) -> SharedExpertSpec:
     """The same of the shared expert; its gate is complete."""
-    gate_up, down = _gate_up(spec.gate_up, shard), _some_inputs(spec.down, shard)
+    gate_up, down = _gate_up(spec.gate_up, gated, shard), _some_inputs(spec.down, shard)
     return replace(spec, gate_up=gate_up, down=down)
 
 
-def _gate_up(linear: LinearSpec, shard: Shard) -> LinearSpec:
+def _gate_up(linear: LinearSpec, gated: bool, shard: Shard) -> LinearSpec:
+    if not gated:
+        return _some_outputs(linear, shard.of(linear.outputs))
     width = linear.outputs // 2
     first, end = shard.of(width)
     return _some_outputs(linear, (first, end), (width + first, width + end))
-
-
-def _up(linear: LinearSpec, shard: Shard) -> LinearSpec:
-    return _some_outputs(linear, shard.of(linear.outputs))
 
 
 def _some_inputs(linear: LinearSpec, shard: Shard) -> LinearSpec:

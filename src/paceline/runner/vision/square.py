@@ -168,23 +168,35 @@ def idefics3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> 
     projection = CONNECTOR.linear(
         ("modality_projection.proj",), (output, width * merge**2), bias=False
     )
+    projector = ProjectorSpec(
+        norm=IDEFICS3.norm("post_layernorm", width, sizes.eps),
+        is_mean=False,
+        merged_norm=None,
+        linears=(projection,),
+    )
+    return siglip(sizes, settings, PositionSpec(table, side, "fraction"), merge, projector)
+
+
+def siglip(
+    sizes: SquareSizes,
+    settings: Mapping[str, Any],
+    positions: PositionSpec,
+    merge: int,
+    projector: ProjectorSpec,
+) -> TowerSpec:
+    """All blocks of SigLIP, and a projector."""
     return TowerSpec(
         pixels=PixelScale.of_hf(settings, HALF, HALF),
         patch=sizes.patches("embeddings.patch_embedding"),
-        side=side,
-        positions=PositionSpec(table, side, "fraction"),
+        side=sizes.side,
+        positions=positions,
         class_token=None,
         first_norm=None,
         blocks=sizes.blocks(vision_activation(sizes.read, "gelu_pytorch_tanh")),
         rope=None,
         window=None,
         merge=merge,
-        projector=ProjectorSpec(
-            norm=IDEFICS3.norm("post_layernorm", width, sizes.eps),
-            is_mean=False,
-            merged_norm=None,
-            linears=(projection,),
-        ),
+        projector=projector,
         unread=(),
     )
 
@@ -278,26 +290,15 @@ def gemma3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> To
     table = TOWER.tensor("embeddings.position_embedding.weight", side * side, width)
     weight = PROJECTOR.tensor("mm_input_projection_weight", width, output)
     scale = PROJECTOR.tensor("mm_soft_emb_norm.weight", width)
-    return TowerSpec(
-        pixels=PixelScale.of_hf(settings, HALF, HALF),
-        patch=sizes.patches("embeddings.patch_embedding"),
-        side=side,
-        positions=PositionSpec(table, side, "index"),
-        class_token=None,
-        first_norm=None,
-        blocks=sizes.blocks(vision_activation(sizes.read, "gelu_pytorch_tanh")),
-        rope=None,
-        window=None,
-        merge=side // few,
-        projector=ProjectorSpec(
-            norm=TOWER.norm("post_layernorm", width, eps),
-            is_mean=True,
-            merged_norm=VisionNorm(scale, None, eps, offset=1.0),
-            linears=(VisionLinear((weight,), (), None, is_transposed=True),),
-        ),
-        unread=TOWER.names("head."),
-        reads_itself=True,
+    projector = ProjectorSpec(
+        norm=TOWER.norm("post_layernorm", width, eps),
+        is_mean=True,
+        merged_norm=VisionNorm(scale, None, eps, offset=1.0),
+        linears=(VisionLinear((weight,), (), None, is_transposed=True),),
     )
+    positions = PositionSpec(table, side, "index")
+    tower = siglip(sizes, settings, positions, side // few, projector)
+    return replace(tower, unread=TOWER.names("head."), reads_itself=True)
 
 
 def internvl(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:

@@ -7,15 +7,11 @@ from torch import Tensor
 
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.decoder_layer import CudaMLP
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter
-from paceline.runner.cuda.kernels.layers import (
-    DeferredNorm,
-    HeadRotation,
-    normalized,
-    rotate_and_store,
-)
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 from paceline.runner.cuda.linears import CudaLinear, ResidualLinear, ResidualParts
-from paceline.runner.cuda.model import CudaMLP
 from paceline.runner.draft_heads.eagle3 import Eagle3Config, Eagle3Spec, describe_head
 from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.draft_heads.head import HeadWeights

@@ -198,4 +198,4 @@ def check_embedding(model: ModelConfig) -> None:
 def one_state(decoder: ModelConfig) -> ModelConfig:
     """A shape whose KV of a position has room for one hidden state."""
     half = decoder.width // 2
-    return replace(decoder, heads=1, kv_heads=1, head_dim=half, rotary_dim=half)
+    return replace(decoder, heads=1, kv_heads=1, head_dim=half, rotary_dim=half, latent=None)

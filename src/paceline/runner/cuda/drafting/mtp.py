@@ -5,20 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter
 from paceline.runner.cuda.kernels.layers import normalized
 from paceline.runner.cuda.linears import CudaLinear
-from paceline.runner.cuda.model import CUDA, CudaLayer, CudaLayerContext
+from paceline.runner.cuda.mixers.mixer import CudaLayerContext
+from paceline.runner.cuda.model import CUDA
 from paceline.runner.draft_heads.head import HeadWeights
 from paceline.runner.draft_heads.mtp import MTPWeights, output_layer
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
+from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.mtp import MTPSpec, describe_mtp
 from paceline.runner.models.linear_spec import NormSpec
+from paceline.runner.models.rope import Rope
 
 
 class CudaNorm:
@@ -42,15 +45,16 @@ class CudaMTPHead:
         max_model_len: int,
     ) -> None:
         (layer,) = spec.decoder.layers
-        assert layer.attention is not None
         self.dtype, self.device = factory.dtype, factory.device
         self._weights, self._hidden_first = weights, spec.hidden_first
         self._model_norm = CudaNorm(factory, spec.model_norm)
         self._embedding_norm = CudaNorm(factory, spec.embedding_norm)
         self._hidden_norm = CudaNorm(factory, spec.hidden_norm)
         self._fuse = factory.linear(spec.fuse)
-        rope = layer.attention.rope
-        tables = {rope: RotaryTable(rope, max_model_len + 1, factory.device)}
+        tables = {
+            rope: RotaryTable(rope, max_model_len + 1, factory.device)
+            for rope in parts_of(layer, Rope)
+        }
         self._layer = CudaLayer(factory, layer, 0, tables)
         self._norm = CudaNorm(factory, spec.decoder.norm)
         self._head = factory.linear(spec.decoder.head)
@@ -64,11 +68,6 @@ class CudaMTPHead:
     ) -> "CudaMTPHead":
         spec = describe_mtp(weights.model, max_model_len)
         CUDA.require(spec.decoder)
-        if spec.decoder.layers[0].attention is None:
-            raise ConfigError(
-                "MTP heads with latent attention do not draft on a GPU: use another proposer than "
-                "'mtp', or device 'cpu'"
-            )
         with torch.inference_mode():
             factory = LayerFactory(weights.tensors, dtype, device, CudaLinear)
             return CudaMTPHead(factory, spec, weights, max_model_len)

@@ -1,7 +1,9 @@
-"""Linears of codes in groups of inputs: GGUF types, int8 in groups, NVFP4.
+"""Linears of codes in groups of inputs: GGUF types, int8 in groups, NVFP4 and
+MXFP4.
 
-Codes are multiplied as they are; the result of a group is multiplied by its step. The offset of a
-group is multiplied by the sum of its inputs.
+Codes are multiplied as they are, and the result of a group by its step; but 4-bit floating-point
+numbers are multiplied by their steps first, which is exact in bfloat16. The offset of a group is
+multiplied by the sum of its inputs.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -29,7 +31,7 @@ def coded(weights: LinearWeights) -> KernelMatrix | None:
     found = KernelMatrix.of(weights.matrix) if weights.dtype in HALVES else None
     if found is not None:
         weights.matrix = found
-    return weights.matrix if isinstance(weights.matrix, KernelMatrix) else None
+    return found
 
 
 class CodedFew(FewRows):
@@ -143,11 +145,15 @@ def add_codes(
     codes          [LINES, HALF]; pointers to those of the first half
     step, offset   [LINES]; pointers to those of its group; those of the next one are `stride` on
     """
+    by = tl.load(step).to(tl.float32)[:, None]
+    next_by = by if GROUP > HALF else tl.load(step + stride).to(tl.float32)[:, None]
+    if KIND == "fp4" and first.dtype == tl.bfloat16:  # a number times its step has at most 6 bits
+        low, high = _fp4_pairs(tl.load(codes), _raised(by), _raised(next_by))
+        return tl.dot(high, second, tl.dot(low, first, found))
     if KIND == "int8":
         low, high = tl.load(codes).to(first.dtype), tl.load(codes + HALF).to(first.dtype)
     else:
-        low, high = _halves(tl.load(codes), first.dtype, KIND)
-    by = tl.load(step).to(tl.float32)[:, None]
+        low, high = halves(tl.load(codes), first.dtype, KIND)
     ones = tl.full([found.shape[0], HALF], 1.0, first.dtype)
     if GROUP > HALF:
         found += tl.dot(high, second, tl.dot(low, first)) * by
@@ -156,7 +162,7 @@ def add_codes(
             found += total * tl.load(offset).to(tl.float32)[:, None]
     else:
         found += tl.dot(low, first) * by
-        found += tl.dot(high, second) * tl.load(step + stride).to(tl.float32)[:, None]
+        found += tl.dot(high, second) * next_by
         if OFFSET:
             found += tl.dot(ones, first) * tl.load(offset).to(tl.float32)[:, None]
             found += tl.dot(ones, second) * tl.load(offset + stride).to(tl.float32)[:, None]
@@ -164,13 +170,27 @@ def add_codes(
 
 
 @triton.jit
-def _halves(content, dtype: tl.constexpr, KIND: tl.constexpr):
+def _raised(step):
+    """The factor that `_fp4_pairs` needs, less the factor of `scale_of`: bfloat16 holds it."""
+    return (step * 2.0**118).to(tl.bfloat16)
+
+
+@triton.jit
+def scale_of(scale, KIND: tl.constexpr, dtype: tl.constexpr):
+    """By which results of `add_codes` are multiplied."""
+    found = tl.load(scale)
+    return found * 256.0 if KIND == "fp4" and dtype == tl.bfloat16 else found
+
+
+@triton.jit
+def halves(content, dtype: tl.constexpr, KIND: tl.constexpr):
     """The numbers of both codes of bytes."""
     if dtype == tl.bfloat16:
         if KIND == "int4":
             low, high = less_zeros(content, tl.full([1, 1], 136.0, tl.bfloat16))
         else:
-            low, high = _fp4_pairs(content)
+            by = tl.full([1, 1], 2.0**126, tl.bfloat16)
+            low, high = _fp4_pairs(content, by, by)
     else:
         low, high = _number(content & 15, KIND).to(dtype), _number(content >> 4, KIND).to(dtype)
     return low, high
@@ -190,14 +210,13 @@ def _number(code, KIND: tl.constexpr):
 
 
 @triton.jit
-def _fp4_pairs(content):
-    """Both codes of bytes in bfloat16: sign, exponent and mantissa go to their bits there, and a
-    factor of 2^126 corrects the exponent."""
+def _fp4_pairs(content, by, next_by):
+    """Both codes of bytes in bfloat16, times factors of the first ones and the second ones. Sign,
+    exponent and mantissa go to their bits there, which is 2^-126 of the number."""
     return tl.inline_asm_elementwise(
         """
         {
-        .reg .b32 first, second, sign, one;
-        mov.b32 one, 0x7e807e80;
+        .reg .b32 first, second, sign;
         prmt.b32 first, $4, 0, 0x4140;
         prmt.b32 second, $4, 0, 0x4342;
         shl.b32 sign, first, 12;
@@ -216,14 +235,14 @@ def _fp4_pairs(content):
         shl.b32 $3, second, 2;
         and.b32 $3, $3, 0x01c001c0;
         lop3.b32 $3, sign, 0x80008000, $3, 0xea;
-        mul.rn.bf16x2 $0, $0, one;
-        mul.rn.bf16x2 $1, $1, one;
-        mul.rn.bf16x2 $2, $2, one;
-        mul.rn.bf16x2 $3, $3, one;
+        mul.rn.bf16x2 $0, $0, $5;
+        mul.rn.bf16x2 $1, $1, $6;
+        mul.rn.bf16x2 $2, $2, $7;
+        mul.rn.bf16x2 $3, $3, $8;
         }
         """,
-        "=&r,=&r,=&r,=&r,r",
-        [content],
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [content, by, next_by],
         dtype=(tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=4,
@@ -291,7 +310,7 @@ def _few(
                 KIND,
                 OFFSET,
             )
-    total = tl.trans(found * tl.load(scale + line)[:, None])
+    total = tl.trans(found * scale_of(scale + line, KIND, x.dtype.element_ty)[:, None])
     add_up(total, out, parts, ended, bias, line, rows, outputs, SPLITS, BIASED, ADDED)
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from paceline.runner.weights.fp4 import VALUES, Nvfp4Matrix
+from paceline.runner.weights.fp4 import BIAS, VALUES, Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import Matrix
 from paceline.runner.weights.quantized_matrix import (
     CodedMatrix,
@@ -18,6 +18,7 @@ from paceline.runner.weights.quantized_matrix import (
 LINES = 64  # outputs of a program, as many as tensor cores take at a time
 CHUNKS = (128, 64)  # inputs that it reads at a time: the first that divides those of the linear
 GROUPS = (16, 32, 64, 128, 256)  # inputs
+MANTISSA_BITS = 7  # of bfloat16
 MIDDLE = 8  # of codes of 4 bits; kernels multiply their distances from it
 
 
@@ -39,7 +40,7 @@ class KernelMatrix(Matrix):
     `half` inputs apart.
 
     weight   [outputs, inputs] in int8, or [outputs, inputs / 2] in uint8
-    step     [groups, outputs] in float16 or fp8
+    step     [groups, outputs] in float16, of 4-bit floating-point numbers in fp8 or bfloat16
     offset   [groups, outputs] in float16; None: 0
     scale    [outputs] in float32
     group    inputs
@@ -59,6 +60,8 @@ class KernelMatrix(Matrix):
         if outputs % LINES or inputs % CHUNKS[-1]:
             return None
         match matrix:
+            case KernelMatrix():
+                return matrix
             case CodedMatrix(weight, step, offset):
                 return _integers(weight, step, offset)
             case GroupedMatrix(weight, scale, zero):
@@ -66,9 +69,13 @@ class KernelMatrix(Matrix):
             case ScaledMatrix(weight, scale) if weight.dtype == torch.int8 and matrix.is_by_row:
                 return _integers(weight, scale, None)
             case Nvfp4Matrix(weight, scale, whole):
-                step, group = scale.mT.contiguous(), inputs // scale.shape[-1]
-                halved = _halved(unpacked(weight), half_of(inputs, group))
-                return KernelMatrix(halved, step, None, whole, CodeKind.FP4, group)
+                return _fp4(weight, scale, whole)
+            case Mxfp4Matrix(weight, exponent):
+                # Exponents as bfloat16 has them, less the largest of an output, which may overflow.
+                power, largest = exponent.short(), exponent.amax(dim=-1, keepdim=True).short()
+                step = (power - largest + BIAS).clamp_(min=0) << MANTISSA_BITS
+                whole = torch.ldexp(torch.ones_like(largest, dtype=torch.float32), largest - BIAS)
+                return _fp4(weight, step.view(torch.bfloat16), whole.squeeze(-1))
             case _:
                 return None
 
@@ -102,6 +109,13 @@ class KernelMatrix(Matrix):
         if self.offset is not None:
             groups += self.offset.mT.float().unsqueeze(-1)
         return groups.flatten(-2) * self.scale.unsqueeze(-1)
+
+
+def _fp4(weight: Tensor, step: Tensor, whole: Tensor) -> KernelMatrix:
+    inputs = 2 * weight.shape[-1]
+    group = inputs // step.shape[-1]
+    halved = _halved(unpacked(weight), half_of(inputs, group))
+    return KernelMatrix(halved, step.mT.contiguous(), None, whole, CodeKind.FP4, group)
 
 
 def _integers(codes: Tensor, step: Tensor, offset: Tensor | None) -> KernelMatrix | None:

@@ -1,6 +1,7 @@
 """Linears of fp8 weights on the tensor cores for fp8: rows are quantized too."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
@@ -16,6 +17,7 @@ BLOCK = 128  # inputs and outputs of a block that has one scale
 STREAMED_BYTES = 16 << 20  # of weights
 STREAMED_ROWS = {Use.NORMED: 256, Use.ADDED: 256, Use.GATED: 192}
 ALIGNED = 16  # what the library multiplies must be a multiple
+SCALES = 4  # the library takes a multiple of so many scales of blocks of an output
 
 
 ROWS_TIMES_ROWS = ScalingType.RowWise, ScalingType.RowWise
@@ -94,6 +96,9 @@ class Fp8Library(LinearKernel):
 
     def __init__(self, weights: LinearWeights, matrix: ScaledMatrix) -> None:
         self._weights, self._matrix = weights, matrix
+        blocks = matrix.scale.shape[1]
+        missing = 0 if matrix.is_by_row else -blocks % SCALES
+        self._scale = F.pad(matrix.scale, (0, missing)).t()
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Fp8Library | None":
@@ -127,7 +132,7 @@ class Fp8Library(LinearKernel):
             matrix.weight.t(),
             scale,
             ways[0],
-            matrix.scale.t(),
+            self._scale,
             ways[1],
             output_dtype=x.dtype,
         )[: len(x)]

@@ -178,12 +178,13 @@ class ExpertChoice:
 
 
 class ExpertKernel(ABC):
-    """One way to compute the experts of a layer.
+    """One way to compute the experts of a layer, of up to so many positions.
 
     weights   as the kernel keeps them
     """
 
     name: ClassVar[str]
+    most_rows: int = ANY
     weights: ExpertWeights
 
     @classmethod
@@ -195,3 +196,28 @@ class ExpertKernel(ABC):
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         """total [positions, outputs] += the experts of x [positions, inputs], times their
         shares."""
+
+
+class ExpertKernelChoice:
+    """The kernels of the experts of a layer, fewest rows first. They share weights in the form
+    that the first one keeps."""
+
+    def __init__(self, weights: ExpertWeights, kinds: Sequence[type[ExpertKernel]]) -> None:
+        self.kernels: list[ExpertKernel] = []
+        below = 0
+        for kind in kinds:
+            kernel = kind.of(weights) if below < ANY else None
+            if kernel is not None and kernel.most_rows > below:
+                self.kernels.append(kernel)
+                weights, below = kernel.weights, kernel.most_rows
+        self.is_complete, self._weights = below == ANY, weights
+
+    def of(self, rows: int) -> ExpertKernel:
+        return next(one for one in self.kernels if rows <= one.most_rows)
+
+    def __str__(self) -> str:
+        gate_up, down = self._weights.gate_up, self._weights.down
+        forms = " and ".join(dict.fromkeys((gate_up.form, down.form)))
+        limited = (f"{one.name} up to {one.most_rows}" for one in self.kernels[:-1])
+        kernels = ", ".join((*limited, self.kernels[-1].name))
+        return f"{len(down.tensors[0])} in {forms}: {kernels}"

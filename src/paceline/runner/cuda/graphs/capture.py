@@ -50,6 +50,10 @@ class CapturedGraphs:
     def __contains__(self, size: Hashable) -> bool:
         return size in self._ready
 
+    def lacks(self, size: Hashable) -> bool:
+        """Whether a replay of this size would capture it first."""
+        return self._memory is not None and size not in self._ready
+
     def replay(self, size: Hashable) -> None:
         """Run the work of this size."""
         if self._memory is None:

@@ -113,6 +113,7 @@ class DecodeGraphs:
             sample_at=self._row_start[:rows],
             adapters=state.adapters_of(slot) if is_adapted else None,
             coordinates=state.coordinates(slot, position),
+            states=state.states_of(slot, longer=0),
         )
         if rows not in self._held:
             self._held[rows] = self._attention.prepare_graph(

@@ -145,6 +145,7 @@ class MixedGraphs:
     def forward(self, plan: Plan, size: int, order: Index, wanted: Index, is_moving: bool) -> None:
         """Compute the rows in this order, in which singles come first. If rows are moving, they
         begin where their slots stand on the GPU, whatever the plan says."""
+        key = self._captured(size, plan)
         rows, start = plan.rows, np.zeros_like(plan.start) if is_moving else plan.start
         columns, ends = self._columns_of(plan, order, start)
         columns[SAMPLE_AT, : len(wanted)] = ends[rows.samples[order]] - 1
@@ -154,17 +155,26 @@ class MixedGraphs:
         if is_moving:
             self._stand(CONTEXTS, SLOTS)
             self._stand(SAMPLE_CONTEXTS, SAMPLE_SLOTS)
-        self._forward.replay((size, self._state.is_adapted(rows.slot)))
+        self._forward.replay(key)
 
     def forward_lines(self, plan: Plan, size: int, order: Index, lines: I32) -> Tensor:
         """Compute the rows where their slots stand on the GPU. Return the hidden states of lines
         among the positions, which the next step overwrites."""
+        key = self._captured(size, plan)
         columns, _ = self._columns_of(plan, order, np.zeros_like(plan.start))
         columns[SAMPLE_AT, : len(lines)] = lines
         self._state.send_into(self._columns, columns)
         self._stand(CONTEXTS, SLOTS)
-        self._forward.replay((size, self._state.is_adapted(plan.rows.slot)))
+        self._forward.replay(key)
         return self._hidden[: len(lines)]
+
+    def _captured(self, size: int, plan: Plan) -> tuple[int, bool]:
+        """The graph of a step. A capture runs the step, which must not advance a sequence."""
+        key = size, self._state.is_adapted(plan.rows.slot)
+        if self._forward.lacks(key):
+            self._state.send_into(self._columns, self._blank)
+            self._forward.prepare(key)
+        return key
 
     def _stand(self, contexts: int, slots: int) -> None:
         """Let contexts that were counted from zero count from where the slots stand."""
@@ -224,9 +234,9 @@ class MixedGraphs:
             *(tokens, position, starts, context[:rows], table, cells, sample_at),
             adapters=adapters,
             coordinates=coordinates,
+            states=state.states_of(slot[:rows], longer := self._longer(positions, rows)),
         )
         if positions not in self._held:
-            longer = min(rows, max(positions // self._extent.share, LEAST_ROWS))
             config = self._model.config
             is_capped, has_sinks = config.score_cap is not None, config.has_sinks
             queries = Queries(config.heads, self._model.dtype, is_capped, has_sinks)
@@ -238,6 +248,10 @@ class MixedGraphs:
         held.lay_out()
         hidden = self._model.forward(batch, cells, self._kv, held, sample_at)
         self._hidden[:lines].copy_(hidden)
+
+    def _longer(self, positions: int, rows: int) -> int:
+        """Rows of more than one position, at most."""
+        return min(rows, max(positions // self._extent.share, LEAST_ROWS))
 
     def _owners(self, positions: int, rows: int) -> Tensor:
         """The slots of positions; those after the last row have any slot."""

@@ -1,4 +1,4 @@
-"""Grouped GEMMs of experts in codes of 4 or 8 bits, and of NVFP4: see `gemm/coded.py`."""
+"""Grouped GEMMs of experts in codes of 4 or 8 bits: see `gemm/coded.py`."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.coded import HALVES, add_codes
+from paceline.runner.cuda.gemm.coded import HALVES, add_codes, scale_of
 from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
@@ -46,10 +46,6 @@ class GroupedCodes(ExpertKernel):
         if gate_up is None or down is None:
             return None
         return cls(replace(weights, gate_up=gate_up, down=down), gate_up, down)
-
-    def __str__(self) -> str:
-        forms = dict.fromkeys((self._gate_up.form, self._down.form))
-        return f"{len(self._down.weight)} in {' and '.join(forms)}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         weights, pairs = self.weights, len(choice.pairs)
@@ -165,9 +161,9 @@ def _grouped(
                 other = add_codes(
                     other, low, high, spot, by, past, lines, HALF, GROUP, KIND, OFFSET
                 )
-    found *= tl.load(scale + first + line)[:, None]
+    found *= scale_of(scale + first + line, KIND, x.dtype.element_ty)[:, None]
     if GATED:
-        other *= tl.load(scale + first + OUTPUTS + line)[:, None]
+        other *= scale_of(scale + first + OUTPUTS + line, KIND, x.dtype.element_ty)[:, None]
     store_pairs(
         found,
         other,

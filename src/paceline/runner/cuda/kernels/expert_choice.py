@@ -42,6 +42,8 @@ class ExpertRouter:
     bias        [experts] in float32
     correction  [experts] in float32; see `MoESpec`
     ended       [FEW]; how many programs of a row have ended; zeros between kernels
+    halves      [width, 2 * experts] in bfloat16, whose sums are the weights, for tensor cores;
+                None: inputs are not bfloat16, or the device is no GPU
     """
 
     weight: Tensor
@@ -49,13 +51,22 @@ class ExpertRouter:
     routing: Routing
     correction: Tensor | None
     ended: Tensor
+    halves: Tensor | None = None
 
     @staticmethod
     def of(
-        weight: Tensor, bias: Tensor | None, routing: Routing, correction: Tensor | None = None
+        weight: Tensor,
+        bias: Tensor | None,
+        routing: Routing,
+        correction: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> "ExpertRouter":
-        ended = torch.zeros(FEW, dtype=torch.int32, device=weight.device)
-        return ExpertRouter(weight.contiguous(), bias, routing, correction, ended)
+        """For inputs of a type."""
+        ended, halves = torch.zeros(FEW, dtype=torch.int32, device=weight.device), None
+        if dtype == torch.bfloat16 and weight.is_cuda:
+            high = weight.bfloat16()
+            halves = torch.cat((high, (weight - high.float()).bfloat16())).t()
+        return ExpertRouter(weight.contiguous(), bias, routing, correction, ended, halves)
 
     def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         """The normalised rows of `hidden` [positions, width], and their experts."""
@@ -63,7 +74,13 @@ class ExpertRouter:
         if rows <= FEW and experts % EACH == 0:
             return self._choose_at_once(hidden, floor)
         x = normalized(hidden, floor)
-        scores = F.linear(x.float(), self.weight, self.bias)
+        if self.halves is None:
+            scores = F.linear(x.float(), self.weight, self.bias)
+        else:
+            both = torch.mm(x, self.halves, out_dtype=torch.float32)
+            scores = both[:, :experts].add_(both[:, experts:])
+            if self.bias is not None:
+                scores += self.bias
         return x, choose_experts(scores, self.routing, self.correction)
 
     def _choose_at_once(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
@@ -99,6 +116,7 @@ def choose_experts(
     found = _Found.of(rows, routing.chosen, experts, scores.device)
     _choose[(rows,)](
         scores,
+        scores.stride(0),
         scores if correction is None else correction,
         *found.outputs,
         **found.sizes(routing, correction),
@@ -271,6 +289,7 @@ def _best(
 @triton.jit
 def _choose(
     scores,
+    stride,
     correction,
     found,
     share,
@@ -286,7 +305,7 @@ def _choose(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     row, expert = tl.program_id(0), tl.arange(0, EXPERTS)
-    spot = scores + row.to(tl.int64) * COUNT + expert
+    spot = scores + row.to(tl.int64) * stride + expert
     given = tl.load(spot, mask=expert < COUNT, other=float("-inf"))
     out = correction, found, share, pairs, tiles
     _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, ROUTING, TILED)

@@ -69,9 +69,6 @@ class Grouped(ExpertKernel):
             return None
         return cls(weights, gate_up.weight, down.weight)
 
-    def __str__(self) -> str:
-        return f"{len(self._down)} in {self.weights.down.form}: {self.name}"
-
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         weights, pairs = self.weights, len(choice.pairs)
         inner = x.new_empty((pairs, self._gate_up.shape[1] // 2))
@@ -96,9 +93,6 @@ class GroupedFp8(ExpertKernel):
         if gate_up is None or down is None or weights.dtype.itemsize == FLOAT_BYTES:
             return None
         return cls(weights, gate_up, down)
-
-    def __str__(self) -> str:
-        return f"{len(self._down.weight)} in {self._down.form}: {self.name}"
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         weights, pairs = self.weights, len(choice.pairs)

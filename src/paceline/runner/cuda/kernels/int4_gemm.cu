@@ -21,7 +21,7 @@
 #define PANEL_BYTES (128 * DEPTH / 2 + 128 * 4 * SCALES)  // of two warpgroups: codes, then scales
 #define WEIGHT_BYTES (GROUPS / 2 * PANEL_BYTES)
 #define STAGE_BYTES ((2 * HALF_BYTES + WEIGHT_BYTES + 1023) / 1024 * 1024)  // rows are swizzled by their address
-#define STEPS (GROUP / 16)  // of a group
+#define PIECE (GROUP < 64 ? GROUP : 64)  // inputs that are decoded at a time
 
 __device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, u32 barrier, u64 policy) {
   asm volatile(
@@ -52,6 +52,13 @@ __device__ __forceinline__ u32 word_at(u32 at) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
   return word;
 }
+__device__ __forceinline__ void words_at(u32 at, u32 (&word)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void words_at(u32 at, u32 (&word)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(at) : "memory");
+}
 __device__ __forceinline__ u32 less(u32 both, u32 zeros) {
   u32 found;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(zeros));
@@ -59,6 +66,13 @@ __device__ __forceinline__ u32 less(u32 both, u32 zeros) {
 }
 // Two codes as bf16: a number whose lowest 4 bits are a code is 128 + code.
 __device__ __forceinline__ u32 spread(u32 word) { return (word & 0x000f000f) | 0x43004300; }
+
+// Wait until the tensor cores have finished, and not before in the order of the program.
+__device__ __forceinline__ void finished(float (&part)[ROWS / 2]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(part[i])::"memory");
+}
 
 __device__ __forceinline__ int arrive(int* counter) {
   int before;
@@ -146,54 +160,69 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     return;
   }
 
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 2 ? 216 : 112));  // what the others gave
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 2 ? 232 : 120));  // what the others gave
   const int line = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;  // the first of a thread
   const u32 codes_at = group / 2 * PANEL_BYTES + group % 2 * (64 * DEPTH / 2) + thread * 16;
   const u32 scales_at = group / 2 * PANEL_BYTES + 128 * DEPTH / 2 + (line % 128) * 4;
   int stage = 0, parity = 0;
   for (int unit = begin; unit < end;) {
-    const int block = unit / depths, stop = min(end, (block + 1) * depths);
-    float found[ROWS / 2];
+    const int block = unit / depths, stop = min(end, (block + 1) * depths), first = unit;
+    float found[ROWS / 2], part[ROWS / 2], by[2] = {0.f, 0.f};  // `part` is of a group, and `by` its scales
+    u32 held[2][PIECE / 16][4];
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) found[i] = 0.f;
+    for (int i = 0; i < ROWS / 2; i++) found[i] = part[i] = 0.f;
+    u32 before = 0;  // the barrier of the stage that tensor cores read
     for (; unit < stop; unit++) {
       const u32 at = base + stage * STAGE_BYTES, weights = at + 2 * HALF_BYTES;
       const u64 given = descriptor(at);
+      u32 scales[2], zeros[2];
       barrier_wait(full + 8 * stage, parity);
 #pragma unroll
-      for (int g = 0; g < SCALES; g++) {
-        const u32 above = word_at(weights + scales_at + g * 512), below = word_at(weights + scales_at + g * 512 + 32);
-        const u32 zeros[2] = {(above & 31) * 0x00010001 | 0x43004300, (below & 31) * 0x00010001 | 0x43004300};
-        float part[ROWS / 2];
-        u32 held[STEPS][4];
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      for (int piece = 0; piece < DEPTH / PIECE; piece++) {
+        const bool is_new = piece * PIECE % GROUP == 0;
+        if (is_new) {
+          const u32 from = weights + scales_at + piece * PIECE / GROUP * 512;
 #pragma unroll
-        for (int k = 0; k < STEPS; k += 4) {  // four words at a time; two if a group has no more
-          const int step = g * STEPS + k;
-          u32 word[4];
-          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                       : "r"(weights + codes_at + step / 4 * 2048) : "memory");
-#pragma unroll
-          for (int i = 0; i < (STEPS < 4 ? STEPS : 4); i++) {
-            const u32 own_word = word[step % 4 + i];
-#pragma unroll
-            for (int j = 0; j < 4; j++) held[k + i][j] = less(spread(own_word >> 4 * j), zeros[j % 2]);
-            const int at_step = step + i;  // 32 bytes of rows each; descriptors count in 16 bytes
-            multiply(part, held[k + i], given + at_step / 4 * (HALF_BYTES / 16) + at_step % 4 * 2, k + i > 0);
+          for (int i = 0; i < 2; i++) {
+            scales[i] = word_at(from + 32 * i);
+            zeros[i] = (scales[i] & 31) * 0x00010001 | 0x43004300;
           }
         }
-        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+        // Decode a piece while tensor cores multiply the one before. The one before that has finished.
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        u32 word[PIECE / 16];
+        words_at(weights + codes_at + piece * PIECE / 64 * 2048 + piece * PIECE % 64 / 4, word);
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) asm volatile("" : "+f"(part[i])::"memory");  // not before the wait
-        const float by[2] = {__uint_as_float(above), __uint_as_float(below)};
+        for (int k = 0; k < PIECE / 16; k++)
 #pragma unroll
-        for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
+          for (int j = 0; j < 4; j++) held[piece % 2][k][j] = less(spread(word[k] >> 4 * j), zeros[j % 2]);
+        if (is_new) {
+          finished(part);
+#pragma unroll
+          for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
+#pragma unroll
+          for (int i = 0; i < 2; i++) by[i] = __uint_as_float(scales[i]);
+          if (piece == 0 && unit > first) {
+            __syncwarp();
+            if (thread % 32 == 0) barrier_arrive(before);
+          }
+        }
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < PIECE / 16; k++) {
+          const int step = piece * (PIECE / 16) + k;  // 32 bytes of rows each; descriptors count in 16 bytes
+          multiply(part, held[piece % 2][k], given + step / 4 * (HALF_BYTES / 16) + step % 4 * 2, k > 0 || !is_new);
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       }
-      __syncwarp();
-      if (thread % 32 == 0) barrier_arrive(empty + 8 * stage);
+      before = empty + 8 * stage;
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
+    finished(part);
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(before);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
     wait_for_front();  // it may read what is written here
     const Shares shares(block, depths, units, sms);
     if (shares.count == 1) {

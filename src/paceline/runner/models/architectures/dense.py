@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.traits import BEHIND, MLPNames, MTPNames, NormNames, QKNorms, Traits
+from paceline.runner.models.traits import BEHIND, MTPNames, NormNames, QKNorms, Traits
 
 # OLMo 2 and 3: norms behind attention and MLP, and norms over all heads
 OLMO2 = Traits(norms=BEHIND, qk_norm=True, qk_norms=QKNorms(whole=True))
@@ -29,17 +29,26 @@ COHERE2 = Traits(
 STARCODER2 = Traits(
     defaults=(("use_bias", True),),
     activation="gelu_pytorch_tanh",
-    mlp=MLPNames("", "c_fc", "c_proj"),
+    gated_mlp=False,
     layer_norm=True,
     norm_bias=True,
     global_every=0,
     tied_embedding=True,
+    names=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")),
 )
 APERTUS = Traits(
     activation="xielu",
-    mlp=MLPNames(""),
-    norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
+    gated_mlp=False,
     qk_norm=True,
+    names=(
+        ("input_layernorm", "attention_layernorm"),
+        ("post_attention_layernorm", "feedforward_layernorm"),
+    ),
+)
+# names of norms in both models of Hunyuan
+QK_LAYERNORMS = (
+    ("self_attn.q_norm", "self_attn.query_layernorm"),
+    ("self_attn.k_norm", "self_attn.key_layernorm"),
 )
 MIMO_MTP = MTPNames(
     stem="model.mtp_layers.0",
@@ -85,9 +94,10 @@ ARCHITECTURES = {
     "hunyuandensev1": Traits(
         gguf="hunyuan-dense",
         qk_norm=True,
-        qk_norms=QKNorms("query_layernorm", "key_layernorm", rotated=True),
+        qk_norms=QKNorms(rotated=True),
+        names=QK_LAYERNORMS,
     ),
     # AFM: an MLP without a gate
-    "arcee": Traits(activation="relu2", mlp=MLPNames(""), paired_in_gguf=True),
+    "arcee": Traits(activation="relu2", gated_mlp=False, paired_in_gguf=True),
     "apertus": APERTUS,
 }

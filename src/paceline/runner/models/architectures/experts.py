@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from paceline.runner.models.architectures.dense import QK_LAYERNORMS
 from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
 from paceline.runner.models.traits import MTPNames, NormNames, QKNorms, Traits
 
@@ -76,7 +77,8 @@ MINIMAXM2 = Traits(
 HUNYUANMOEV1 = Traits(
     gguf="hunyuan-moe",
     qk_norm=True,
-    qk_norms=QKNorms("query_layernorm", "key_layernorm", rotated=True),
+    qk_norms=QKNorms(rotated=True),
+    names=QK_LAYERNORMS,
     experts=ExpertTraits("mlp", router="gate.wg", shared="shared_mlp", shares_sum_to_one=True),
 )
 # Granite 3: multipliers, and all experts in two tensors

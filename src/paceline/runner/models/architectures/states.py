@@ -5,14 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from paceline.runner.models.architectures.experts import CORRECTED
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
-from paceline.runner.models.hf_config import BOTH, FULL, PLAIN, STATE
+from paceline.runner.models.hf_config import ALONE, BOTH, FULL, STATE
 from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, MLPNames, MTPNames, TextPart, Traits
+from paceline.runner.models.traits import DecoderNames, MTPNames, TextPart, Traits
 from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
@@ -164,14 +165,17 @@ GRANITE_HYBRID = Traits(
 
 
 def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
-    """Each layer is one of Mamba, attention and an MLP."""
-    letters = {"M": STATE, "*": FULL, "-": PLAIN, "E": "moe"}
+    """Each layer is one of Mamba, attention, an MLP and an MoE."""
+    plain, moe = ALONE
+    letters = {"M": STATE, "*": FULL, "-": plain, "E": moe}
     pattern = read.get("hybrid_override_pattern", "")
     usual = [letters.get(letter, letter) for letter in pattern]
     kinds = kinds_of(read.get("layers_block_type", read.get("layer_types", usual)))
     return {
         "layer_types": kinds,
         "num_hidden_layers": len(kinds),
+        "moe_layers": [layer for layer, kind in enumerate(kinds) if kind == moe],
+        "n_routed_experts": read.get("n_routed_experts", 8) if moe in kinds else None,
         "rms_norm_eps": read.get("layer_norm_epsilon", 1e-5),
         "hidden_activation": read.get("mlp_hidden_act", "relu2"),
         "hidden_act": None,
@@ -189,7 +193,8 @@ def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
 
 NEMOTRON_H = Traits(
     activation="relu2",
-    mlp=MLPNames(gate=""),
+    gated_mlp=False,
+    experts=replace(CORRECTED, block="mixer"),
     decoder=DecoderNames("backbone", older="model"),
     states=partial(mamba2, layer="mixer"),
     entries=nemotron_entries,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors, joined
 from paceline.runner.models.experts import (
+    ExpertLatentSpec,
     ExpertSizes,
     ExpertSpec,
     ExpertStack,
@@ -23,16 +24,19 @@ def describe_moe(
     config: ModelConfig, sizes: ExpertSizes, traits: ExpertTraits, tensors: LayerTensors
 ) -> MoESpec:
     """A GGUF file has one tensor for all experts; HF's files have one for each, or for all."""
-    width, inner, stack = config.width, sizes.width, traits.stack
+    width, inner, stack = sizes.latent or config.width, sizes.width, traits.stack
+    gated = config.traits.gated_mlp
 
     def linear(expert: int, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
         stem = traits.name(f"experts.{expert}.{name}")
         return tensors.linear(stem, f"ffn_{gguf}_exps", shape, traits.has_biases, part=expert)
 
     def one(expert: int) -> ExpertSpec:
-        gate = linear(expert, traits.gate, "gate", (inner, width))
         up = linear(expert, traits.up, "up", (inner, width))
         down = linear(expert, traits.down, "down", (width, inner))
+        if not gated:
+            return ExpertSpec(up, down)
+        gate = linear(expert, traits.gate, "gate", (inner, width))
         if stack is not None:
             names = [tensors.stem(traits.name(one)) for one in (stack.gate_up, stack.down)]
             forms = stacked_forms(stack, names, expert, inner)
@@ -49,7 +53,7 @@ def describe_moe(
         norm=tensors.residual_norm(norms.mlp, norms.mlp_in_gguf),
         router=_plain(
             tensors.linear(
-                traits.name(traits.router), GATE, (sizes.count, width), traits.has_biases
+                traits.name(traits.router), GATE, (sizes.count, config.width), traits.has_biases
             )
         ),
         routing=sizes.routing,
@@ -58,6 +62,8 @@ def describe_moe(
         clamp=sizes.clamp,
         correction=correction,
         shared=_shared(config, sizes, traits, tensors) if sizes.shared_width else None,
+        gated=gated,
+        latent=_latent(config, sizes.latent, traits, tensors) if sizes.latent else None,
     )
     return _beside_mlp(found, config, tensors) if traits.beside_mlp else found
 
@@ -87,7 +93,7 @@ def _shared(
     if traits.shared_gate:
         name = traits.name(traits.shared_gate)
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
-    parts = {"gate": inner, "up": inner}
+    parts = {"gate": inner, "up": inner} if config.traits.gated_mlp else {"up": inner}
     if traits.shared_is_fused:
         parts = {"gate_up": 2 * inner}
     return SharedExpertSpec(
@@ -97,6 +103,17 @@ def _shared(
         ),
         down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
         gate=gate,
+    )
+
+
+def _latent(
+    config: ModelConfig, latent: int, traits: ExpertTraits, tensors: LayerTensors
+) -> ExpertLatentSpec:
+    before, after = (traits.name(f"fc{number}_latent_proj") for number in (1, 2))
+    width, has_bias = config.width, config.mlp_bias
+    return ExpertLatentSpec(
+        tensors.linear(before, "ffn_latent_down", (latent, width), has_bias),
+        tensors.linear(after, "ffn_latent_up", (width, latent), has_bias),
     )
 
 

@@ -24,6 +24,7 @@ def decode(
     cos_sin,
     factor,
     floor,
+    value_floor,
     sinks,
     scale,
     window,
@@ -37,6 +38,8 @@ def decode(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
     FIELDS: tl.constexpr,
@@ -46,6 +49,8 @@ def decode(
     SINKS: tl.constexpr,
     NEW: tl.constexpr,
     NORMED: tl.constexpr,
+    ROTATES_FIRST: tl.constexpr,
+    VALUE_NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
     """Parts of the contexts of rows of one position each, as `context_parts` has listed them.
@@ -57,6 +62,10 @@ def decode(
     If NEW, query, key and value are adjacent, as the linear wrote them. They are rotated here, and
     the program of the last part of a context writes key and value to the store. All older cells are
     complete, as the list is, so reading them does not wait for the linear.
+
+    Keys may go on with REST more dimensions. Then they are latent: one vector is the key of all
+    heads, and its first DIM numbers are the value. KV_HEADS is the number of programs that share
+    the heads of a row.
     """
     tl.extra.cuda.gdc_launch_dependents()
     if not (NEW or BOUNDED):
@@ -84,16 +93,20 @@ def decode(
         first = tl.maximum(end - window, 0)
 
     member, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
-    keys = content + layer_at + kv_head * DIM
+    rest = DIM + tl.arange(0, REST_WIDTH)
+    keys = content + layer_at
+    if REST == 0:
+        keys += kv_head * DIM
     row_table = table + row.to(tl.int64) * table_stride
     cell = begin + tl.arange(0, CELLS)
     # Blocks in front of the window may be others' by now, and hold NaN.
     seen = (cell < stop) & (cell >= first)
-    k_early, v_early = (), ()
+    early = ()
     if NEW:
-        k_early, v_early = _read(
-            keys, row_table, cell, seen, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
-        )
+        early = _read(
+            keys, row_table, cell, seen, block_stride, cell_stride,
+            KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK,
+        )  # fmt: skip
         tl.extra.cuda.gdc_wait()
 
     group: tl.constexpr = HEADS // KV_HEADS
@@ -114,12 +127,16 @@ def decode(
         else:
             position = end - 1
         angle = cos_sin + position.to(tl.int64) * DIM
-        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED)
+        q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED, ROTATES_FIRST)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
         whole = (one >= 0)[:, None] & (dims < DIM)[None, :]
-        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED)
+        key = _rotated(line, one, whole, angle, factor, floor, DIM, WIDTH, NORMED, ROTATES_FIRST)
         value = tl.load(line + (one + KV_HEADS)[:, None] * DIM + dims[None, :], mask=whole, other=0)
+        if VALUE_NORMED:
+            value = value.to(tl.float32)
+            squares = tl.sum(value * value, 1) + value_floor * value_floor
+            value = value / tl.sqrt(squares / DIM)[:, None]
         key = key.to(content.dtype.element_ty)
         value = value.to(content.dtype.element_ty)
         newest = tl.load(row_table + (end - 1) // BLOCK).to(tl.int64) * block_stride
@@ -139,24 +156,30 @@ def decode(
             total = tl.where(is_last, 1.0, total)
         peak = tl.where(is_last, score, peak)
         found = tl.where(is_last, value.to(tl.float32) * weight, found)
-    elif BOUNDED:  # not from L1, which may be older than the kernel before `tiles`
-        q = tl.load(
-            line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"
-        )
+        asked = q, q
     else:
-        q = tl.load(line + head[:, None] * DIM + dims[None, :], mask=real, other=0.0)
+        # Not from L1, which may be older than the kernel before `tiles`.
+        cached: tl.constexpr = ".cg" if BOUNDED else ""
+        line += head[:, None] * (DIM + REST)
+        q = tl.load(line + dims[None, :], mask=real, other=0.0, cache_modifier=cached)
+        asked = q, q
+        if REST > 0:
+            mask = (member < group)[:, None] & (rest < DIM + REST)[None, :]
+            more = tl.load(line + rest[None, :], mask=mask, other=0.0, cache_modifier=cached)
+            asked = q, more
 
     state = peak, total, found
     if NEW:
-        state = _absorb(q, k_early, v_early, seen, log2_scale, state, CAP)
+        state = _absorb(asked, early, seen, log2_scale, state, CAP, REST)
         begin += CELLS
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         there = (cell < stop) & (cell >= first)
-        k, v = _read(
-            keys, row_table, cell, there, block_stride, cell_stride, KV_HEADS, DIM, WIDTH, BLOCK
-        )
-        state = _absorb(q, k, v, there, log2_scale, state, CAP)
+        read = _read(
+            keys, row_table, cell, there, block_stride, cell_stride,
+            KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK,
+        )  # fmt: skip
+        state = _absorb(asked, read, there, log2_scale, state, CAP, REST)
     peak, total, found = state
 
     found = found / total[:, None]
@@ -189,15 +212,24 @@ def _read(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Load keys and values of cells of a row, with the block table `row_table`."""
+    """Load cells of a row, with the block table `row_table`: keys, values, and the rest of keys."""
     dims = tl.arange(0, WIDTH)
     block = tl.load(row_table + cell // BLOCK, mask=there, other=0).to(tl.int64)
     offset = block * block_stride + (cell % BLOCK) * cell_stride
     spot = keys + offset[:, None] + dims[None, :]
     mask = there[:, None] & (dims < DIM)[None, :]
-    return tl.load(spot, mask=mask, other=0.0), tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
+    k = tl.load(spot, mask=mask, other=0.0)
+    if REST > 0:
+        rest = DIM + tl.arange(0, REST_WIDTH)
+        mask = there[:, None] & (rest < DIM + REST)[None, :]
+        read = k, k, tl.load(keys + offset[:, None] + rest[None, :], mask=mask, other=0.0)
+    else:
+        read = k, tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0), k
+    return read
 
 
 @triton.jit
@@ -211,6 +243,7 @@ def _rotated(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
+    ROTATES_FIRST: tl.constexpr,
 ):
     """Load heads of a row [heads, WIDTH], normalise and rotate them."""
     half: tl.constexpr = DIM // 2
@@ -219,20 +252,29 @@ def _rotated(
     partner = head[:, None] * DIM + ((dims + half) % DIM)[None, :]
     x = tl.load(line + spot, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(line + partner, mask=mask, other=0.0).to(tl.float32)
-    if NORMED:
+    if NORMED and not ROTATES_FIRST:
         long = tl.sqrt(tl.sum(x * x, 1) + floor * floor)[:, None]
         x = x / long * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
         y = y / long * tl.load(factor + partner, mask=mask, other=0.0).to(tl.float32)
     cos = tl.load(angle + dims % half, mask=dims < DIM, other=0.0)[None, :]
     sin = tl.load(angle + half + dims % half, mask=dims < DIM, other=0.0)[None, :]
-    return x * cos + tl.where((dims < half)[None, :], -y, y) * sin
+    x = x * cos + tl.where((dims < half)[None, :], -y, y) * sin
+    if NORMED and ROTATES_FIRST:
+        long = tl.sqrt(tl.sum(x * x, 1) + floor * floor)[:, None]
+        x = x / long * tl.load(factor + spot, mask=mask, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit
-def _absorb(q, k, v, seen, log2_scale, state, CAP: tl.constexpr):
+def _absorb(asked, read, seen, log2_scale, state, CAP: tl.constexpr, REST: tl.constexpr):
     """Attend to a tile of cells, some of which are visible."""
+    q, more = asked
+    k, v, rest = read
     peak, total, found = state
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if REST > 0:
+        scores = tl.dot(more, tl.trans(rest.to(q.dtype)), scores, input_precision="ieee")
+    scores = scores * log2_scale
     if CAP > 0:
         scores = capped(scores, CAP)
     scores = tl.where(seen[None, :], scores, float("-inf"))

@@ -1,7 +1,7 @@
 """The Triton kernel of paged attention for rows of any length, cut into tiles of queries."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0917
+# ruff: noqa: PLR0913, PLR0915, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
 
@@ -27,7 +27,7 @@ def _row_of(row_start, rows, tile, TILE: tl.constexpr):
 
 @triton.jit
 def _look(
-    q,
+    asked,
     keys,
     row_table,
     first,
@@ -42,6 +42,8 @@ def _look(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
@@ -49,8 +51,9 @@ def _look(
 ):
     """Attend to cells from `begin` to `stop`, of which those before `first` are not read; without a
     mask if all queries see all of them."""
+    q, more = asked
     peak, total, found = state
-    dims = tl.arange(0, WIDTH)
+    dims, rest = tl.arange(0, WIDTH), DIM + tl.arange(0, REST_WIDTH)
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         if MASKED:  # blocks in front of the window may be others' by now, and hold NaN
@@ -60,14 +63,23 @@ def _look(
         else:
             block = tl.load(row_table + cell // BLOCK).to(tl.int64)
             mask = (cell >= 0)[:, None] & (dims < DIM)[None, :]
-        spot = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None] + dims[None, :]
+        line = keys + (block * block_stride + (cell % BLOCK) * cell_stride)[:, None]
+        spot = line + dims[None, :]
         if MASKED or DIM < WIDTH:
             k = tl.load(spot, mask=mask, other=0.0)
-            v = tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
         else:
             k = tl.load(spot)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if REST > 0:
+            of_rest = (cell < stop)[:, None] & (rest < DIM + REST)[None, :]
+            key = tl.load(line + rest[None, :], mask=of_rest, other=0.0).to(q.dtype)
+            scores = tl.dot(more, tl.trans(key), scores, input_precision="ieee")
+            v = k
+        elif MASKED or DIM < WIDTH:
+            v = tl.load(spot + KV_HEADS * DIM, mask=mask, other=0.0)
+        else:
             v = tl.load(spot + KV_HEADS * DIM)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * log2_scale
+        scores = scores * log2_scale
         if CAP > 0:
             scores = capped(scores, CAP)
         if MASKED:
@@ -110,12 +122,15 @@ def tiles(
     PAIRS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Rows from `bounds[0]` up to `bounds[1]`, of any length."""
+    """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
+    latent: see `decode`."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -136,8 +151,13 @@ def tiles(
     asks = (pair // group < TILE) & (local < count)
     real = asks[:, None] & (dims < DIM)[None, :]
     index = (start + local).to(tl.int64)
-    asked = query + index[:, None] * query_stride + head[:, None] * DIM + dims[None, :]
-    q = tl.load(asked, mask=real, other=0.0)
+    line = query + index[:, None] * query_stride + head[:, None] * (DIM + REST)
+    q = tl.load(line + dims[None, :], mask=real, other=0.0)
+    asked = q, q
+    if REST > 0:
+        rest = DIM + tl.arange(0, REST_WIDTH)
+        mask = asks[:, None] & (rest < DIM + REST)[None, :]
+        asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
     position = end - count + local
     lowest = end - count + skipped
     stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
@@ -155,16 +175,18 @@ def tiles(
         peak = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         total = tl.full([PAIRS], 1.0, tl.float32)
     log2_scale = scale * 1.4426950408889634
-    keys = content + layer_at + kv_head * DIM
+    keys = content + layer_at
+    if REST == 0:
+        keys += kv_head * DIM
     row_table = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        q, keys, row_table, seen, begin, clear, position, window, log2_scale, state, block_stride,
-        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, False,
+        asked, keys, row_table, seen, begin, clear, position, window, log2_scale, state,
+        block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        q, keys, row_table, seen, clear, stop, position, window, log2_scale, state, block_stride,
-        cell_stride, KV_HEADS, DIM, WIDTH, BLOCK, CELLS, CAP, True,
+        asked, keys, row_table, seen, clear, stop, position, window, log2_scale, state,
+        block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]

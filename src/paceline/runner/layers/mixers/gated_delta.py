@@ -6,10 +6,10 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
-from paceline.runner.layers.states.convolution import CausalConvolution
-from paceline.runner.layers.states.recurrence import Recurrence, advance
+from paceline.runner.layers.mixers.convolution import CausalConvolution
+from paceline.runner.layers.mixers.mixer import LayerContext
+from paceline.runner.layers.mixers.recurrence import Recurrence, advance
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
-from paceline.runner.state_store import StateRows
 from paceline.runner.tensors import split, vector_norm
 
 LEAST_LENGTH = 1e-6**0.5  # that queries and keys are divided by
@@ -22,15 +22,14 @@ class GatedDelta:
         self._spec, self._layer = spec, layer
         order = by_kind(spec) if spec.by_key_head else None
         self.inputs = factory.linear(spec.inputs, spec.norm, order)
-        self.output = factory.summed(spec.output)
+        self._output = factory.summed(spec.output)
         self._convolution = CausalConvolution(factory, spec.convolution)
         self._speed = factory.read(spec.log_decay).exp_().neg_()  # [value_heads]
         self._bias = factory.read(spec.decay_bias)  # [value_heads]
         self._norm = factory.norm(spec.head_norm)
 
-    def __call__(self, x: Tensor, rows: StateRows) -> Tensor:
-        """Everything but the linear `output`."""
-        spec = self._spec
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        spec, rows = self._spec, context.rows
         states, tails = rows.of(self._layer)
         heads, keys, values = spec.value_heads, spec.key_heads, spec.value_heads * spec.value_dim
         qkv, gate, rate, decay = split(self.inputs(x), [spec.channels, values, heads, heads], 1)
@@ -50,6 +49,9 @@ class GatedDelta:
         )
         seen = self._norm(advance(rows, states, inputs).to(x.dtype))
         return seen.flatten(1).mul_(F.silu(gate))  # [positions, values]
+
+    def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
+        self._output.add_to(hidden, mixed)
 
 
 def unit(x: Tensor) -> Tensor:

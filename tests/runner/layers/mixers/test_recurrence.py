@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.runner.layers.states import recurrence
-from paceline.runner.layers.states.recurrence import Recurrence, run, step
+from paceline.runner.layers.mixers import recurrence
+from paceline.runner.layers.mixers.recurrence import Recurrence, run, step
 
 HEADS, KEY, VALUE = 3, 5, 7
 

@@ -27,6 +27,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     source_of,
 )
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.config import HeadShape
 
 DIM, PAIRS, KEYS, CHUNK, HALF = 128, 128, 128, 16, 64  # as in the kernel
 SLOTS = 6
@@ -73,7 +74,7 @@ class PrefillAttention:
     def can(kv: KVStore, queries: Queries, positions: int) -> bool:
         """Whether the kernel supports such a store and so many positions of such queries."""
         group = queries.heads // kv.kv_heads
-        is_shaped = kv.head_dim == DIM and kv.block_size % CHUNK == 0
+        is_shaped = set(kv.heads) == {HeadShape(kv.kv_heads, DIM)} and kv.block_size % CHUNK == 0
         is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_TILES
         is_typed = kv.dtype == queries.dtype == torch.bfloat16
         is_plain = not (queries.is_capped or queries.has_sinks)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
+from paceline.runner.layers.mixers.convolution import CausalConvolution
+from paceline.runner.layers.mixers.mixer import LayerContext
+from paceline.runner.layers.mixers.recurrence import Recurrence, advance
 from paceline.runner.layers.norm import Norm, UnscaledNorm
-from paceline.runner.layers.states.convolution import CausalConvolution
-from paceline.runner.layers.states.recurrence import Recurrence, advance
 from paceline.runner.models.states.mamba2 import GatedNorm, Mamba2Spec
-from paceline.runner.state_store import StateRows
 from paceline.runner.tensors import split
 
 Gated = Callable[[Tensor, Tensor], Tensor]  # of values and gates, [positions, width] each
@@ -24,7 +24,7 @@ class Mamba2:
     def __init__(self, factory: LayerFactory[Linear], spec: Mamba2Spec, layer: int) -> None:
         self._spec, self._layer = spec, layer
         self._inputs = factory.linear(spec.inputs, spec.norm)
-        self.output = factory.summed(spec.output)
+        self._output = factory.summed(spec.output)
         self._convolution = CausalConvolution(factory, spec.convolution, spec.bias)
         self._speed = factory.read(spec.log_decay).exp_().neg_()  # [heads]
         self._bias = factory.read(spec.time_bias)  # [heads]
@@ -32,8 +32,8 @@ class Mamba2:
         self._multipliers = None if not spec.multipliers else by_output(spec).to(factory.dtype)
         self._gated = plain if spec.gated_norm is None else normed(factory, spec.gated_norm)
 
-    def __call__(self, x: Tensor, rows: StateRows) -> Tensor:
-        spec = self._spec
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        spec, rows = self._spec, context.rows
         states, tails = rows.of(self._layer)
         inner, shared = spec.heads * spec.head_dim, spec.groups * spec.state_size
         found = self._inputs(x)
@@ -52,6 +52,9 @@ class Mamba2:
         seen = advance(rows, states, Recurrence(query, key, value * time, decay))
         seen.addcmul_(value, self._skip)
         return self._gated(seen.view(len(x), -1).to(x.dtype), gate)
+
+    def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
+        self._output.add_to(hidden, mixed)
 
 
 def by_output(spec: Mamba2Spec) -> Tensor:

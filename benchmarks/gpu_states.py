@@ -1,0 +1,189 @@
+"""The time of the kernels of layers with states, in the shapes of Qwen3.6-35B-A3B; prints
+JSON lines.
+
+    python -m benchmarks.gpu_states                    decodes, prompts, and each kernel of a prompt
+    python -m benchmarks.gpu_states decode 1 8 64 256
+    python -m benchmarks.gpu_states prompt 1x65536 16x512
+    python -m benchmarks.gpu_states mamba2             the same of Granite 4.0 H Small
+
+A decode is all that a layer does between its linears. `floor_us` is the time to read and write each
+state once; states take turns, so that no cache holds them. `kernels` are the times of the kernels
+of a prompt. With fla-core installed, `fla_us` is the time of its kernels for a prompt, without
+convolution and norm.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import BYTES_PER_S
+from benchmarks.gpu_linears import CACHE_BYTES, microseconds
+from paceline.runner.batch import Batch
+from paceline.runner.cuda.states.chunk_inputs import corrected, with_decays
+from paceline.runner.cuda.states.chunked import advance, carry, read
+from paceline.runner.cuda.states.convolution import Convolution
+from paceline.runner.cuda.states.gated_norm import GroupNorm, gate_and_norm
+from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
+from paceline.runner.cuda.states.rows import CudaStateRows
+from paceline.runner.models.states.state_layout import StateLayout
+from paceline.runner.models.states.state_sizes import StateTensor
+from paceline.runner.state_store import RowStates, StateStore
+
+DTYPE, TAPS = torch.bfloat16, 4
+DELTA = RecurrenceSizes(
+    *(32, 2, 128, 128),
+    query=0,
+    key=2048,
+    value=4096,
+    decay=12_320,
+    rate=12_288,
+    corrects=True,
+)
+MAMBA2 = RecurrenceSizes(
+    *(128, 128, 128, 64),
+    query=8320,
+    key=8192,
+    value=0,
+    decay=16_640,
+    rate=16_640,
+    corrects=False,
+)
+
+
+class Layer:
+    """A layer with random weights, between its linears."""
+
+    def __init__(self, sizes: RecurrenceSizes, device: str = "cuda") -> None:
+        self.sizes, self.device = sizes, device
+        heads, inner = sizes.heads, sizes.heads * sizes.value_dim
+        groups = heads // sizes.shared * sizes.key_dim
+        self.channels, self.inputs = inner + 2 * groups, 2 * inner + 2 * groups + 2 * heads
+        weight = self.drawn(TAPS, self.channels)
+        vectors = {"unit": 2 * groups, "width": sizes.key_dim} if sizes.corrects else {}
+        first = 0 if sizes.corrects else inner
+        self.convolution = Convolution(weight, None, first, **vectors)
+        numbers = [torch.randn(heads, device=device) for _ in range(2)]
+        self.decay = Decay(
+            -numbers[0].exp(), numbers[1], skip=None if sizes.corrects else numbers[1]
+        )
+        self.gates = self.channels if sizes.corrects else 0
+        factor = torch.ones(inner, device=device)
+        self.norm = GroupNorm(factor, heads if sizes.corrects else 1, 1e-3, not sizes.corrects)
+        state = StateTensor((heads, sizes.key_dim, sizes.value_dim), is_recurrent=True)
+        tail = StateTensor((TAPS - 1, self.channels), is_recurrent=False)
+        self.layout = StateLayout(((state, tail),), DTYPE.itemsize)
+
+    def drawn(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=DTYPE)
+
+    def rows(self, store: StateStore, first: int, counts: list[int], longer: int) -> CudaStateRows:
+        """Rows behind 9 positions, in the slots from `first` on."""
+        ints = {"dtype": torch.int32, "device": self.device}
+        start = torch.tensor([0, *counts], **ints).cumsum(0, dtype=torch.int32)
+        slot = torch.arange(first, first + len(counts), **ints)
+        tokens = torch.zeros(sum(counts), **ints)
+        context = torch.tensor(counts, **ints) + 9
+        batch = Batch(
+            *(tokens, tokens, start, context, tokens, tokens, tokens),
+            states=RowStates(store, slot, longer),
+        )
+        rows = CudaStateRows.of(batch)
+        assert rows is not None
+        return rows
+
+    def decode(self, inputs: Tensor, rows: CudaStateRows) -> Tensor:
+        out = inputs.new_empty(len(inputs), self.sizes.heads * self.sizes.value_dim)
+        step(inputs, rows, 0, self.convolution, self.sizes, self.decay, out)
+        self.convolution.keep(inputs, rows, rows.of_layer(0)[1])
+        gate_and_norm(out, inputs, rows, self.gates, self.norm)
+        return out
+
+    def prompt(self, inputs: Tensor, rows: CudaStateRows) -> dict[str, Callable[[], object]]:
+        """The kernels of a prompt by name, and together those that fla has."""
+        sizes, decay, convolution = self.sizes, self.decay, self.convolution
+        states, tails = rows.of_layer(0)
+        out = inputs.new_empty(len(inputs), sizes.heads * sizes.value_dim)
+        mixed = convolution.empty(inputs)
+        convolution.chunks(inputs, rows, tails, mixed)
+        chunks = with_decays(inputs, mixed, rows, sizes, decay)
+        weight, new = corrected(chunks) if sizes.corrects else (mixed, mixed)
+        before = carry(chunks, states, weight, new)
+        found: dict[str, Callable[[], object]] = {
+            "recurrence": partial(advance, inputs, mixed, rows, states, sizes, decay, out),
+            "convolution": partial(convolution.chunks, inputs, rows, tails, mixed),
+            "decays": partial(with_decays, inputs, mixed, rows, sizes, decay),
+            "carry": partial(carry, chunks, states, weight, new),
+            "read": partial(read, chunks, before, new, decay.skip, out),
+            "keep": partial(convolution.keep, inputs, rows, tails),
+            "gate_and_norm": partial(gate_and_norm, out, inputs, rows, self.gates, self.norm),
+        }
+        return found | ({"corrected": partial(corrected, chunks)} if sizes.corrects else {})
+
+
+def say(**line: object) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def decodes(layer: Layer, rows: int) -> None:
+    each = rows * layer.layout.bytes
+    sets = -(-CACHE_BYTES // each) + 1
+    store = StateStore(layer.layout, sets * rows, DTYPE, layer.device)
+    inputs = layer.drawn(rows, layer.inputs)
+    chosen = [layer.rows(store, one * rows, [1] * rows, 0) for one in range(sets)]
+    found = microseconds([partial(layer.decode, inputs, one) for one in chosen])
+    floor = 1e6 * 2 * each / BYTES_PER_S
+    say(case=f"decode:{rows}", us=round(found, 1), floor_us=round(floor, 1))
+
+
+def prompts(layer: Layer, rows: int, positions: int) -> None:
+    store = StateStore(layer.layout, rows, DTYPE, layer.device)
+    inputs = layer.drawn(rows * positions, layer.inputs)
+    its = layer.rows(store, 0, [positions] * rows, rows)
+    kernels = layer.prompt(inputs, its)
+    times = {name: round(microseconds([call])) for name, call in kernels.items()}
+    line = {"us": times.pop("recurrence"), "kernels": times}
+    if layer.sizes.corrects and find_spec("fla"):
+        line["fla_us"] = round(microseconds([partial(of_fla, *fla_inputs(layer, rows, positions))]))
+    say(case=f"prompt:{rows}x{positions}", **line)
+
+
+def fla_inputs(layer: Layer, rows: int, positions: int) -> tuple[Tensor, ...]:
+    sizes, shape = layer.sizes, (1, rows * positions)
+    query, key, value = (layer.drawn(*shape, sizes.heads, sizes.key_dim) for _ in range(3))
+    decay, rate = (layer.drawn(*shape, sizes.heads).float().sigmoid() for _ in range(2))
+    starts = torch.arange(rows + 1, device=layer.device) * positions
+    return query, key, value, decay.log(), rate.to(DTYPE), starts
+
+
+def of_fla(*inputs: Tensor) -> None:
+    from fla.ops.gated_delta_rule import (  # pyright: ignore[reportMissingImports]
+        chunk_gated_delta_rule,
+    )
+
+    *first, starts = inputs
+    chunk_gated_delta_rule(
+        *first, cu_seqlens=starts, output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    layer = Layer(MAMBA2 if "mamba2" in words else DELTA)
+    named = [word for word in words if word != "mamba2"]
+    kind, *sizes = named or ("all",)
+    with torch.inference_mode():
+        if kind in ("all", "decode"):
+            for rows in map(int, sizes or ("1", "8", "64", "256")):
+                decodes(layer, rows)
+        if kind in ("all", "prompt"):
+            for size in sizes or ("1x65536", "16x512"):
+                prompts(layer, *map(int, size.split("x")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Triton and CUDA kernels of attention over paged memory."""

@@ -1,0 +1,1 @@
+"""What layers on a GPU read of more than one position."""

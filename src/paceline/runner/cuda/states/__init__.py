@@ -1,0 +1,1 @@
+"""Layers on a GPU that keep a state of each sequence."""

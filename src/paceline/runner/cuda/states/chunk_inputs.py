@@ -1,0 +1,209 @@
+"""The inputs of a recurrence in chunks: decays, and what the delta rule needs of each chunk alone.
+All chunks are computed at the same time."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, log_decay
+from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, span
+
+HEADS_AT_ONCE = 32  # whose decays one program computes
+WARPS = 4  # of a program that corrects
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """The inputs of a recurrence, in positions of the step.
+
+    mixed     [positions, channels]; queries, keys and values behind the convolution
+    total     [positions, heads]; log decays since the beginning of the chunk
+    rate      [positions, heads]
+    """
+
+    rows: CudaStateRows
+    sizes: RecurrenceSizes
+    mixed: Tensor
+    total: Tensor
+    rate: Tensor
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """As kernels take them."""
+        is_exact = self.mixed.dtype == torch.float32
+        return {
+            **self.sizes.constants,
+            "CHANNELS": self.mixed.shape[1],
+            "CHUNK": CHUNK,
+            "KEYS": self.sizes.keys,
+            "PRECISION": "ieee" if is_exact else "tf32",
+        }
+
+    def empty(self, *shape: int) -> Tensor:
+        return self.mixed.new_empty(shape)
+
+
+def with_decays(
+    inputs: Tensor, mixed: Tensor, rows: CudaStateRows, sizes: RecurrenceSizes, decay: Decay
+) -> Chunks:
+    total, rate = (
+        torch.empty((len(mixed), sizes.heads), dtype=torch.float32, device=mixed.device)
+        for _ in range(2)
+    )
+    _decays[rows.chunks, triton.cdiv(sizes.heads, HEADS_AT_ONCE)](
+        *(inputs, total, rate),
+        *decay.arguments,
+        *rows.tensors[1:],
+        STRIDE=inputs.stride(0),
+        HEADS=sizes.heads,
+        DECAY=sizes.decay,
+        RATE=sizes.rate,
+        CORRECTS=sizes.corrects,
+        CHUNK=CHUNK,
+        AT_ONCE=HEADS_AT_ONCE,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return Chunks(rows, sizes, mixed, total, rate)
+
+
+def corrected(chunks: Chunks) -> tuple[Tensor, Tensor]:
+    """(1 + A)^-1 (rate * exp(D) * key) and (1 + A)^-1 (rate * value), [positions, heads, …]."""
+    sizes, n = chunks.sizes, len(chunks.mixed)
+    weight = chunks.empty(n, sizes.heads, sizes.key_dim)
+    new = chunks.empty(n, sizes.heads, sizes.value_dim)
+    _correct[chunks.rows.chunks, sizes.heads](
+        *(chunks.mixed, chunks.total, chunks.rate, weight, new),
+        *chunks.rows.tensors[1:],
+        **chunks.constants,
+        VALUES=sizes.values(sizes.value_dim * 2),
+        num_warps=WARPS,
+        launch_pdl=True,
+    )
+    return weight, new
+
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+
+@triton.jit
+def _decays(
+    inputs,
+    total,
+    rate,
+    speed,
+    bias,
+    factor,
+    least,
+    most,
+    row_start,
+    context,
+    chunk_row,
+    first_chunk,
+    STRIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    DECAY: tl.constexpr,
+    RATE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
+    if begin >= end:
+        return
+    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)[None, :]
+    position = begin + tl.arange(0, CHUNK)[:, None]
+    mask = (position < end) & (head < HEADS)
+    x = inputs + position.to(tl.int64) * STRIDE + head
+    found, rates = log_decay(
+        tl.load(x + DECAY, mask=mask, other=0.0).to(tl.float32),
+        tl.load(x + RATE, mask=mask, other=0.0).to(tl.float32),
+        tl.load(speed + head, mask=head < HEADS, other=0.0),
+        tl.load(bias + head, mask=head < HEADS, other=0.0),
+        *(factor, least, most),
+        CORRECTS,
+    )
+    at = position.to(tl.int64) * HEADS + head
+    tl.store(total + at, tl.cumsum(found, 0), mask=mask)
+    tl.store(rate + at, rates, mask=mask)
+
+
+@triton.jit
+def _correct(
+    mixed,
+    total,
+    rate,
+    weight,
+    new,
+    row_start,
+    context,
+    chunk_row,
+    first_chunk,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    QUERY: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    DECAY: tl.constexpr,
+    RATE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
+    if begin >= end:
+        return
+    head = tl.program_id(1)
+    i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    keys, values = tl.arange(0, KEYS)[None, :], tl.arange(0, VALUES)[None, :]
+    position = (begin + i).to(tl.int64)
+    here = begin + i < end
+    line = mixed + position * CHANNELS
+    key = tl.load(
+        line + KEY + head // SHARED * KEY_DIM + keys, mask=here & (keys < KEY_DIM), other=0.0
+    )
+    at = (begin + tl.arange(0, CHUNK)).to(tl.int64) * HEADS + head
+    inside = begin + tl.arange(0, CHUNK) < end
+    decay = tl.load(total + at, mask=inside, other=0.0)
+    rates = tl.load(rate + at, mask=inside, other=0.0)
+    between = tl.where(i > j, decay[:, None] - decay[None, :], float("-inf"))
+    matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
+    matrix *= rates[:, None] * tl.exp(between)
+    # 1 + A is inverted block by block. From (1, 0; b, 1) with inverted blocks on the diagonal, each
+    # level doubles their size. Numbers are at most 1, so float16 is as good as tf32 and faster.
+    kind = tl.float32 if PRECISION == "ieee" else tl.float16
+    inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -matrix, 0.0))
+    for level in tl.static_range(1, 16):
+        if (1 << level) < CHUNK:
+            corner = (i // (2 << level) == j // (2 << level)) & (
+                i // (1 << level) != j // (1 << level)
+            )
+            block = tl.where(corner, matrix, 0.0).to(kind)
+            right = tl.dot(block, inverse.to(kind), input_precision=PRECISION)
+            inverse -= tl.dot(inverse.to(kind), right.to(kind), input_precision=PRECISION)
+    inverse = inverse.to(mixed.dtype.element_ty)
+    key = (key * (rates * tl.exp(decay))[:, None]).to(mixed.dtype.element_ty)
+    found = tl.dot(inverse, key, input_precision=PRECISION).to(weight.dtype.element_ty)
+    to = weight + (position * HEADS + head) * KEY_DIM + keys
+    tl.store(to, found, mask=here & (keys < KEY_DIM))
+    mask = here & (values < VALUE_DIM)
+    value = tl.load(line + VALUE + head * VALUE_DIM + values, mask=mask, other=0.0)
+    value = (value * rates[:, None]).to(mixed.dtype.element_ty)
+    found = tl.dot(inverse, value, input_precision=PRECISION).to(new.dtype.element_ty)
+    tl.store(new + (position * HEADS + head) * VALUE_DIM + values, found, mask=mask)

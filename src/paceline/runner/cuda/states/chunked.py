@@ -1,0 +1,229 @@
+"""Linear recurrences in chunks: all rows of a step that have several positions.
+
+In a chunk that begins with a state S, with D the sum of log decays since its beginning:
+
+    new  = rate * value                                           or, by the delta rule,
+    new  = (1 + A)^-1 (rate * value) - (1 + A)^-1 (rate * exp(D) * key) @ S
+           A[i, j] = rate[i] * exp(D[i] - D[j]) * key[i] @ key[j] for j < i, 0 for others
+    read = exp(D) * query @ S + B @ new
+           B[i, j] = exp(D[i] - D[j]) * query[i] @ key[j] for j <= i, 0 for others
+    S    = exp(D[last]) * S + sum over i of exp(D[last] - D[i]) * key[i] * new[i]
+
+Only `carry`, which finds S and `new`, takes the chunks of a row one after another.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.states.chunk_inputs import Chunks, corrected, with_decays
+from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes
+from paceline.runner.cuda.states.rows import CudaStateRows, begins, span
+
+CARRIED = 32  # values of a head that one program carries from chunk to chunk
+CARRY_WARPS, CARRY_STAGES, READ_WARPS = 4, 3, 4
+
+
+def advance(
+    inputs: Tensor,
+    mixed: Tensor,
+    rows: CudaStateRows,
+    states: Tensor,
+    sizes: RecurrenceSizes,
+    decay: Decay,
+    out: Tensor,
+) -> None:
+    """Advance the states of all rows of several positions. Writes what they read, [positions, heads
+    * value_dim]."""
+    if not rows.chunks:
+        return
+    chunks = with_decays(inputs, mixed, rows, sizes, decay)
+    weight, new = corrected(chunks) if sizes.corrects else (mixed, mixed)
+    before = carry(chunks, states, weight, new)
+    read(chunks, before, new, decay.skip, out)
+
+
+def carry(chunks: Chunks, states: Tensor, weight: Tensor, new: Tensor) -> Tensor:
+    """The state before each chunk, [chunks, heads, key_dim, value_dim]. The delta rule completes
+    `new`."""
+    rows, sizes = chunks.rows, chunks.sizes
+    before = chunks.empty(rows.chunks, sizes.heads, sizes.key_dim, sizes.value_dim)
+    _carry[len(rows), sizes.heads, sizes.parts(CARRIED)](
+        *(chunks.mixed, chunks.total, chunks.rate, weight, new, before, states),
+        *rows.tensors,
+        states.stride(0),
+        **chunks.constants,
+        VALUES=sizes.values(CARRIED),
+        num_warps=CARRY_WARPS,
+        num_stages=CARRY_STAGES,
+        launch_pdl=True,
+    )
+    return before
+
+
+def read(chunks: Chunks, before: Tensor, new: Tensor, skip: Tensor | None, out: Tensor) -> None:
+    """What all positions read."""
+    sizes = chunks.sizes
+    _read[chunks.rows.chunks, sizes.heads](
+        *(chunks.mixed, chunks.total, chunks.rate, new, before, out),
+        chunks.total if skip is None else skip,
+        *chunks.rows.tensors[1:],
+        **chunks.constants,
+        SKIPS=skip is not None,
+        SCALE=sizes.scale,
+        VALUES=sizes.values(sizes.value_dim * 2),
+        num_warps=READ_WARPS,
+        launch_pdl=True,
+    )
+
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+
+@triton.jit
+def _carry(
+    mixed,
+    total,
+    rate,
+    weight,
+    new,
+    before,
+    states,
+    slot,
+    row_start,
+    context,
+    chunk_row,
+    first_chunk,
+    state_stride,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    QUERY: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    DECAY: tl.constexpr,
+    RATE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row, head = tl.program_id(0), tl.program_id(1)
+    first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
+    if end <= first + 1:
+        return
+    kind = mixed.dtype.element_ty
+    keys, i = tl.arange(0, KEYS)[:, None], tl.arange(0, CHUNK)
+    values = (tl.program_id(2) * VALUES + tl.arange(0, VALUES))[None, :]
+    inside = (keys < KEY_DIM) & (values < VALUE_DIM)
+    cell = keys * VALUE_DIM + values
+    own = states + tl.load(slot + row).to(tl.int64) * state_stride
+    own += head * (KEY_DIM * VALUE_DIM)
+    is_old = begins(row_start, context, row) == 0
+    state = tl.load(own + cell, mask=inside & is_old, other=0.0)
+    chunk = tl.load(first_chunk + row)
+    for begin in range(first, end, CHUNK):
+        to = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
+        tl.store(to + cell, state.to(kind), mask=inside)
+        here = begin + i < end
+        position = (begin + i).to(tl.int64)
+        at = position * HEADS + head
+        decay = tl.load(total + at, mask=here, other=0.0)
+        last = tl.load(total + (tl.minimum(begin + CHUNK, end) - 1).to(tl.int64) * HEADS + head)
+        mask = here[:, None] & (values < VALUE_DIM)
+        if CORRECTS:
+            line = weight + at[:, None] * KEY_DIM + tl.arange(0, KEYS)[None, :]
+            shown = here[:, None] & (tl.arange(0, KEYS)[None, :] < KEY_DIM)
+            by_key = tl.load(line, mask=shown, other=0.0)
+            adds = new + at[:, None] * VALUE_DIM + values
+            found = tl.load(adds, mask=mask, other=0.0).to(tl.float32)
+            found -= tl.dot(by_key, state.to(kind), input_precision=PRECISION)
+            tl.store(adds, found.to(kind), mask=mask)
+        else:
+            line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
+            found = tl.load(line, mask=mask, other=0.0).to(tl.float32)
+            found *= tl.load(rate + at, mask=here, other=0.0)[:, None]
+        line = mixed + position[None, :] * CHANNELS + KEY + head // SHARED * KEY_DIM + keys
+        key = tl.load(line, mask=here[None, :] & (keys < KEY_DIM), other=0.0)
+        found = tl.where(here[:, None], found * tl.exp(last - decay)[:, None], 0.0)
+        state *= tl.exp(last)
+        state += tl.dot(key, found.to(kind), input_precision=PRECISION)
+        chunk += 1
+    tl.store(own + cell, state, mask=inside)
+
+
+@triton.jit
+def _read(
+    mixed,
+    total,
+    rate,
+    new,
+    before,
+    out,
+    skip,
+    row_start,
+    context,
+    chunk_row,
+    first_chunk,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    QUERY: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    DECAY: tl.constexpr,
+    RATE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SKIPS: tl.constexpr,
+    SCALE: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, chunk, CHUNK)
+    if begin >= end:
+        return
+    kind = mixed.dtype.element_ty
+    i, keys = tl.arange(0, CHUNK), tl.arange(0, KEYS)
+    values = tl.arange(0, VALUES)[None, :]
+    here, position = begin + i < end, (begin + i).to(tl.int64)
+    at = position * HEADS + head
+    decay = tl.load(total + at, mask=here, other=0.0)
+    group = mixed + position[:, None] * CHANNELS + head // SHARED * KEY_DIM + keys[None, :]
+    mask = here[:, None] & (keys < KEY_DIM)[None, :]
+    query = tl.load(group + QUERY, mask=mask, other=0.0)
+    key = tl.load(group + KEY, mask=mask, other=0.0)
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
+    scores = (scores * tl.exp(between)).to(kind)
+    cell = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
+    inside = (keys < KEY_DIM)[:, None] & (values < VALUE_DIM)
+    state = tl.load(cell + keys[:, None] * VALUE_DIM + values, mask=inside, other=0.0)
+    found = tl.dot(query, state, input_precision=PRECISION) * tl.exp(decay)[:, None]
+    mask = here[:, None] & (values < VALUE_DIM)
+    if CORRECTS:
+        value = tl.load(new + at[:, None] * VALUE_DIM + values, mask=mask, other=0.0)
+        found += tl.dot(scores, value, input_precision=PRECISION)
+    else:
+        line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
+        value = tl.load(line, mask=mask, other=0.0)
+        rates = tl.load(rate + at, mask=here, other=0.0)[:, None]
+        found += tl.dot(scores, (value * rates).to(kind), input_precision=PRECISION)
+        if SKIPS:
+            found += tl.load(skip + head) * value
+    to = out + at[:, None] * VALUE_DIM + values
+    tl.store(to, (found * SCALE).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,249 @@
+"""Kernels of causal convolutions over the last positions of each channel."""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.kernels.layers import activated
+from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, begins, span
+
+LINE = 128  # channels of a program
+CHUNK_WARPS = 8
+TAIL_LINE = 512  # of a program that keeps tails
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution:
+    """Position i of a channel becomes the sum of weight[j] * x[i - taps + 1 + j], plus a bias. What
+    is before the row is in the tail of its slot.
+
+    weight    [taps, channels]
+    bias      [channels], or None
+    first     where the channels begin among the inputs
+    product   the channels are multiplied by those which are so far behind them; 0: they are not
+    gate      and the result by those which are so far behind them; 0: it passes silu instead
+    unit      so many channels, from the first on, become vectors of length 1
+    width     of these vectors, and channels of a program
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    first: int = 0
+    product: int = 0
+    gate: int = 0
+    unit: int = 0
+    width: int = LINE
+
+    @property
+    def channels(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def taps(self) -> int:
+        return self.weight.shape[0]
+
+    def empty(self, inputs: Tensor) -> Tensor:
+        """Room for the result, [positions, channels]."""
+        return inputs.new_empty((len(inputs), self.channels))
+
+    def chunks(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
+        """Convolve all rows of several positions."""
+        if rows.chunks:
+            self._launch(rows.chunks, CHUNK, inputs, rows, tails, out)
+
+    def singles(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
+        """Convolve all rows of one position."""
+        self._launch(len(rows), 1, inputs, rows, tails, out)
+
+    def _launch(
+        self,
+        programs: int,
+        chunk: int,
+        inputs: Tensor,
+        rows: CudaStateRows,
+        tails: Tensor,
+        out: Tensor,
+    ) -> None:
+        grid = (programs, triton.cdiv(self.channels, self.width))
+        _convolve[grid](
+            inputs,
+            out,
+            tails,
+            self.weight,
+            self.weight if self.bias is None else self.bias,
+            *rows.tensors,
+            tails.stride(0),
+            STRIDE=inputs.stride(0),
+            FIRST=self.first,
+            CHANNELS=self.channels,
+            TAPS=self.taps,
+            BIASED=self.bias is not None,
+            PRODUCT=self.product,
+            GATE=self.gate,
+            UNIT=self.unit,
+            WIDTH=self.width,
+            PADDED=triton.next_power_of_2(self.width),
+            CHUNK=chunk,
+            num_warps=CHUNK_WARPS if chunk > 1 else 1,
+            launch_pdl=True,
+        )
+
+    def keep(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor) -> None:
+        """Keep the last inputs of all rows. The kernels that read the old ones come before."""
+        grid = (len(rows), triton.cdiv(self.channels, TAIL_LINE))
+        _keep[grid](
+            inputs,
+            tails,
+            *rows.tensors[:3],
+            tails.stride(0),
+            STRIDE=inputs.stride(0),
+            FIRST=self.first,
+            CHANNELS=self.channels,
+            TAPS=self.taps,
+            TAPS_PADDED=triton.next_power_of_2(max(self.taps - 1, 1)),
+            PRODUCT=self.product,
+            LINE=TAIL_LINE,
+            num_warps=4,
+            launch_pdl=True,
+        )
+
+
+# Kernels take pointers, strides and sizes one by one, and are written as one piece.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+
+@triton.jit
+def given(inputs, mask, PRODUCT: tl.constexpr):
+    """What goes into the convolution."""
+    found = tl.load(inputs, mask=mask, other=0.0).to(tl.float32)
+    if PRODUCT > 0:
+        found *= tl.load(inputs + PRODUCT, mask=mask, other=0.0).to(tl.float32)
+        found = found.to(inputs.dtype.element_ty).to(tl.float32)
+    return found
+
+
+@triton.jit
+def convolved(
+    inputs,
+    tail,
+    weight,
+    bias,
+    channel,
+    mask,
+    is_new,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """The convolution of one position, then silu, of some channels. `inputs` and `tail` are those
+    of its row; a new sequence has no tail."""
+    found = given(inputs + channel, mask, 0)
+    found *= tl.load(weight + (TAPS - 1) * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
+    for tap in tl.static_range(TAPS - 1):
+        at = tap * CHANNELS + channel
+        before = tl.load(tail + at, mask=mask & (is_new == 0), other=0.0).to(tl.float32)
+        found += before * tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
+    if BIASED:
+        found += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
+    return activated(found, True)
+
+
+@triton.jit
+def _convolve(
+    inputs,
+    out,
+    tails,
+    weight,
+    bias,
+    slot,
+    row_start,
+    context,
+    chunk_row,
+    first_chunk,
+    tail_stride,
+    STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    BIASED: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    GATE: tl.constexpr,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row, first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
+    if begin >= end:
+        return
+    tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
+    is_old = begins(row_start, context, row) == 0
+    line = tl.program_id(1) * WIDTH
+    column = tl.arange(0, PADDED)[None, :]
+    channel = line + column
+    position = begin + tl.arange(0, CHUNK)[:, None]
+    there = (column < WIDTH) & (channel < CHANNELS)
+    mask = there & (position < end)
+    found = tl.zeros((CHUNK, PADDED), tl.float32)
+    for tap in tl.static_range(TAPS):
+        source = position - (TAPS - 1) + tap
+        at = source.to(tl.int64) * STRIDE + FIRST + channel
+        x = given(inputs + at, mask & (source >= first), PRODUCT)
+        kept = (source - first + (TAPS - 1)) * CHANNELS + channel
+        x += tl.load(tail + kept, mask=mask & (source < first) & is_old, other=0.0).to(tl.float32)
+        found += x * tl.load(weight + tap * CHANNELS + channel, mask=there, other=0.0).to(
+            tl.float32
+        )
+    if BIASED:
+        found += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
+    if GATE > 0:
+        at = position.to(tl.int64) * STRIDE + FIRST + GATE + channel
+        found *= tl.load(inputs + at, mask=mask, other=0.0).to(tl.float32)
+    else:
+        found = tl.where(there, activated(found, True), 0.0)
+    if line < UNIT:
+        found /= tl.sqrt(tl.sum(found * found, 1) + 1e-6)[:, None]
+    at = position.to(tl.int64) * CHANNELS + channel
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _keep(
+    inputs,
+    tails,
+    slot,
+    row_start,
+    context,
+    tail_stride,
+    STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TAPS_PADDED: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
+    if first >= end:
+        return
+    tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
+    is_old = begins(row_start, context, row) == 0
+    channel = tl.program_id(1) * LINE + tl.arange(0, LINE)[None, :]
+    tap = tl.arange(0, TAPS_PADDED)[:, None]
+    mask = (tap < TAPS - 1) & (channel < CHANNELS)
+    source = end - (TAPS - 1) + tap
+    at = source.to(tl.int64) * STRIDE + FIRST + channel
+    x = given(inputs + at, mask & (source >= first), PRODUCT)
+    kept = (source - first + (TAPS - 1)) * CHANNELS + channel
+    x += tl.load(tail + kept, mask=mask & (source < first) & is_old, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # all old inputs are read before one is overwritten
+    tl.store(tail + tap * CHANNELS + channel, x.to(tails.dtype.element_ty), mask=mask)

@@ -1,0 +1,1 @@
+"""Mixers in torch: attention, and layers that keep a state of each sequence."""

@@ -1,1 +1,0 @@
-"""Layers in torch that keep a state of each sequence."""
