@@ -26,10 +26,12 @@ from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.describe import manifest
+from paceline.runner.models.describe import describe, manifest
+from paceline.runner.models.experts import MoESpec
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
+from paceline.wiring.memory import state_bytes
 
 DEPTH = 2
 ROWS, BUDGET, MAX_MODEL_LEN = 256, 16384, 2048
@@ -38,30 +40,47 @@ STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
 # Of linears in layers, by format.
-WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625}
+WEIGHT_BYTES = {"": 2, "fp8": 1, "int8": 1, "int4": 0.5, "modelopt": 0.5625, "mxfp4": 0.5625}
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What a step cannot avoid: every weight once, every context, every operation."""
+    """What a step cannot avoid: every weight once, every context, every state, every operation.
+    Experts are chosen at random."""
 
-    weight_bytes: int
+    weight_bytes: float  # without experts
+    expert_bytes: float
+    chosen: float  # share of the experts that one position chooses
     token_bytes: int  # of KV
-    token_flops: int  # of products, without the head
+    state_bytes: int  # of a sequence, read and written
+    token_flops: float  # of products, without the head
     head_flops: int
 
     @staticmethod
     def of(config: ModelConfig, quantization: str = "") -> "Floor":
         shapes = manifest(config)
         layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
-        layer_bytes = WEIGHT_BYTES[quantization] * layers
-        head = config.vocab * config.width
-        token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * BF16_BYTES
-        return Floor(layer_bytes + BF16_BYTES * head, token_bytes, 2 * layers, 2 * head)
+        experts = sum(prod(shape) for name, shape in shapes.items() if ".experts." in name)
+        specs = describe(config).layers
+        moe = next((one.mlp for one in specs if isinstance(one.mlp, MoESpec)), None)
+        chosen = 1.0 if moe is None else moe.routing.chosen / len(moe.experts)
+        each, head = WEIGHT_BYTES[quantization], config.vocab * config.width
+        attention = sum(one.state is None for one in specs)
+        return Floor(
+            each * (layers - experts) + BF16_BYTES * head,
+            each * experts,
+            chosen,
+            attention * config.cell.values * BF16_BYTES,
+            2 * state_bytes(config, BF16_BYTES),
+            2 * (layers - experts + chosen * experts),
+            2 * head,
+        )
 
     def seconds(self, plan: Plan) -> float:
         contexts = int(plan.start.sum()) + plan.total
-        read = self.weight_bytes + contexts * self.token_bytes
+        experts = 1 - (1 - self.chosen) ** plan.total  # of them, at least one position chooses
+        read = self.weight_bytes + experts * self.expert_bytes
+        read += contexts * self.token_bytes + len(plan.rows) * self.state_bytes
         computed = plan.total * self.token_flops + int(plan.rows.samples.sum()) * self.head_flops
         return max(read / BYTES_PER_S, computed / FLOPS)
 
@@ -156,7 +175,9 @@ class Bench:
     def _room(self, proposer: Drafter) -> int:
         """Tokens whose KV fits beside the weights, with what the proposer keeps of them."""
         free, _ = torch.cuda.mem_get_info()
-        return max(free - STEP_BYTES, 0) // (self.floor.token_bytes + proposer.cell_bytes)
+        states = (ROWS + 1) * state_bytes(self.config, BF16_BYTES)
+        each = self.floor.token_bytes + proposer.cell_bytes
+        return max(free - STEP_BYTES - states, 0) // each
 
     @staticmethod
     def shape(name: str) -> dict[str, Any]:
@@ -173,6 +194,7 @@ class Bench:
             max_model_len=MAX_MODEL_LEN,
             num_blocks=settings.pop("blocks", self.blocks),
             block_size=self.block_size,
+            state_blocks=-(-state_bytes(self.config, BF16_BYTES) // self.runner.kv_block_bytes),
             **settings,
         )
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import BYTES_PER_S, FLOPS
+from paceline.runner.cuda.experts.choice import choose_experts
+from paceline.runner.cuda.experts.moe import KERNELS as EXPERT_KERNELS
+from paceline.runner.cuda.experts.moe import expert_weights
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.expert_choice import choose_experts
 from paceline.runner.cuda.linears import KERNELS, CudaLinear
-from paceline.runner.cuda.moe import KERNELS as EXPERT_KERNELS
-from paceline.runner.cuda.moe import expert_weights
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.architecture import LayerSpec, MLPSpec
@@ -117,7 +117,7 @@ def experts(factory: LayerFactory[CudaLinear], spec: MoESpec, rows: Sequence[int
         gate_up, down = kernel.weights.gate_up, kernel.weights.down
         inputs, size = gate_up.shape[1], bytes_of(gate_up, down)
         each = 2 * spec.routing.chosen * (gate_up.shape[0] + down.shape[1]) * inputs
-        for count in (one for one in rows if one <= kernel.most_rows):
+        for count in (one for one in rows if kernel.least_rows <= one <= kernel.most_rows):
             x, total = (torch.randn(count, inputs, device="cuda", dtype=DTYPE) for _ in range(2))
             # Each set of choices reads other experts.
             sets = [choices(spec, count) for _ in range(8)]

@@ -27,7 +27,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.states.chunk_inputs import corrected, with_decays
 from paceline.runner.cuda.states.chunked import advance, carry, read
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.gated_norm import GroupNorm, gate_and_norm
+from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.models.states.state_layout import StateLayout
@@ -71,9 +71,9 @@ class Layer:
         self.decay = Decay(
             -numbers[0].exp(), numbers[1], skip=None if sizes.corrects else numbers[1]
         )
-        self.gates = self.channels if sizes.corrects else 0
         factor = torch.ones(inner, device=device)
-        self.norm = GroupNorm(factor, heads if sizes.corrects else 1, 1e-3, not sizes.corrects)
+        norm = GroupNorm(factor, heads if sizes.corrects else 1, 1e-3, not sizes.corrects)
+        self.gates = OutputGates(norm, self.channels if sizes.corrects else 0)
         state = StateTensor((heads, sizes.key_dim, sizes.value_dim), is_recurrent=True)
         tail = StateTensor((TAPS - 1, self.channels), is_recurrent=False)
         self.layout = StateLayout(((state, tail),), DTYPE.itemsize)
@@ -98,9 +98,9 @@ class Layer:
 
     def decode(self, inputs: Tensor, rows: CudaStateRows) -> Tensor:
         out = inputs.new_empty(len(inputs), self.sizes.heads * self.sizes.value_dim)
-        step(inputs, rows, 0, self.convolution, self.sizes, self.decay, out)
-        self.convolution.keep(inputs, rows, rows.of_layer(0)[1])
-        gate_and_norm(out, inputs, rows, self.gates, self.norm)
+        state, tails = rows.of_layer(0)
+        step(inputs, rows, (state, tails), self.convolution, self.sizes, self.decay, out)
+        finish(out, inputs, rows, self.gates, self.convolution, tails)
         return out
 
     def prompt(self, inputs: Tensor, rows: CudaStateRows) -> dict[str, Callable[[], object]]:
@@ -119,8 +119,7 @@ class Layer:
             "decays": partial(with_decays, inputs, mixed, rows, sizes, decay),
             "carry": partial(carry, chunks, states, weight, new),
             "read": partial(read, chunks, before, new, decay.skip, out),
-            "keep": partial(convolution.keep, inputs, rows, tails),
-            "gate_and_norm": partial(gate_and_norm, out, inputs, rows, self.gates, self.norm),
+            "finish": partial(finish, out, inputs, rows, self.gates, convolution, tails),
         }
         return found | ({"corrected": partial(corrected, chunks)} if sizes.corrects else {})
 

@@ -1,15 +1,18 @@
 """Every architecture in `paceline.runner.models`, and small models of each in several variants."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
+from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.traits import AROUND, architectures, find
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -21,9 +24,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
     "sliding_window": 7,  # of architectures that have windows by nature
 }
+SOME: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
 SHARED: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
+    **SOME,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 20,
 }
@@ -62,6 +65,7 @@ GRANITE = {
     "logits_scaling": 3.0,
 }
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "ministral3": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "gptoss": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
@@ -116,6 +120,24 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "routed_scaling_factor": 1.5,
     },
+    "jamba": {
+        "head_dim": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 10,
+        "mamba_dt_rank": 5,
+    },
+    "kimilinear": {
+        **CORRECTED,
+        **MLA,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "linear_num_heads": 3,
+        "linear_head_dim": 12,
+    },
     "bamba": {
         "head_dim": 8,
         "attn_layer_indices": [1],
@@ -124,6 +146,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_d_state": 10,
     },
     "granite": GRANITE,
+    "gemma3n": {
+        "altup_num_inputs": 3,
+        "laurel_rank": 6,
+        "activation_sparsity_pattern": [0.8] * 2 + [0.0] * 4,
+        "layer_types": [FULL if layer in (1, 4) else SLIDING for layer in range(6)],
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 99,
+        "num_kv_shared_layers": 3,
+        "intermediate_size": [48] * 6,
+    },
     "gemma4": {
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
@@ -145,9 +177,35 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, **GRANITE},
     "deepseekv2": {**CORRECTED, **MLA, "norm_topk_prob": False},
     "deepseekv3": {**CORRECTED, **MLA, "n_group": 4, "topk_group": 2},
+    "glm4moelite": {
+        **CORRECTED,
+        **MLA,
+        "n_group": 4,
+        "topk_group": 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "llama4": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8,
+        "floor_scale": 5,
+        "attn_scale": 0.5,
+    },
+    "olmoe": {
+        **SOME,
+        "head_dim": 8,
+    },  # the width by the number of heads, which transformers assumes
+    "exaonemoe": {
+        **SOME,
+        "moe_intermediate_size": 16,
+        "num_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+    },
 }
 THETA = 10_000.0
-FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": THETA,
@@ -165,6 +223,10 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
+# Entries of all ropes of an architecture.
+OWN_ROPE = {
+    "ministral3": {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6},
+}
 # By name: entries of config.json, which all architectures get alike. Models of transformers get
 # those that it knows for their architecture.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -245,6 +307,14 @@ OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "layer_types": [FULL if layer in (1, 4, 6) else SLIDING for layer in range(7)],
         },
     },
+    "llama4": {
+        "two experts": {
+            "num_experts_per_tok": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+        },
+        "long chunks": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    },
     "exaone4": {"no windows": {"sliding_window": None, "layer_types": ["full_attention"] * 5}},
     "hunyuandensev1": {
         "alpha": {
@@ -313,6 +383,16 @@ VISION: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**SMALL_QWEN, "out_hidden_size": 32, "deepstack_visual_indexes": [0]},
     },
+    "mistral3": {
+        "text_config": {"model_type": "mistral"},
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "head_dim": 8,
+            "patch_size": 4,
+        },
+    },
     "idefics3": SMALL_LLAMA,
     "smolvlm": SMALL_LLAMA,
 }
@@ -341,6 +421,8 @@ class Case:
     def changes(self) -> dict[str, Any]:
         """What the variant says in config.json."""
         found = {**VARIANTS.get(self.variant, {}), **self.own_changes}
+        if (own := OWN_ROPE.get(self.architecture)) is not None:
+            found["rope_parameters"] = {**found.get("rope_parameters", YARN), **own}
         if "rope_parameters" in found and find(self.architecture).local_theta is not None:
             plain = {"rope_type": "default", "rope_theta": THETA / 10}
             ropes = {"full_attention": found["rope_parameters"], "sliding_attention": plain}
@@ -387,14 +469,22 @@ def nested(architecture: str, flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def cases() -> list[Case]:
-    """Every architecture in every variant that is not the same model as one before it."""
-    found: dict[ModelConfig, Case] = {}
+    """Every architecture in every variant that is not the same model as one before it, of this
+    architecture or another."""
+    found: dict[DecoderSpec, Case] = {}
     for name in architectures():
         # A decoder with a tower is one that is here without it too.
         common = ("plain",) if find(name).vision else (*VARIANTS, *MIXED_TRAITS)
         for variant in (*common, *OWN_VARIANTS.get(name, {})):
-            found.setdefault(Case(name, variant).config(), Case(name, variant))
+            case = Case(name, variant)
+            found.setdefault(replace(describe(case.config()), architecture=""), case)
     return list(found.values())
+
+
+@cache
+def spec_of(case: Case) -> DecoderSpec:
+    """The description of a case, which decides who computes it."""
+    return describe(case.config())
 
 
 def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Case]:
@@ -406,24 +496,22 @@ def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Cas
     for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
         if support is not None:
-            same = [case for case in same if support.supports(describe(case.config())) is None]
+            same = [case for case in same if support.supports(spec_of(case)) is None]
         if same:
             found.append(same[turn % len(same)])
     return list(dict.fromkeys(found))
 
 
 def distinct(cases: list[Case], support: BackendSupport) -> list[Case]:
-    """The cases with a feature, or of a variant, that none before them has, for slow backends; and
-    all that the backend does not support."""
+    """The cases that the backend supports with a feature, or of a variant, that none before them
+    has, for slow backends."""
     seen: set[str] = set()
     found: list[Case] = []
     for case in cases:
-        spec = describe(case.config())
+        spec = spec_of(case)
         new = {case.variant, *features_of(spec)} - seen
-        is_computed = support.supports(spec) is None
-        if new or not is_computed:
+        if new and support.supports(spec) is None:
             found.append(case)
-        if is_computed:
             seen |= new
     return found
 

@@ -45,7 +45,6 @@ class NativeBackend:
     kind: type[Dummy]
     cases: Callable[[], list[Case]]
     support: ClassVar[BackendSupport] = NATIVE
-    refuses: ClassVar[bool] = False  # layers of torch compute it with linears in C
     marks: ClassVar[list[pytest.MarkDecorator]] = [
         pytest.mark.skipif(not is_available(), reason="needs a C compiler")
     ]

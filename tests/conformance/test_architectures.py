@@ -7,74 +7,47 @@ runs the same tests on kernels for a GPU in an interpreter.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import paceline.runner.models.architectures
 from paceline import Scheduler
-from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.models.config import NO_ATTENTION
-from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import layer_groups
 from paceline.runner.models.traits import architectures
 from paceline.runner.native.library import is_available
 from paceline.wiring.memory import attention_groups
-from tests.conformance.architectures import Case, cases, few_cases, tokens_of
-from tests.conformance.model_backends import Comparison, ModelBackend, backends, every_case
+from tests.conformance.architectures import Case, cases, few_cases, spec_of, tokens_of
+from tests.conformance.model_backends import (
+    BLOCK,
+    Comparison,
+    ModelBackend,
+    Step,
+    backends,
+    check_refusals,
+    compare_wanted,
+    every_case,
+    follow,
+    pairs_of,
+)
 from tests.conformance.native_backend import BACKENDS as NATIVE_BACKENDS
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, for_states, requests
 from tests.runner.models.test_layer_groups import with_sink
-from tests.runner.sequences import LoadedModel, Sequences
 from tests.runner.support import Piece, batch_of
 from tests.test_guides import GUIDES, blocks
 
-BLOCK = 4
 GUIDE = GUIDES / "add-a-model.md"
-Step = dict[str, int] | tuple[str, str]  # positions by sequence; or what happens to one of them
 
 
 @pytest.fixture(params=every_case(backends()))
 def compared(request: pytest.FixtureRequest) -> Comparison:
     """A model on a backend that supports it."""
-    return loaded(*request.param)
-
-
-def loaded(backend: ModelBackend, case: Case) -> Comparison:
-    if reason := backend.support.supports(describe(case.config())):
-        if backend.refuses:
-            with pytest.raises(ConfigError, match="cannot compute"):
-                backend.compared(case)
-        pytest.skip(f"{backend.name} does not compute {case}: {reason}")
+    backend, case = request.param
     return backend.compared(case)
-
-
-def follow(compared: Comparison, lengths: dict[str, int], steps: Sequence[Step]) -> None:
-    """Compute sequences as the steps say, and compare all logits on the way."""
-    sequences = Sequences(compared.model, BLOCK)
-    truth: dict[str, Tensor] = {}
-    for name, length in lengths.items():
-        tokens = tokens_of(length, seed=length)
-        sequences.add(name, tokens)
-        truth[name] = compared.expected(tokens)
-    ours: list[Tensor] = []
-    expected: list[Tensor] = []
-    for step in steps:
-        if isinstance(step, tuple):
-            what, name = step
-            getattr(sequences, what)(name)
-            continue
-        first = dict(sequences.computed)
-        for name, logits in sequences.step(**step).items():
-            ours.append(logits)
-            expected.append(truth[name][first[name] : sequences.computed[name]])
-    compared.check(torch.cat(ours), torch.cat(expected))
-    assert sequences.computed == lengths, "something was left out"
 
 
 def test_prompts_in_chunks_beside_each_other(compared: Comparison) -> None:
@@ -112,20 +85,6 @@ def test_positions_that_are_not_wanted_are_left_out(compared: Comparison) -> Non
     compare_wanted(compared.model, pieces, [[16, 3, 3, 0], []])
 
 
-def compare_wanted(
-    model: LoadedModel, pieces: Sequence[Piece], choices: Sequence[list[int]]
-) -> None:
-    """Wanted positions come in any order and several times; all are in the store afterwards."""
-    batch = batch_of(pieces, BLOCK)
-    stored = model.store(8, BLOCK)
-    every = model.forward(batch, stored).cpu()
-    for wanted in choices:
-        kv = model.store(8, BLOCK)
-        some = model.forward(batch, kv, torch.tensor(wanted, dtype=torch.int64)).cpu()
-        torch.testing.assert_close(some, every[wanted], rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(kv.content, stored.content, rtol=1e-5, atol=1e-5)
-
-
 def test_only_the_cells_of_the_batch_are_written(compared: Comparison) -> None:
     model = compared.model
     kv = model.store(8, BLOCK)
@@ -151,16 +110,13 @@ DRAWN = Sampling(temperature=0.9)
 def every_runner() -> list[Any]:
     """Of the backends that differ in their attention or weights alone, the first."""
     different = {backend.support.backend: backend for backend in reversed(backends())}
-    return [
-        pytest.param((backend, Case(name)), id=f"{backend.name}: {name}", marks=backend.marks)
-        for backend in different.values()
-        for name in architectures()
-    ]
+    plain = [case for case in cases() if case.variant == "plain"]
+    return [pair for backend in different.values() for pair in pairs_of(backend, plain)]
 
 
 def tokens(backend: ModelBackend, case: Case, depth: int = 1, **changes: Any) -> dict[str, Any]:
     """Of each request; and whether the schedule was as tight as it should be."""
-    config = loaded(backend, case).model.config
+    config = backend.compared(case).model.config
     groups = layer_groups(config.windows)
     settings = {**SETTINGS, **changes, "attention_groups": attention_groups(groups)}
     settings["num_blocks"] *= len(groups)
@@ -200,7 +156,7 @@ def test_an_architecture_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert case in cases()
         assert case in few_cases()
         for backend in NATIVE_BACKENDS if is_available() else []:
-            follow(loaded(backend, case), {"a": 9}, [{"a": 6}, {"a": 1}, ("swap", "a"), {"a": 2}])
+            follow(backend.compared(case), {"a": 9}, [{"a": 6}, {"a": 1}, ("swap", "a"), {"a": 2}])
     finally:
         del sys.modules["paceline.runner.models.architectures.starling"]
 
@@ -210,8 +166,16 @@ def test_backends_are_found() -> None:
     assert {"torch, paged", "native int8", "native int4"} <= names
 
 
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(backend, id=backend.name, marks=backend.marks) for backend in backends()],
+)
+def test_a_model_that_it_does_not_compute_is_refused(backend: ModelBackend) -> None:
+    check_refusals(backend, backend.cases())
+
+
 @pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
 def test_a_feature_that_no_backend_knows_is_refused(backend: ModelBackend) -> None:
-    spec = describe(Case("llama").config())
+    spec = spec_of(Case("llama"))
     assert backend.support.supports(spec) is None
     assert "attention.sink" in str(backend.support.supports(with_sink(spec, 30.0)))

@@ -30,6 +30,13 @@ def found() -> list[str]:
 
 every_backend = pytest.mark.parametrize("name", found())
 
+
+def backends_with(feature: str) -> pytest.MarkDecorator:
+    """The backends that declare a feature. Models that need it are refused for all others."""
+    able = [name for name in found() if getattr(load(name).support, feature)]
+    return pytest.mark.parametrize("name", able)
+
+
 DECODES = [(1, 1), (1, 40), (1, 3), (1, 17), (1, 16), (1, 200), (1, 33)]
 CHUNKS = [(40, 40), (9, 30), (33, 70)]
 DRAFTS = [(4, 20), (2, 20), (4, 21), (4, 4), (8, 90)]
@@ -148,19 +155,15 @@ def test_heads_that_share(name: str, heads: int, kv_heads: int) -> None:
     compare(name, MIXED, Shape(heads, kv_heads, 8, 4), None)
 
 
-@every_backend
+@backends_with("latents")
 @pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS], ids=str)
 def test_cells_of_one_vector(name: str, counts: list[tuple[int, int]]) -> None:
-    if load(name).support.latents:
-        compare(name, counts, Shape(20, 1, 24, 8, rank=16), None)
+    compare(name, counts, Shape(20, 1, 24, 8, rank=16), None)
 
 
-@every_backend
+@backends_with("whole_images")
 @pytest.mark.parametrize("window", [None, 7])
 def test_positions_of_an_image_read_each_other(name: str, window: int | None) -> None:
-    backend = load(name)
-    if not backend.support.whole_images:
-        pytest.skip(f"{name} refuses models with such images")
     counts, shape = [(40, 40), (9, 30), (1, 12), (33, 70), (6, 20)], Shape(6, 2, 16, 8)
     batch, blocks = rows_of(counts, shape.block_size)
     ends = batch.position + 1
@@ -168,7 +171,7 @@ def test_positions_of_an_image_read_each_other(name: str, window: int | None) ->
         ends[first:end] = batch.position[end - 1] + 1
     batch, kv = replace(batch, ends=ends), store(shape, blocks)
     query = torch.randn(batch.positions, shape.heads, shape.head_dim)
-    got = backend.prepare(batch, kv).attend(query, 1, window, 0.3)
+    got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
     expected = reference(query, batch, kv, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 

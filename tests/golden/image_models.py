@@ -30,6 +30,7 @@ SPECIAL = [
     *TILES,
     *("<img>", "</img>", "<IMG_CONTEXT>"),
     *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+    *("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 ]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {word: 256 + place for place, word in enumerate(SPECIAL)}
@@ -184,10 +185,35 @@ GEMMA: dict[str, Any] = {
     "eoi_token_index": IDS["<end_of_image>"],
     "image_token_index": IDS["<image_soft_token>"],
 }
+PIXTRAL: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "image_size": 64,
+    "patch_size": 4,
+    "head_dim": 8,
+    "hidden_act": "silu",
+}
+MISTRAL: dict[str, Any] = {
+    "text_config": {"model_type": "mistral", "head_dim": 8, **TEXT},
+    "vision_config": PIXTRAL,
+    "image_token_index": IDS["[IMG]"],
+    "spatial_merge_size": 2,
+}
+LLAVA_PIXTRAL: dict[str, Any] = {
+    "text_config": {"model_type": "mistral", "head_dim": 8, **TEXT},
+    "vision_config": {**PIXTRAL, "patch_size": 8},
+    "image_token_index": IDS["[IMG]"],
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
 TILED = {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 30}}
 WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048}
 CROPPED = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 EXACT = {"size": {"height": 30, "width": 30}}
+ROWS = {"size": {"longest_edge": 48}, "patch_size": {"height": 8, "width": 8}}
 GRID = {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6}
 TURNS = """\
 {%- for message in messages -%}
@@ -203,7 +229,8 @@ TURNS = """\
 
 @dataclass(frozen=True, eq=False)
 class ImageFamily:
-    """Models of an architecture: their sizes, image processor, and placeholder of an image."""
+    """Models of an architecture: their sizes, image processor, and placeholder of an image.
+    Families of one architecture have names of their own behind a space."""
 
     name: str
     sizes: dict[str, Any]
@@ -242,6 +269,8 @@ FAMILIES = {
         ImageFamily("Qwen3_5", QWEN3_5, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
+        ImageFamily("Mistral3", MISTRAL, ROWS, "PixtralImageProcessorPil", "[IMG]"),
+        ImageFamily("Llava Pixtral", LLAVA_PIXTRAL, ROWS, "PixtralImageProcessorPil", "[IMG]"),
         ImageFamily("InternVL", INTERN, GRID, "GotOcr2ImageProcessorPil", "<IMG_CONTEXT>"),
     )
 }
@@ -263,16 +292,16 @@ class ImageModel:
 
 @cache
 def image_model(name: str) -> ImageModel:
-    family = FAMILIES[name]
-    config = getattr(transformers, f"{name}Config")(**json.loads(json.dumps(family.sizes)))
-    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    family, architecture = FAMILIES[name], name.split(maxsplit=1)[0]
+    config = getattr(transformers, f"{architecture}Config")(**json.loads(json.dumps(family.sizes)))
+    kind = getattr(transformers, f"{architecture}ForConditionalGeneration")
     theirs = kind(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(len(name))
     for label, tensor in theirs.named_parameters():
         is_norm = "norm" in label and label.endswith("weight")
         spread = 0.3 if is_norm or label.endswith("bias") else tensor[0].numel() ** -0.5
         tensor.normal_(1.0 if is_norm else 0.0, spread, generator=generator)
-    folder = Path(mkdtemp(prefix=f"paceline-{name}-"))
+    folder = Path(mkdtemp(prefix=f"paceline-{architecture}-"))
     atexit.register(rmtree, folder)
     theirs.save_pretrained(folder)
     if family.sizes is QWEN3_MOE:

@@ -1,5 +1,6 @@
 """Small models that transformers makes, and their logits and tokens."""
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
@@ -10,21 +11,22 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.runner.models.traits import find
 from tests.conformance.architectures import Case, nested
 
-# Architectures that transformers has under another name, but for heads that draft.
-TWINS = {"mimo": "qwen2"}
+# Architectures that transformers does not have, and one of its own that computes the same.
+SAME = {"mimo": "qwen2"}
 
 
 @cache
 def model_class(architecture: str) -> Any:
     """The class of transformers for an architecture of ours, whatever its capitals are."""
+    architecture = SAME.get(architecture, architecture)
     has_vision = find(architecture).vision is not None
-    name = TWINS.get(architecture, architecture)
-    whole = f"{name}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
+    whole = f"{architecture}{'forconditionalgeneration' if has_vision else 'forcausallm'}"
     names = {name for name in transformers.__all__ if name.lower() == whole}
     assert len(names) == 1, f"transformers has no model to compare {architecture!r} with"
     return getattr(transformers, names.pop())
@@ -92,18 +94,27 @@ def made(case: Case) -> Any:
 def saved(case: Case, folder: Path, **options: Any) -> Any:
     model = made(case)
     model.save_pretrained(folder, **options)
+    if case.architecture == "kimilinear":
+        rename_mlp(folder / "model.safetensors")
     return model
+
+
+def rename_mlp(path: Path) -> None:
+    """Published files have no MLP within `block_sparse_moe`, where transformers saves it."""
+    wrong, right = re.compile(r"block_sparse_moe\.(?=\w+_proj)"), "mlp."
+    save_file({wrong.sub(right, name): tensor for name, tensor in load_file(path).items()}, path)
 
 
 def their_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return model(torch.tensor([list(tokens)])).logits[0]  # [positions, vocab]
 
 
-def their_greedy(model: Any, prompt: Sequence[int], steps: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(steps):
-        tokens.append(int(their_logits(model, tokens)[-1].argmax()))
-    return tokens[len(prompt) :]
+def is_greedy(model: Any, prompt: Sequence[int], found: Sequence[int], steps: int) -> bool:
+    """Does a model of transformers continue a prompt with these tokens, in so many steps? One pass
+    over all of them shows it: each is the likeliest one after the tokens before it."""
+    assert len(found) == steps
+    logits = their_logits(model, [*prompt, *found[:-1]])
+    return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(found)
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:

@@ -27,34 +27,47 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
 def test_the_same_beams_as_transformers(
     both: tuple[Any, Model], early_stopping: Any, length_penalty: float
 ) -> None:
-    theirs, ours = both
     for seed in range(3):
-        prompt = tokens_of(9, seed)
-        found = theirs.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            num_beams=4,
-            num_return_sequences=3,
-            max_new_tokens=12,
-            eos_token_id=STOP,
-            pad_token_id=0,
-            do_sample=False,
-            early_stopping=early_stopping,
-            length_penalty=length_penalty,
-        )
-        expected = [trimmed(one[len(prompt) :].tolist()) for one in found]
-        request = Request(
-            id="a",
-            prompt=prompt,  # pyright: ignore[reportArgumentType]
-            max_tokens=12,
-            eos_token_ids=(STOP,),
-            beam_width=4,
-            n=3,
-            early_stopping=early_stopping,
-            length_penalty=length_penalty,
-        )
-        got, _ = outputs(ours, [request], depth=2, num_blocks=40)
-        assert got["a"] == expected
+        compare_beams(*both, seed, early_stopping, length_penalty)
+
+
+@pytest.mark.parametrize("architecture", ["jamba", "kimilinear", "lfm2"])
+def test_beams_of_models_with_states(architecture: str, tmp_path: Path) -> None:
+    """A beam that continues from another one copies its state."""
+    theirs = saved(Case(architecture), tmp_path)
+    compare_beams(theirs, Model.load(open_checkpoint(tmp_path)), 1, "never", 1.0)
+
+
+def compare_beams(
+    theirs: Any, ours: Model, seed: int, early_stopping: Any, length_penalty: float
+) -> None:
+    prompt = tokens_of(9, seed)
+    found = theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        num_beams=4,
+        num_return_sequences=3,
+        max_new_tokens=12,
+        eos_token_id=STOP,
+        pad_token_id=0,
+        do_sample=False,
+        use_cache=False,
+        early_stopping=early_stopping,
+        length_penalty=length_penalty,
+    )
+    expected = [trimmed(one[len(prompt) :].tolist()) for one in found]
+    request = Request(
+        id="a",
+        prompt=prompt,  # pyright: ignore[reportArgumentType]
+        max_tokens=12,
+        eos_token_ids=(STOP,),
+        beam_width=4,
+        n=3,
+        early_stopping=early_stopping,
+        length_penalty=length_penalty,
+    )
+    got, _ = outputs(ours, [request], depth=2, num_blocks=40)
+    assert got["a"] == expected
 
 
 def trimmed(tokens: list[int]) -> list[int]:

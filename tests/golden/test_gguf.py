@@ -47,6 +47,7 @@ CALLED = {
     "hunyuandensev1": "hunyuan-dense",
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
+    "exaonemoe": "exaone-moe",
 }
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -91,7 +92,7 @@ def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
     """Those of all experts of a layer, which are one tensor in both formats."""
     layer, kind = name.split(".")[2], name.rpartition(".")[2]
     if kind == "down_proj":
-        return {f"blk.{layer}.ffn_down_exps.weight": array}
+        return {f"blk.{layer}.ffn_down_exps.weight": np.ascontiguousarray(array)}
     gate, up = np.split(array, 2, axis=1)
     return {
         f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
@@ -106,7 +107,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
     for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
         if ".experts." in name:
-            tensors |= experts_of(name, array)
+            tensors |= experts_of(name, array.mT if architecture == "llama4" else array)
             continue
         if architecture in PAIRED and ".q_proj." in name:
             array = paired(array, config.num_attention_heads)
@@ -155,17 +156,20 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     count = getattr(config, "num_local_experts", None) or config.num_experts
     writer.add_expert_count(count)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
+    if architecture == "llama4":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("dots1", "glm4moe"):
-        writer.add_expert_shared_count(config.n_shared_experts)
+    if architecture in ("dots1", "exaonemoe", "glm4moe"):
+        shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
+        writer.add_expert_shared_count(shared)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
-    if architecture in ("dots1", "glm4moe", "minimaxm2"):
+    if architecture in ("dots1", "exaonemoe", "glm4moe", "minimaxm2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -174,7 +178,8 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
@@ -216,15 +221,18 @@ NAMED_BY_PACKAGE = (
     "dots1",
     "ernie4_5",
     "exaone4",
+    "exaonemoe",
     "glm4",
     "glm4moe",
     "granite",
     "granitemoe",
     "hunyuandensev1",
     "hunyuanmoev1",
+    "llama4",
     "minimaxm2",
     "olmo2",
     "olmo3",
+    "olmoe",
     "qwen2moe",
     "seedoss",
     "smollm3",
@@ -237,9 +245,10 @@ CASES = [
     *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
-    *(Case(architecture) for architecture in NAMED_BY_PACKAGE),
+    *(Case(architecture) for architecture in NAMED_BY_PACKAGE if architecture != "llama4"),
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
+    Case("llama4", "long chunks"),
 ]
 
 

@@ -22,7 +22,11 @@ TIGHT: dict[str, Any] = {
     "max_num_seqs": 4,
 }
 # Layers with windows leave room for others.
-OWN_ROOM = {"Gemma3": {"max_model_len": 72, "num_gpu_blocks_override": 34}}
+OWN_ROOM = {
+    "Gemma3": {"max_model_len": 72, "num_gpu_blocks_override": 34},
+    "Mistral3": {"max_model_len": 100, "num_gpu_blocks_override": 28},
+    "Llava Pixtral": {"max_model_len": 100, "num_gpu_blocks_override": 28},
+}
 PICTURES = [random_image(40, 40), random_image(24, 56, seed=1), random_image(60, 30, seed=2)]
 
 

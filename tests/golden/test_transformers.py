@@ -9,7 +9,8 @@ import torch
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import Case, architectures, tokens_of
-from tests.golden.support import made, same, saved, their_greedy, their_logits
+from tests.golden.support import is_greedy, made, same, saved, their_logits
+from tests.golden.torch_backend import both
 from tests.runner.driving import requests
 from tests.runner.sequences import OnCPU, logits_of
 from tests.runner.test_runner import outputs
@@ -18,13 +19,13 @@ LLAMA = Case("llama")
 
 
 @pytest.mark.parametrize("architecture", architectures())
-def test_greedy_tokens(architecture: str, tmp_path: Path) -> None:
-    theirs = saved(Case(architecture), tmp_path)
+def test_greedy_tokens(architecture: str) -> None:
+    theirs, ours = both(Case(architecture))
     asked = requests()
-    found, _ = outputs(Model.load(open_checkpoint(tmp_path)), asked)
+    found, _ = outputs(ours, asked)
     for request in asked:
-        expected = their_greedy(theirs, list(request.prompt), request.max_tokens or 0)
-        assert found[request.id] == expected
+        prompt, steps = request.prompt.tolist(), request.max_tokens or 0
+        assert is_greedy(theirs, prompt, found[request.id], steps)
 
 
 def test_many_files_hold_the_same_model(tmp_path: Path) -> None:

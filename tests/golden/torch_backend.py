@@ -10,11 +10,10 @@ import pytest
 
 from paceline import Scheduler
 from paceline.runner.layers.torch_features import TORCH
-from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport, features_of
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
-from tests.conformance.architectures import Case, few_cases
+from tests.conformance.architectures import Case, few_cases, spec_of
 from tests.conformance.model_backends import Comparison
 from tests.conformance.test_attention import found
 from tests.golden.support import is_known, saved, their_logits
@@ -40,7 +39,6 @@ def both(case: Case) -> tuple[Any, Model]:
 class TorchBackend:
     attention: str
     support: ClassVar[BackendSupport] = TORCH
-    refuses: ClassVar[bool] = True
     marks: ClassVar[list[pytest.MarkDecorator]] = []
 
     @property
@@ -56,7 +54,7 @@ class TorchBackend:
         kinds: dict[frozenset[str], Case] = {}
         for case in known:
             if case.variant == "plain":
-                features = features_of(describe(case.config()))
+                features = features_of(spec_of(case))
                 kinds.setdefault(frozenset(one for one in features if one in OF_ATTENTION), case)
         return list(kinds.values())
 

@@ -17,23 +17,40 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import BackendSupport, LayerGroups
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
+from paceline.runner.state_store import RowStates
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import MIXED_TRAITS, Case, distinct, few_cases
+from tests.conformance.architectures import (
+    FULL,
+    MIXED_TRAITS,
+    SLIDING,
+    Case,
+    distinct,
+    few_cases,
+)
 from tests.conformance.model_backends import Comparison
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.runner.sequences import OnCPU, logits_of
-from tests.runner.support import cells_of
+from tests.runner.support import cells_of, with_states
 
 LENGTH = 64
 # The interpreter is slow. Of two layers, the last one differs from all others.
 SMALL = {"num_hidden_layers": 2, "head_dim": 8, "intermediate_size": 32}
+# The last two layers read keys of those before them.
+READING = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": [SLIDING, FULL] * 2,
+}
 SHAPES = {
     "plain",
     "keys of their own",
     "keys shared by all",
     "groups of three",
     "biases everywhere",
+    "experts",
+    "small",
     "low caps",
     "low limit",
     *MIXED_TRAITS,
@@ -57,14 +74,22 @@ class OnCUDA:
         columns = {
             name: one.to(self._device, torch.int32)
             for name in Batch.__slots__
-            if (one := getattr(batch, name)) is not None
+            if isinstance(one := getattr(batch, name), Tensor)
         }
-        there = replace(batch, **columns)
         is_decode = batch.positions == batch.rows
+        states = self._there(
+            with_states(batch, self.config, self._device).states, 0 if is_decode else None
+        )
+        there = replace(batch, states=states, **columns)
         prepare_graph = partial(Triton().prepare_graph, heads=self.config.heads)
         attention = prepare_graph(there, kv) if is_decode else Triton().prepare(there, kv)
         picked = None if wanted is None else wanted.to(self._device, torch.int32)
         return self._model.forward(there, cells_of(there, kv), kv, attention, picked)
+
+    def _there(self, states: RowStates | None, longer: int | None) -> RowStates | None:
+        if states is None:
+            return None
+        return RowStates(states.store, states.slot.to(self._device, torch.int32), longer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden).float().cpu()
@@ -72,8 +97,10 @@ class OnCUDA:
 
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
-    sizes = SMALL if case.config().states is None else {}  # which has other kinds of layers
-    source = Dummy(case.config(**sizes), seed=3)
+    whole = case.config()
+    sizes = READING if whole.reading_layers else SMALL
+    config = whole if whole.states is not None else case.config(**sizes)  # of several kinds
+    source = Dummy(config, seed=3)
     ours = CudaModel.load(source, LENGTH, torch.float32, device)
     return ours, Model.load(source)
 
@@ -84,7 +111,6 @@ class CudaBackend:
     device: str
     marks: list[pytest.MarkDecorator]
     support: ClassVar[BackendSupport] = CUDA
-    refuses: ClassVar[bool] = True
 
     def cases(self) -> list[Case]:
         every = few_cases(support=CUDA)

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.runner.cuda.gemm.linear_kernel import ExpertGate, ExpertWeights, LinearWeights
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import rows_of_fp8
-from tests.gpu.fp8_linears import blocks_of_fp8
+from tests.gpu.quantized_linears import blocks_of_fp8
 
 
 def weights_of(weight: Tensor, bias: Tensor | None = None) -> LinearWeights:

@@ -14,29 +14,25 @@ from paceline import Request, Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.weights import PartWeights
+from paceline.runner.cuda.adapters import AdapterSizes, CudaAdaptedLinear
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
+from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 from paceline.runner.weights.quantized_matrix import rows_of_fp8, rows_of_int8
 from tests.gpu.coded_linears import MATRICES
+from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.property.grammars import END, constrained_requests
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.adapters import AdapterSizes, CudaAdaptedLinear
-    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
-    from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
-    from paceline.runner.cuda.kernels.layers import DeferredNorm
-    from paceline.runner.cuda.linears import CudaLinear
-    from paceline.runner.cuda.model import CudaModel
-    from tests.gpu.runners import gpu_runner
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

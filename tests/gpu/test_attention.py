@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import load
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import filled_store, spoil_passed, tiny
-
-try:
-    from paceline.runner.attention.triton import Triton
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

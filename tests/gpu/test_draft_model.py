@@ -9,19 +9,15 @@ from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.core.settings.features import SpeculationConfig
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
-    from paceline.runner.cuda.model import CudaModel
-    from tests.gpu.runners import gpu_runner
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

@@ -8,19 +8,15 @@ import torch
 
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.eagle3 import CHANGES, compare_drafts, drafter_on, driven
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.eagle3 import head_folder
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
-    from tests.gpu.eagle3 import CHANGES, compare_drafts, drafter_on, driven
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

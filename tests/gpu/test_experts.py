@@ -4,22 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
+from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
+from paceline.runner.cuda.experts.moe import expert_kernels
+from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
 from paceline.runner.layers import mlp
 from paceline.runner.models.experts import ExpertGroups, Routing
-from tests.gpu.fp8_linears import close
+from tests.gpu.coded_linears import MATRICES
+from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
+from tests.gpu.quantized_linears import close
 from tests.gpu.support import ON_GPU, on_hopper, replayed
-
-try:
-    from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
-    from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-    from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
-    from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-    from paceline.runner.cuda.kernels.few_experts import FewExperts
-    from paceline.runner.cuda.moe import expert_kernels
-    from tests.gpu.coded_linears import MATRICES
-    from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 SHAPES = [(8, 2, 1024, 1408), (128, 8, 2048, 768), (5, 3, 200, 72)]
@@ -38,7 +35,8 @@ def added(kernel: ExpertKernel | None, x: Tensor, scores: Tensor, chosen: int) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 64, 700])
+@on_hopper
+@pytest.mark.parametrize("rows", [1, 3, 64, 700, 3000])
 @pytest.mark.parametrize(("experts", "chosen", "width", "inner"), SHAPES)
 def test_grouped_gemms(
     experts: int, chosen: int, width: int, inner: int, rows: int, dtype: torch.dtype
@@ -51,7 +49,8 @@ def test_grouped_gemms(
         torch.randn(experts, width, inner, **on).mul_(inner**-0.5),
     )
     kernels = expert_kernels(weights)
-    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else Grouped)
+    uses_library = rows >= LEAST_ROWS and dtype == torch.bfloat16 and inner % 16 == 0
+    assert isinstance(kernels.of(rows), LibraryExperts if uses_library else Grouped)
     got = added(kernels.of(rows), x, scores, chosen)
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
     due = expected_experts(x, scores, weights, chosen, True)
@@ -70,8 +69,9 @@ def test_grouped_gemms_of_fp8(
     weights = fp8_experts(shape, "cuda", is_by_row, is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    kernels = expert_kernels(weights)
-    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedFp8)
+    kernels, many = expert_kernels(weights), rows >= LEAST_ROWS and is_by_row and not is_full
+    due = FewExperts if rows <= ALONE else LibraryExperts if many else GroupedFp8
+    assert isinstance(kernels.of(rows), due)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
 

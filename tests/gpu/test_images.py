@@ -11,6 +11,10 @@ from paceline import ImageInput, Request, Scheduler
 from paceline.core.multimodal import ImageContent
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Coordinates
+from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
@@ -20,20 +24,12 @@ from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
 from tests.golden.image_models import IDS, QWEN, SIGLIP, random_image
+from tests.gpu.eagle3 import drafter_on
+from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.eagle3 import head_folder
 from tests.runner.support import tiny
-
-try:
-    from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
-    from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
-    from paceline.runner.cuda.model import CudaModel
-    from paceline.runner.cuda.residents import CudaImages
-    from tests.gpu.eagle3 import drafter_on
-    from tests.gpu.runners import gpu_runner
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

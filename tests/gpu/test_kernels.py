@@ -6,20 +6,16 @@ from random import Random
 import pytest
 import torch
 
+from paceline.runner.attention.triton import Triton
+from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.gemm.linear_kernel import Use
+from paceline.runner.cuda.gemm.split_k import SplitK
+from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
+from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.models.rope import Rope
+from tests.gpu.linears import weights_of
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
-
-try:
-    from paceline.runner.attention.triton import Triton
-    from paceline.runner.cuda.coordinates import rotary_table
-    from paceline.runner.cuda.gemm.linear_kernel import Use
-    from paceline.runner.cuda.gemm.split_k import SplitK
-    from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
-    from paceline.runner.cuda.kernels.layers import DeferredNorm
-    from tests.gpu.linears import weights_of
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

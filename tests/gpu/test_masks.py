@@ -11,21 +11,17 @@ from paceline import Scheduler
 from paceline.core.constraint import Constraint
 from paceline.core.masks import MaskRows
 from paceline.core.sampling import Sampling
+from paceline.runner.cuda.kernels.sampling import mask_logits
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.step_tokens import apply_masks
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.property.grammars import END, constrained_requests
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.kernels.sampling import mask_logits
-    from paceline.runner.cuda.model import CudaModel
-    from tests.gpu.runners import gpu_runner
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

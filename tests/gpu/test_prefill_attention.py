@@ -4,19 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
+from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner import support
 from tests.runner.support import Rows, cells_of, filled_store, spoil_passed, tiny
-
-try:
-    from paceline.runner.attention.triton import TiledAttention, Triton
-    from paceline.runner.cuda.kernels.attention.prefill_attention import PrefillAttention
-    from paceline.runner.cuda.model import CudaModel
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

@@ -9,20 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.safetensors import SINGLE, SafetensorsFolder
 from tests.conformance.architectures import Case
+from tests.gpu.cuda_backend import OnCUDA
 from tests.gpu.support import ON_GPU
 from tests.runner.sequences import OnCPU, logits_of
 from tests.runner.weights.quantized_checkpoints import KINDS, Kind, by_block, write_both
-
-try:
-    from paceline.runner.cuda.model import CudaModel
-    from tests.gpu.cuda_backend import OnCUDA
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 SIZES = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}

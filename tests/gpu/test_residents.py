@@ -8,13 +8,9 @@ from paceline import Request
 from paceline.core.arrays import NO_I32
 from paceline.core.plan import NO_ROWS, Admitted, Plan
 from paceline.core.sampling import Sampling
+from paceline.runner.cuda.residents import Residents
 from paceline.runner.sampling.sampler import Sampler
 from tests.gpu.support import ON_GPU
-
-try:
-    from paceline.runner.cuda.residents import Residents
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

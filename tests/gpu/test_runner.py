@@ -9,22 +9,16 @@ from paceline import Request, Scheduler
 from paceline.core.errors import ConfigError
 from paceline.core.sampling import Sampling
 from paceline.runner.attention_backend import load
-from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.describe import describe
+from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, architectures
+from tests.conformance.architectures import Case, architectures, spec_of
+from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.model import CUDA, CudaModel
-    from tests.gpu.runners import gpu_runner
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 
@@ -34,16 +28,11 @@ ALL_WAYS: dict[str, dict[str, Any]] = WAYS | {
 }
 
 
-def config_of(family: str) -> ModelConfig:
-    sizes = {"num_hidden_layers": 3, "sliding_window": 9} | OWN_SIZES.get(family, {})
-    return tiny(architectures=[f"{family}ForCausalLM"], **sizes)
-
-
-FAMILIES = [
-    one
-    for one in architectures()
-    if not find(one).vision and not CUDA.supports(describe(config_of(one), 64))
-]
+def is_known(family: str) -> bool:
+    """Does the GPU compute it, and do requests need no states and no images?"""
+    spec = spec_of(Case(family))
+    has_states = any(layer.state is not None for layer in spec.layers)
+    return not (find(family).vision or has_states or CUDA.supports(spec))
 
 
 def on_gpu(
@@ -59,7 +48,7 @@ def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]
 
 
 def both(family: str) -> tuple[CudaModel, Model]:
-    source = Dummy(config_of(family), seed=3)
+    source = Dummy(Case(family.lower()).config(), seed=3)
     return CudaModel.load(source, 64, torch.float32), Model.load(source)
 
 
@@ -94,7 +83,7 @@ def model() -> CudaModel:
     return both("Qwen3")[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [one for one in architectures() if is_known(one)])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.9)])
 def test_tokens_are_those_of_the_cpu(family: str, sampling: Sampling) -> None:
     gpu, cpu = both(family)

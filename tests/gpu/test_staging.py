@@ -1,15 +1,10 @@
 """Memory through which columns go to a GPU."""
 
 import numpy as np
-import pytest
 import torch
 
+from paceline.runner.cuda.staging import LEAST, Staging
 from tests.gpu.support import ON_GPU
-
-try:
-    from paceline.runner.cuda.staging import LEAST, Staging
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

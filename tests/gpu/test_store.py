@@ -6,17 +6,13 @@ import pytest
 import torch
 
 from paceline.core.plan import Plan, StepResult
+from paceline.runner.cuda.residents import BlockCopies
+from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.testing.oracle import OracleRunner
 from tests.gpu.support import ON_GPU
 from tests.property.schedules import Drive
 from tests.runner.support import tiny
-
-try:
-    from paceline.runner.cuda.residents import BlockCopies
-    from paceline.runner.cuda.state import CudaState
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

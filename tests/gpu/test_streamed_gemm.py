@@ -7,20 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import load
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
+from paceline.runner.cuda.gemm.streamed_gemm import Streamed
+from paceline.runner.cuda.graphs.capture import GraphMemory, recording
+from paceline.runner.cuda.model import CudaModel
 from paceline.runner.weights.dummy import Dummy
+from tests.gpu.linears import weights_of
 from tests.gpu.support import ON_GPU, on_hopper, replayed, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
-
-try:
-    from paceline.runner.attention.triton import Triton
-    from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
-    from paceline.runner.cuda.gemm.streamed_gemm import Streamed
-    from paceline.runner.cuda.graphs.capture import GraphMemory, recording
-    from paceline.runner.cuda.model import CudaModel
-    from tests.gpu.linears import weights_of
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import ConfigError, RequestError
+from paceline.images.decode import ImageReader
 from paceline.runner.vision.spec import CLIP_MEAN, CLIP_STD
-from tests.golden.image_models import image_model, random_image
-from tests.images.support import encode, reader
+from tests.golden.image_models import IDS, image_model, random_image
+from tests.images.support import LIMITS, encode, reader
 
 SIZES = [(30, 30), (61, 20), (8, 190), (199, 200), (100, 33), (2, 9), (12, 20)]
 PATCH, MERGE, FRAMES = 4, 2, 2
@@ -37,3 +38,27 @@ def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
 def test_an_image_that_is_much_longer_than_wide_is_refused() -> None:
     with pytest.raises(RequestError, match="200 times as long"):
         reader("Qwen2_5_VL").read(encode("<|image_pad|>"), [random_image(201, 1)])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_rows_of_pixtral(size: tuple[int, int]) -> None:
+    """Tokens end the rows of an image, which is one input."""
+    model, image = image_model("Mistral3"), random_image(*size)
+    theirs = model.processor([image], return_tensors="np")
+    height, width = theirs["image_sizes"][0]
+    found = reader("Mistral3").read(encode("a[IMG]b"), [image])
+    row = "[IMG]" * (width // 8)
+    rows = (row + "[IMG_BREAK]") * (height // 8 - 1) + row + "[IMG_END]"
+    assert found.token_ids == encode(f"a{rows}b")
+    (input,) = found.images
+    assert input.content is not None
+    assert (input.offset, input.end) == (1, len(found.token_ids) - 1)
+    among = input.content["tokens"]
+    assert np.array_equal(among >= 0, np.array(found.token_ids[1:-1]) != IDS["[IMG]"])
+    scaled = (input.content["pixels"] / 255 - np.array(CLIP_MEAN)) / np.array(CLIP_STD)
+    assert np.allclose(scaled.transpose(2, 0, 1), theirs["pixel_values"][0], atol=1e-5)
+
+
+def test_a_tokenizer_without_ends_of_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the tokenizer has no token '\[IMG_BREAK\]'"):
+        ImageReader.load(image_model("Mistral3").folder, lambda text: [*text.encode()], LIMITS)

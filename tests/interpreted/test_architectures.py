@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.architectures import Case
-from tests.conformance.model_backends import every_case
-from tests.conformance.test_architectures import Step, compare_wanted, follow, loaded
+from paceline.runner.cuda.model import CUDA
+from tests.conformance.architectures import Case, few_cases
+from tests.conformance.model_backends import (
+    Step,
+    check_refusals,
+    compare_wanted,
+    every_case,
+    follow,
+)
 from tests.gpu.cuda_backend import INTERPRETED
 from tests.interpreted.host_device import large_programs
 from tests.runner.support import Piece
@@ -25,7 +31,12 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pair", every_case([INTERPRETED]))
 def test_prompts_and_decodes(pair: tuple[Any, Case]) -> None:
     """The context of `a` is longer than any window."""
-    follow(loaded(*pair), {"a": 9, "b": 3}, [{"a": 8, "b": 2}, {"a": 1, "b": 1}])
+    backend, case = pair
+    follow(backend.compared(case), {"a": 9, "b": 3}, [{"a": 8, "b": 2}, {"a": 1, "b": 1}])
+
+
+def test_a_model_that_they_do_not_compute_is_refused() -> None:
+    check_refusals(INTERPRETED, few_cases(support=CUDA))
 
 
 NORMS = ["llama", "gemma3"]  # without and with norms of what is added to the residual stream
@@ -36,17 +47,17 @@ def test_decodes_of_many_rows(architecture: str) -> None:
     """From five rows on, products and rotations are kernels of their own."""
     first = {"a": 4, "b": 1, "c": 1, "d": 1, "e": 1}
     lengths = {name: length + 1 for name, length in first.items()}
-    follow(loaded(INTERPRETED, Case(architecture)), lengths, [first, dict.fromkeys(first, 1)])
+    follow(INTERPRETED.compared(Case(architecture)), lengths, [first, dict.fromkeys(first, 1)])
 
 
 @pytest.mark.parametrize("architecture", NORMS)
 def test_sequences_that_are_preempted_and_swapped(architecture: str) -> None:
     """A step of few positions, some of which belong to one row, has kernels of its own."""
     steps: list[Step] = [{"a": 2, "b": 1}, ("preempt", "b"), ("swap", "a"), {"b": 2, "a": 1}]
-    follow(loaded(INTERPRETED, Case(architecture)), {"a": 3, "b": 2}, steps)
+    follow(INTERPRETED.compared(Case(architecture)), {"a": 3, "b": 2}, steps)
 
 
 @pytest.mark.parametrize("architecture", NORMS)
 def test_positions_that_are_not_wanted_are_left_out(architecture: str) -> None:
-    model = loaded(INTERPRETED, Case(architecture)).model
+    model = INTERPRETED.compared(Case(architecture)).model
     compare_wanted(model, [Piece([3, 4, 5, 6, 7], 0, [7, 2])], [[4, 1, 1], []])

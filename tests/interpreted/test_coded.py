@@ -11,7 +11,7 @@ from paceline.runner.cuda.linears import CudaLinear
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.weights.quantized_matrix import CodedMatrix
 from tests.gpu.coded_linears import MATRICES
-from tests.gpu.fp8_linears import close, expected
+from tests.gpu.quantized_linears import EPSILON, check_sums, close, expected, normed, quantized
 
 NARROW = ("Q4_K", "Q2_K", "Q6_K", "int8 by rows", "nvfp4")
 SHAPES = [*((name, 512) for name in MATRICES), *((name, 320) for name in NARROW)]
@@ -47,19 +47,13 @@ CASES += [(kind, name, 192) for kind in (CodedFew, CodedDecoded) for name in ("Q
 
 @pytest.mark.parametrize(("kind", "name", "inputs"), CASES)
 def test_linears(kind: type[LinearKernel], name: str, inputs: int) -> None:
-    matrix = MATRICES[name](torch.randn(64, inputs) * inputs**-0.5)
-    bias, factor = torch.randn(64).half(), torch.rand(inputs) + 0.5
-    weights = LinearWeights("linear", matrix, bias, factor, torch.float16)
+    weights = quantized(name, (64, inputs), True, "cpu", torch.float16)
     x = torch.randn(3, inputs).half()
     due = expected(weights, x)
     kernel = kind.of(weights, Use.ADDED)
     assert kernel is not None
     assert isinstance(weights.matrix, KernelMatrix)
-    close(kernel.plain(x), due, 4e-3)
-    total = torch.randn(3, 64).half()
-    before = total.float()
-    kernel.add_to(total, x)
-    close(total, before + due, 4e-3)
+    check_sums(kernel, x, due, 4e-3)
 
 
 @pytest.mark.parametrize("rows", [2, 17])
@@ -68,12 +62,11 @@ def test_norms_and_gates(rows: int) -> None:
     factor = torch.rand(256) + 0.5
     weights = LinearWeights("linear", matrix, None, factor, torch.float16)
     x = torch.randn(rows, 256).half()
-    length = x.float().square().sum(dim=1, keepdim=True).add(9.0).sqrt()
-    due = expected(weights, x / length)
+    due = expected(weights, normed(x))
     kernel = CodedFew.of(weights, Use.GATED)
     assert kernel is not None
-    found, late = kernel.normed(x, 3.0)
+    found, late = kernel.normed(x, EPSILON)
     assert late.width == 0  # rows are divided before the linear, whose range float16 exceeds
     close(found, due, 4e-3)
     gate, up = due.chunk(2, dim=1)
-    close(kernel.gated(x, 3.0, True), F.silu(gate) * up, 1e-2)
+    close(kernel.gated(x, EPSILON, True), F.silu(gate) * up, 1e-2)

@@ -1,21 +1,29 @@
 """Kernels of a mixture of experts, against linears one by one."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 
+from paceline.runner.cuda.experts import few
+from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
+from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8, add_pairs
+from paceline.runner.cuda.experts.moe import expert_kernels
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
-from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-from paceline.runner.cuda.kernels.expert_choice import ALONE, ExpertRouter, choose_experts
-from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-from paceline.runner.cuda.kernels.few_experts import FewExperts
-from paceline.runner.cuda.moe import expert_kernels
 from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
 from tests.gpu.coded_linears import MATRICES
-from tests.gpu.fp8_linears import close
 from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
+from tests.gpu.quantized_linears import close
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few, "LINES", 64)
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -104,7 +112,7 @@ def test_grouped_gemms(rows: int, favourite: int | None) -> None:
         torch.randn(experts, 2 * inner, width) * width**-0.5,
         torch.randn(experts, width, inner) * inner**-0.5,
     )
-    kernel = (FewExperts if rows <= ALONE else Grouped).of(weights)
+    kernel = Grouped.of(weights)
     assert kernel is not None
     total = torch.ones(rows, width)
     kernel.add_to(total, x, choose_experts(scores, Routing(chosen, False)))
@@ -129,7 +137,7 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool, rows: int) -> None
 @pytest.mark.parametrize(
     "name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4", "mxfp4"]
 )
-@pytest.mark.parametrize("rows", [ALONE - 1, ALONE + 1])
+@pytest.mark.parametrize("rows", [1, ALONE + 1])
 def test_grouped_gemms_of_codes(name: str, rows: int) -> None:
     experts, chosen = 3, 2
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
@@ -145,5 +153,21 @@ def test_grouped_gemms_of_codes(name: str, rows: int) -> None:
 def test_experts_that_no_kernel_computes_are_decoded(caplog: pytest.LogCaptureFixture) -> None:
     weights = quantized_experts((2, 48, 32), rows_of_int8, "cpu", False, torch.float16)
     kernels = expert_kernels(weights)
-    assert str(kernels) == f"2 in float16: few up to {ALONE}, grouped"
+    assert str(kernels) == "2 in float16: grouped"
     assert "no kernel computes experts in int8 by rows: they are decoded" in caplog.text
+
+
+def test_sums_of_pairs_in_the_order_of_their_experts() -> None:
+    """As the library gives them."""
+    rows, experts, width, routing = 9, 4, 24, Routing(3, True)
+    choice = choose_experts(torch.randn(rows, experts), routing)
+    assert choice.ends is not None
+    assert choice.index is not None
+    tiles = choice.tiles.tolist()
+    ends = [max((tile[2] for tile in tiles if tile[0] == own), default=0) for own in range(experts)]
+    assert choice.ends.tolist() == list(accumulate(ends, max))
+    assert choice.pairs[choice.index.long()].tolist() == list(range(3 * rows))
+    parts, total = torch.randn(3 * rows, width), torch.ones(rows, width)
+    add_pairs(total, parts[choice.pairs.long()], choice, is_sorted=True)
+    due = 1 + (parts.view(rows, 3, width) * choice.share.unsqueeze(-1)).sum(dim=1)
+    torch.testing.assert_close(total, due)

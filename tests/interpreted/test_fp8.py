@@ -6,23 +6,19 @@ import torch
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.scaled import ScaledDecoded, ScaledFew
-from tests.gpu.fp8_linears import close, expected, fp8_weights
+from tests.gpu.quantized_linears import FP8_SCALED, check_sums, expected, quantized
 
 
 @pytest.mark.parametrize("kind", [ScaledFew, ScaledDecoded])
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
-@pytest.mark.parametrize("is_by_row", [True, False], ids=["rows", "blocks"])
-def test_few_rows(kind: type[LinearKernel], is_full: bool, is_by_row: bool) -> None:
-    weights = fp8_weights(160, 512, "cpu", is_by_row, is_full, torch.float16)
+@pytest.mark.parametrize("name", FP8_SCALED)
+def test_few_rows(kind: type[LinearKernel], is_full: bool, name: str) -> None:
+    weights = quantized(name, (160, 512), is_full, "cpu", torch.float16)
     kernel = kind.of(weights, Use.ADDED)
     assert kernel is not None
     x = torch.randn(5, 512).half()
     due = expected(weights, x)
-    close(kernel.plain(x), due, 8e-3)
-    total = torch.randn(5, 160).half()
-    before = total.float()
-    kernel.add_to(total, x)
-    close(total, before + due, 8e-3)
+    check_sums(kernel, x, due, 8e-3)
 
 
 def test_quantized_rows() -> None:

@@ -16,8 +16,17 @@ from paceline.runner.weights.quantized_matrix import (
     ScaledMatrix,
     groups_of_int4,
 )
-from tests.gpu.fp8_linears import close, expected
-from tests.gpu.int4_linears import integer_weights
+from tests.gpu.quantized_linears import (
+    EPSILON,
+    INT4,
+    check_sums,
+    close,
+    expected,
+    normed,
+    quantized,
+)
+
+GROUPS_OF_32, _, GROUPS_OF_128 = INT4
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -29,44 +38,42 @@ def test_weights_stay_the_same_when_their_codes_are_reordered(group: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "group"), [(Int4Decoded, 32), (Int4Decoded, 128), (ScaledFew, 0), (ScaledDecoded, 0)]
+    ("kind", "name"),
+    [
+        (Int4Decoded, GROUPS_OF_32),
+        (Int4Decoded, GROUPS_OF_128),
+        (ScaledFew, "int8 by rows"),
+        (ScaledDecoded, "int8 by rows"),
+    ],
 )
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
-def test_linears(kind: type[LinearKernel], group: int, is_full: bool) -> None:
-    weights = integer_weights(64, 256, group, "cpu", is_full, torch.float16)
+def test_linears(kind: type[LinearKernel], name: str, is_full: bool) -> None:
+    weights = quantized(name, (64, 256), is_full, "cpu", torch.float16)
     kernel = kind.of(weights, Use.ADDED)
     assert kernel is not None
     x = torch.randn(5, 256).half()
     due = expected(weights, x)
-    close(kernel.plain(x), due, 8e-3)
-    total = torch.randn(5, 64).half()
-    before = total.float()
-    kernel.add_to(total, x)
-    close(total, before + due, 8e-3)
+    check_sums(kernel, x, due, 8e-3)
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 def test_inputs_are_quantized_too_if_the_weights_were_made_for_that(is_full: bool) -> None:
-    weights = integer_weights(64, 256, 0, "cpu", is_full, torch.float16)
+    weights = quantized("int8 by rows", (64, 256), is_full, "cpu", torch.float16)
     assert isinstance(weights.matrix, ScaledMatrix)
     assert Int8Library.of(weights, Use.ADDED) is None
     weights.matrix = replace(weights.matrix, input_bits=8)
     x = torch.randn(18, 256).half()
-    due, total = expected(weights, x), torch.randn(18, 64).half()
-    before, kernel = total.float(), Int8Library.of(weights, Use.ADDED)
+    due, kernel = expected(weights, x), Int8Library.of(weights, Use.ADDED)
     assert kernel is not None
-    close(kernel.plain(x), due, 2e-2)
-    kernel.add_to(total, x)
-    close(total, before + due, 2e-2)
-    found, _ = kernel.normed(x, 3.0)
-    length = x.float().square().sum(dim=1, keepdim=True).add(9.0).sqrt()
-    close(found, expected(weights, x / length), 2e-2)
+    check_sums(kernel, x, due, 2e-2)
+    found, _ = kernel.normed(x, EPSILON)
+    close(found, expected(weights, normed(x)), 2e-2)
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
 def test_inputs_are_put_into_the_order_of_the_weights(is_full: bool) -> None:
     """Those of a group are anywhere, as GPTQ with act order has them."""
-    weights = integer_weights(64, 256, 32, "cpu", is_full, torch.float16)
+    weights = quantized(GROUPS_OF_32, (64, 256), is_full, "cpu", torch.float16)
     weights.matrix = OrderedMatrix(weights.matrix, torch.randperm(256))
     x = torch.randn(5, 256).half()
     due, total = expected(weights, x), torch.randn(5, 64).half()
@@ -80,9 +87,9 @@ def test_inputs_are_put_into_the_order_of_the_weights(is_full: bool) -> None:
     close(again.plain(x), due, 8e-3)
 
 
-@pytest.mark.parametrize("group", [32, 128])
-def test_decoded_panels(group: int) -> None:
-    weights = integer_weights(256, 384, group, "cpu", True, torch.float16)
+@pytest.mark.parametrize("name", [GROUPS_OF_32, GROUPS_OF_128])
+def test_decoded_panels(name: str) -> None:
+    weights = quantized(name, (256, 384), True, "cpu", torch.float16)
     assert isinstance(weights.matrix, GroupedMatrix)
     x = torch.randn(5, 384).half()
     due = expected(weights, x)

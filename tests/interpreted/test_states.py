@@ -1,18 +1,21 @@
 """Layers with states on the kernels for GPUs, in Triton's interpreter, compared with torch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from paceline.runner.layers.states import mixers
 from torch import Tensor
 
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.linears import CudaLinear
-from paceline.runner.cuda.states.mixers import state_mixer
+from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear
+from paceline.runner.layers.mixers.mixer import LayerContext
+from paceline.runner.layers.mixers.table import WITH_STATE
 from paceline.runner.models.describe import describe
 from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.state_store import RowStates, StateRows, StateStore
@@ -42,8 +45,8 @@ class Compared:
         layer, state = next((n, one.state) for n, one in enumerate(spec.layers) if one.state)
         on_gpu = LayerFactory(source, torch.float32, "cpu", CudaLinear)
         on_cpu = LayerFactory(source, torch.float32, "cpu", DenseLinear.of)
-        self._ours = state_mixer(on_gpu, state, layer)
-        self._truth = mixers.state_mixer(on_cpu, state, layer)
+        self._ours: Any = CudaStateMixer(on_gpu, state, layer)
+        self._truth = WITH_STATE[type(state)](on_cpu, state, layer)
         self._norm = on_cpu.input_norm(state.norm)
         layout = StateLayout.of(source.config, 4)
         assert layout is not None
@@ -62,9 +65,10 @@ class Compared:
         tokens = torch.zeros(len(hidden))
         rows = CudaStateRows.of(replace(batch, tokens=tokens, states=longer))
         assert rows is not None
-        found = self._ours(hidden, rows)
+        found = self._ours(hidden, SimpleNamespace(states=rows))
         theirs = StateRows(truth, batch.row_start, batch.position)
-        expected = self._truth(self._norm(hidden[: batch.positions]), theirs)
+        context = LayerContext({}, None, (), None, states=theirs)
+        expected = self._truth(self._norm(hidden[: batch.positions]), context)
         close = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
         torch.testing.assert_close(found[: batch.positions], expected, **close)
         assert not found[batch.positions :].any()

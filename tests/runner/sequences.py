@@ -73,7 +73,9 @@ class Sequences:
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         layout = StateLayout.of(model.config, 4)
-        self.states = None if layout is None else StateStore(layout, SLOTS)
+        self.states = (
+            None if layout is None else StateStore(layout, SLOTS, device=self.kv.content.device)
+        )
         self.slots: dict[str, int] = {}
         self.free_slots = list(range(SLOTS))
         if self.states is not None:

@@ -85,13 +85,13 @@ def batch_of(pieces: Sequence[Piece], block_size: int) -> Batch:
     )
 
 
-def with_states(batch: Batch, config: ModelConfig) -> Batch:
+def with_states(batch: Batch, config: ModelConfig, device: str = "cpu") -> Batch:
     """A batch whose rows have states, if layers of the model keep some and the batch has none.
     They are forgotten after the step."""
     layout = StateLayout.of(config, 4)
     if layout is None or batch.states is not None:
         return batch
-    store = StateStore(layout, batch.rows)
+    store = StateStore(layout, batch.rows, device=device)
     return replace(batch, states=RowStates(store, torch.arange(batch.rows)))
 
 

@@ -185,15 +185,18 @@ class Pipeline:
             if "choices" in told:
                 self.choices[name] = told["choices"]
 
+    def move(self) -> None:
+        """Launch a step if there is room for one and something to compute. Otherwise land one."""
+        has_launched = len(self.flight) < self.depth and not self.launch().empty
+        if self.flight and not has_launched:
+            self.land()
+
     def run(self) -> "Pipeline":
         """Until nobody is left."""
         for _ in range(1000):
             if self.scheduler.idle:
                 return self
-            if len(self.flight) < self.depth and not self.launch().empty:
-                continue
-            if self.flight:
-                self.land()
+            self.move()
         raise AssertionError("no end in 1000 turns")
 
     def planned(self, name: str) -> int:

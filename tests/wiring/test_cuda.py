@@ -58,6 +58,14 @@ from tests.runner.support import tiny
 # As in real models, sizes are multiples of 16.
 SHAPE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "vocab_size": 128}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 7, "hidden_activation": "gelu_pytorch_tanh"},
@@ -68,6 +76,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
     },
     "Qwen3MoeForCausalLM": EXPERTS,
+    "Qwen3_5ForCausalLM": DELTA,
 }
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 24,

@@ -23,10 +23,18 @@ from paceline.wiring.settings import (
     resolve,
     sort_settings,
 )
+from tests.conformance.architectures import Case
 from tests.runner.support import tiny
 
 MODEL = tiny(max_position_embeddings=1024)
 STEP = {"max_num_batched_tokens": 10**6}
+
+
+def test_blocks_divide_a_chunk_of_attention() -> None:
+    model, given = Case("llama4").config(), {"max_model_len": 64, "block_size": 4}
+    check(given, LoadConfig(), model, CPU_DEFAULTS)
+    with pytest.raises(ConfigError, match="block_size is 16, which must divide the 8 positions"):
+        check({**given, "block_size": 16}, LoadConfig(), model, CPU_DEFAULTS)
 
 
 def test_blocks_fill_the_memory_that_is_given() -> None:

@@ -122,6 +122,9 @@ class ImageContent:
         array = self._named(name)
         return np.frombuffer(array.cells, array.dtype).reshape(array.shape)
 
+    def has(self, name: str) -> bool:
+        return any(array.name == name for array in self.arrays)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._named(name).shape
 
@@ -140,9 +143,9 @@ class ImageContent:
 class ImageInput:
     """An image in a prompt, or a part of one: positions whose embeddings an encoder computes.
 
-    Inputs of one identity have the same content, size and embeddings, one for each position. It
-    covers no tokens between embeddings, such as markers of rows: a picture in tiles with markers
-    between them is several inputs.
+    Inputs of one identity have the same content, size and embeddings, one for each position. A
+    picture in tiles with tokens between them is several inputs; tokens between embeddings that are
+    computed together, such as ends of rows, belong to the input, and the encoder returns theirs.
 
     The scheduler never reads `content`, and recordings do not keep it.
     """

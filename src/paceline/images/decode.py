@@ -20,7 +20,7 @@ from paceline.core.multimodal import ImageInput, ImagePrompt
 from paceline.core.system.files import json_object
 from paceline.images.fixed import CropProcessor, GridProcessor, NewlineProcessor
 from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
-from paceline.images.tiles import SquareProcessor, TileProcessor
+from paceline.images.tiles import RowProcessor, SquareProcessor, TileProcessor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 CHANNELS = (1, 3, 4)
@@ -120,6 +120,12 @@ def bytes_of_url(url: str) -> bytes:
         raise RequestError(f"the data URL of an image is not base64: {error}") from None
 
 
+def llava(files: ProcessorFiles) -> ImageProcessor:
+    """The processor for the tower that config.json names."""
+    is_pixtral = files.vision.get("model_type") == "pixtral"
+    return RowProcessor(files) if is_pixtral else CropProcessor(files)
+
+
 # By the name of the architecture in config.json.
 PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Idefics3ForConditionalGeneration": TileProcessor,
@@ -128,7 +134,8 @@ PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Qwen2_5_VLForConditionalGeneration": SquareProcessor,
     "Qwen3VLForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Qwen3VLMoeForConditionalGeneration": partial(SquareProcessor, patch=16),
-    "LlavaForConditionalGeneration": CropProcessor,
+    "LlavaForConditionalGeneration": llava,
+    "Mistral3ForConditionalGeneration": partial(RowProcessor, merge=2),
     "Qwen3_5ForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Qwen3_5MoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Gemma3ForConditionalGeneration": NewlineProcessor,

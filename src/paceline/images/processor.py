@@ -83,6 +83,13 @@ class ProcessorFiles:
         older = self.number(self.config, "image_token_index", default)
         return self.number(self.config, "image_token_id", older)
 
+    def token(self, name: str) -> int:
+        """The id of a special token."""
+        ids = self.encode(name)
+        if len(ids) != 1:
+            raise ConfigError(f"the tokenizer has no token {name!r}, which images need")
+        return ids[0]
+
     def resample(self, default: int) -> Image.Resampling:
         value = self.settings.get("resample", default)
         if value not in range(RESAMPLE_METHODS):
@@ -90,11 +97,15 @@ class ProcessorFiles:
         return Image.Resampling(value)
 
 
-def image_input(pixels: Pixels, offset: int, length: int) -> ImageInput:
-    """An image, or a part of one, as an input. Equal pixels have one identity."""
+def image_input(
+    pixels: Pixels, offset: int, length: int, tokens: npt.NDArray[np.int64] | None = None
+) -> ImageInput:
+    """An image, or a part of one, as an input. Equal pixels have one identity. `tokens` are those
+    among its embeddings, which have -1 there."""
     content = np.ascontiguousarray(pixels)
     digest = blake2b(str(content.shape).encode(), digest_size=KEY_BYTES, person=b"paceline-image")
     digest.update(content.data)
-    return ImageInput(
-        digest.hexdigest(), offset, length, ImageContent.of("image", {"pixels": content})
-    )
+    arrays: dict[str, npt.NDArray[Any]] = {"pixels": content}
+    if tokens is not None:
+        arrays["tokens"] = tokens
+    return ImageInput(digest.hexdigest(), offset, length, ImageContent.of("image", arrays))

@@ -1,4 +1,5 @@
-"""Images of Qwen: resized to whole squares; of Idefics3: cut into tiles, and shown as a whole."""
+"""Images of Qwen and Pixtral: resized to whole squares; of Idefics3: cut into tiles, and shown as a
+whole."""
 
 from dataclasses import dataclass
 from math import ceil, floor, sqrt
@@ -73,6 +74,47 @@ class SquareProcessor:
             larger = sqrt(self._least / (image.width * image.height))
             width, height = (ceil(side * larger / square) * square for side in sides)
         return width, height
+
+
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"
+
+
+class RowProcessor:
+    """Prepares images for Pixtral. An image is one input, in which tokens end its rows.
+
+    image image image   break
+    image image image   end
+    """
+
+    def __init__(self, files: ProcessorFiles, merge: int = 1) -> None:
+        """`merge` is the default of the model: patches along each side of an embedding."""
+        settings = files.settings
+        self.mark = files.mark(10)
+        self._resample = files.resample(BICUBIC)
+        self._square = files.number(files.vision, "patch_size", 16) * files.number(
+            files.config, "spatial_merge_size", merge
+        )
+        self._longest = files.number(settings.get("size", {}), "longest_edge", 1024)
+        self._break, self._end = (files.token(name) for name in (BREAK, END))
+
+    @property
+    def largest(self) -> int:
+        side = ceil(self._longest / self._square)
+        return side * (side + 1)
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        columns, rows = self._squares(image)
+        image = image.resize((columns * self._square, rows * self._square), self._resample)
+        tokens = ([self.mark] * columns + [self._break]) * rows
+        tokens[-1] = self._end
+        among = np.array([-1 if token == self.mark else token for token in tokens], np.int64)
+        return PreparedImage(tokens, (image_input(np.asarray(image), 0, len(tokens), among),))
+
+    def _squares(self, image: Image.Image) -> tuple[int, int]:
+        """Columns and rows. A side that is longer than it may be shrinks with the other."""
+        ratio = max(max(image.size) / self._longest, 1.0)
+        columns, rows = (max(1, ceil(floor(side / ratio) / self._square)) for side in image.size)
+        return columns, rows
 
 
 IMAGE, AROUND, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"

@@ -269,7 +269,8 @@ class OracleRunner:
                 due = {position: self._seen(track, 0, position) for position in written}
                 for position in written:
                     self._write(track, position, NO_NUMBER - len(self.spoils))
-                self._states.spoil(slot, NO_NUMBER - len(self.spoils))
+                if self.has_states:
+                    self._states.spoil(slot, NO_NUMBER - len(self.spoils))
                 self.spoils.append(Spoil(slot, epoch, plan.step, due))
             bad += new
         self.spoiled.difference_update(labels)

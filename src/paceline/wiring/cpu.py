@@ -150,7 +150,7 @@ def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
     """Room for embeddings of images."""
     store = EncoderStore(images, torch.zeros(config.encoder_capacity, images.width))
     slots = config.step.max_num_seqs
-    coordinates = Coordinates(slots, images.square) if images.square else None
+    coordinates = Coordinates(slots, images.square) if images.has_axes else None
     return ResidentImages(store, coordinates, images.reads_itself)
 
 

@@ -164,6 +164,11 @@ def check(
     chosen["state_blocks"] = -(
         -state_bytes(model) // block_bytes(model, cache.block_size, groups=groups)
     )
+    if model.chunk is not None and model.chunk % cache.block_size:
+        raise ConfigError(
+            f"block_size is {cache.block_size}, which must divide the {model.chunk} positions of a "
+            f"chunk of attention of {model.architecture!r}"
+        )
     if model.states is not None and load_config.kv_connector:
         raise ConfigError(
             f"kv_connector is {load_config.kv_connector!r}, and connectors do not move the states "

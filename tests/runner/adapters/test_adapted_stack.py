@@ -70,7 +70,7 @@ def test_every_architecture(case: Case, tmp_path: Path) -> None:
     """Queries and keys in another order, fused files, factors of norms, mixtures."""
     config = case.config()
     targets: Any = "all-linear"
-    if config.states is not None:
+    if config.states is not None or config.altup is not None:
         targets = list(Model.load(Dummy(config)).targets.modules)
     check(config, tmp_path, targets)
 

@@ -8,12 +8,11 @@ from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.native_stack import NATIVE
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import find
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.dummy import Dummy
-from tests.conformance.architectures import OWN_SIZES, Case, architectures
+from tests.conformance.architectures import OWN_SIZES, Case, architectures, spec_of
 from tests.conformance.native_backend import FourBits
 from tests.runner.support import Piece, batch_of, tiny
 
@@ -48,7 +47,7 @@ def run(model: Model, attention: str, pieces: list[Piece], kv: KVStore) -> Tenso
 FAMILIES = [
     one
     for one in architectures()
-    if not find(one).vision and NATIVE.supports(describe(Case(one).config())) is None
+    if not find(one).vision and NATIVE.supports(spec_of(Case(one))) is None
 ]
 
 

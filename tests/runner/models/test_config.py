@@ -125,7 +125,7 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
         ),
         (
             {"architectures": ["MambaForCausalLM"]},
-            "'MambaForCausalLM' is not supported; the nearest is bamba; .* llama, ",
+            "'MambaForCausalLM' is not supported; the nearest is jamba; .* llama, ",
         ),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
         ({"vocab_size": "many"}, "vocab_size is 'many'; it must be a positive integer"),

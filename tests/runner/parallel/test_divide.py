@@ -37,7 +37,8 @@ def whole_and_divided(config: ModelConfig, size: int, weights: str) -> tuple[Ten
 
 
 def is_divisible(config: ModelConfig) -> bool:
-    return not config.has_whole_norms and config.global_heads is None and config.states is None
+    parts = config.global_heads, config.states, config.altup
+    return not config.has_whole_norms and all(part is None for part in parts)
 
 
 DIVISIBLE = [case for case in few_cases() if is_divisible(case.config())]
@@ -127,3 +128,8 @@ def test_experts_count_instead_of_an_mlp_that_no_layer_has() -> None:
     check_size(model, 4)
     with pytest.raises(ConfigError, match="24 columns of an expert"):
         check_size(model, 16)
+
+
+def test_several_residual_streams_are_not_divided() -> None:
+    with pytest.raises(ConfigError, match="several residual streams are not divided"):
+        check_size(Case("gemma3n").config(vocab_size=VOCAB), 2)

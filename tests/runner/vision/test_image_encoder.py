@@ -10,12 +10,14 @@ from tests.golden.image_models import image_model
 
 
 @pytest.mark.parametrize(
-    ("name", "square", "tile"), [("SmolVLM", 0, Tile(28, 4)), ("Qwen2_5_VL", 8, None)]
+    ("name", "square", "has_axes", "tile"),
+    [("SmolVLM", 14, False, Tile(28, 4)), ("Qwen2_5_VL", 8, True, None)],
 )
-def test_sizes_of_images(name: str, square: int, tile: Tile | None) -> None:
+def test_sizes_of_images(name: str, square: int, has_axes: bool, tile: Tile | None) -> None:
     found = image_model(name).ours().images
     assert found is not None
     assert (found.width, found.square, found.tile) == (32, square, tile)
+    assert found.has_axes == has_axes
 
 
 @pytest.mark.parametrize(

@@ -286,11 +286,14 @@ KINDS = {
 }
 
 
+QUANTIZED = ("_proj.weight", "_proj_with_mqa.weight", "_proj_qkvz.weight")
+
+
 def is_quantized(kind: Kind, name: str) -> bool:
     is_left_out = (
         "layers.1.mlp" in name and {"ignore", "modules_to_not_convert"} & kind.config.keys()
     )
-    return name.endswith(("_proj.weight", "_proj_with_mqa.weight")) and not is_left_out
+    return name.endswith(QUANTIZED) and not is_left_out
 
 
 def write_both(kind: Kind, folder: Path, **sizes: Any) -> tuple[Path, Path]:

@@ -36,6 +36,7 @@ from tests.runner.weights.quantized_checkpoints import (
     Kind,
     by_block,
     compressed,
+    packed,
     write_both,
 )
 
@@ -76,6 +77,42 @@ def test_deepseek_as_it_is_published(tmp_path: Path) -> None:
     due, got = logits(plain).log_softmax(1), logits(quantized, weights="int8").log_softmax(1)
     # Rounding may choose another expert for a position.
     assert (got - due).abs().amax(dim=1).median() < 0.15
+
+
+# Sizes that groups of 32 inputs divide, and a choice of experts that rounding does not change
+WIDE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 4,
+}
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3next": {"linear_value_head_dim": 16, "shared_expert_intermediate_size": 32},
+    "nemotronh": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "jamba": {"mamba_dt_rank": 32},
+}
+PLAIN = ["lm_head", "re:.*in_proj_ba", "re:.*layers.1.mlp.*"]
+FP8 = {
+    "quant_method": "fp8",
+    "weight_block_size": [16, 48],
+    "modules_to_not_convert": ["in_proj_ba", "model.layers.1.mlp"],
+}
+BESIDE_STATES = {
+    "fp8": Kind(FP8, by_block("weight_scale_inv", 16, 48)),
+    "int4": Kind({**KINDS["compressed int4"].config, "ignore": PLAIN}, packed(4)),
+}
+
+
+@pytest.mark.parametrize("architecture", STATES)
+@pytest.mark.parametrize("kind", BESIDE_STATES)
+def test_linears_beside_states(kind: str, architecture: str, tmp_path: Path) -> None:
+    """Linears of Mamba and of linear attention, of which some stay plain."""
+    entries = {**Case(architecture).entries, **WIDE, **STATES[architecture]}
+    quantized, plain = write_both(BESIDE_STATES[kind], tmp_path, **entries)
+    verify(SafetensorsFolder(quantized))
+    torch.testing.assert_close(logits(quantized), logits(plain), rtol=1e-5, atol=1e-5)
+    due, got = logits(plain).log_softmax(1), logits(quantized, weights="int8").log_softmax(1)
+    assert (got - due).abs().mean() < 0.1
 
 
 # With a scale for each output.

@@ -9,6 +9,7 @@ from paceline import Finish, Scheduler, StepError, StepResult
 from paceline.core.plan import Failed, Outputs, Plan
 from paceline.testing.reference import reference
 from tests.sched.support import (
+    DEPTHS,
     PROMPT,
     Pipeline,
     answer,
@@ -85,6 +86,23 @@ def test_a_family_ends_with_one_of_its_rows(family: dict[str, Any]) -> None:
     assert pipeline.ends["a"] == ["error"]
     assert pipeline.ends["b"] == ["length"]
     assert scheduler.usage == 0
+
+
+@DEPTHS
+@pytest.mark.parametrize("moves", range(4))
+def test_one_with_the_same_prompt_is_computed_whenever_it_arrives(depth: int, moves: int) -> None:
+    """Beside the row that fails, while its result is in flight, or later in its slot."""
+    scheduler = small()
+    scheduler.submit(ask("a", PROMPT), 0.0)
+    pipeline = Pipeline(scheduler, depth)
+    pipeline.runner.spoiled = {"a"}
+    for _ in range(moves):
+        pipeline.move()
+    late = ask("b", PROMPT)
+    scheduler.submit(late, 0.0)
+    pipeline.run()
+    assert pipeline.ends == {"a": ["error"], "b": ["length"]}
+    assert pipeline.got["b"] == reference(late, 50, 64)[0]
 
 
 def test_a_row_with_drafts_fails_as_any_other() -> None:

@@ -108,6 +108,7 @@ class AdaptedStack:
         context, indices = self._stack.context(hidden, batch, kv, attention), batch.adapters
         assert indices is not None, "a step without adapters"
         self._rows.set(indices)
+        hidden = self._stack.begin(hidden)
         for number, layer in enumerate(self._layers):
             if batch.images is not None:
                 batch.images.add_before(number, hidden)
@@ -118,4 +119,4 @@ class AdaptedStack:
                 hidden, mixed = hidden[wanted], [one[wanted] for one in mixed]
                 self._rows.set(indices[wanted])
             layer.finish(hidden, mixed)
-        return hidden
+        return self._stack.end(hidden)

@@ -159,7 +159,7 @@ class ResidualParts:
 
     linear: CudaLinear
     adapted: CudaAdaptedLinear | None
-    norm: tuple[Tensor, float] | None  # factors and floor
+    norm: tuple[Tensor, float, float] | None  # factors, floor, and the scale of the sum
 
     @staticmethod
     def of(
@@ -167,9 +167,10 @@ class ResidualParts:
         spec: LinearSpec,
         norm: NormSpec | None,
         widen: Widen = not_adapted,
+        scale: float = 1.0,
     ) -> "ResidualParts":
         linear = factory.linear(spec)
-        factors = None if norm is None else (factory.factor(norm), norm.floor)
+        factors = None if norm is None else (factory.factor(norm), norm.floor, scale)
         return ResidualParts(linear, widen(linear), factors)
 
 
@@ -225,9 +226,11 @@ def residual_linear(
     spec: LinearSpec,
     norm: NormSpec | None,
     widen: Widen = not_adapted,
+    scale: float = 1.0,
 ) -> ResidualLinear | SummedResidual:
-    """What adds a linear of this rank, or of all ranks, to the residual stream."""
-    parts = ResidualParts.of(factory, spec, norm, widen)
+    """What adds a linear of this rank, or of all ranks, to the residual stream. With a norm, the
+    residual stream has the scale afterwards."""
+    parts = ResidualParts.of(factory, spec, norm, widen, scale)
     if factory.group is not None:
         return SummedResidual(parts, factory.sum_over_ranks())
     return ResidualLinear(parts)

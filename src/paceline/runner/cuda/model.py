@@ -15,9 +15,12 @@ from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
+from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
+from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
+from paceline.runner.layers.per_layer_input import TokenInputs
 from paceline.runner.models.architecture import DecoderSpec, attentions, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
@@ -38,8 +41,11 @@ CUDA = BackendSupport(
             "logit_cap",
             "norm.centred",
             "norm.bias",
+            "inputs",
             "layers.parallel",
             "layers.scale",
+            "layers.input",
+            "layers.input.activation=gelu_pytorch_tanh",
             "layers.attention=none",
             "layers.latent",
             "layers.latent=mla",
@@ -57,6 +63,7 @@ CUDA = BackendSupport(
             "layers.attention.head_norms.rotated",
             "layers.attention.value_norm",
             "layers.attention.gated",
+            "layers.attention.reads",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
@@ -84,9 +91,15 @@ CUDA = BackendSupport(
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
+            "layers.mlp.shared.norm",
+            "layers.mlp.shared.output_norm",
+            "layers.mlp.router_scale",
+            "layers.mlp.expert_scales",
+            "layers.mlp.experts_norm",
         }
     )
-    | TOWER_FEATURES,
+    | TOWER_FEATURES
+    | STATE_FEATURES,
     one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
@@ -122,6 +135,7 @@ class CudaModel:
         if rows and decides(group):
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
+        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(parts_of(spec.layers, Rope))
@@ -184,8 +198,10 @@ class CudaModel:
         one."""
         hidden = self._embed(batch.tokens)
         rotary = self._rotary_of(batch.coordinates)
+        own = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         step = CudaLayerContext(
-            batch.position, cells.unbind(), kv, attention, batch.adapters, rotary
+            *(batch.position, cells.unbind(), kv, attention, batch.adapters, rotary, own),
+            states=CudaStateRows.of(batch),
         )
         last, output = len(self._layers) - 1, len(self._layers)
         is_kept = inputs is not None and output in inputs.layers

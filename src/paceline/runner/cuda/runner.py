@@ -83,7 +83,8 @@ class CudaRunner:
         """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
         are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
-        square = 0 if model.images is None else model.images.square
+        images = model.images
+        square = images.square if images is not None and images.has_axes else 0
         given = model.adapters, square, model.group
         state = self.state = CudaState(slots, max_model_len, kv, *given)
         state.keep_states(model.config, model.dtype)

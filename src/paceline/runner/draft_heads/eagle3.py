@@ -202,7 +202,7 @@ class Eagle3Head:
     ) -> Tensor:
         rotations = {self._rope: Rotation.of(batch.position, self._frequencies, self._dtype)}
         cells = kv.cells(batch.write_cell).unbind()
-        context = LayerContext(rotations, kv, cells, attention.prepare(batch, kv))
+        context = LayerContext(batch.position, rotations, kv, cells, attention.prepare(batch, kv))
         read = torch.cat((self._input_norm(embedded), self._input_norm(hidden)), dim=1)
         seen = self._attention(read, context)
         before = self.config.norm_before_residual

@@ -321,6 +321,7 @@ def _linear_of(linear: LinearSpec) -> EncoderLinear:
 
 
 def _rms(norm: NormSpec) -> EncoderNorm:
+    assert not isinstance(norm.weight, int), "a norm without weights"
     name = _bare(norm.weight.name).removesuffix(".weight")
     return EncoderNorm(name, norm.eps, has_bias=False, is_rms=True, offset=norm.offset)
 

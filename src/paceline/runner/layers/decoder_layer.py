@@ -6,6 +6,7 @@ from torch import Tensor
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.altup import AltUp, LayerAltUp
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mixers.mixer import LayerContext, Mixer
@@ -32,6 +33,7 @@ class DecoderLayer:
         self._after_mlp: list[Mixer] = []
         if spec.input is not None:
             self._after_mlp.append(PerLayerInput(factory, spec.input, layer))
+        self._altup = None if spec.altup is None else LayerAltUp(factory, spec.altup)
         self._scale = None if spec.scale is None else float(factory.read(spec.scale))
 
     def __call__(
@@ -45,21 +47,30 @@ class DecoderLayer:
         return hidden
 
     def mix(self, hidden: Tensor, context: LayerContext) -> list[Tensor]:
-        """What each mixer computes of each position, without the last linears."""
-        x = self._input_norm(hidden)
+        """What each mixer computes of each position, without the last linears. Of several streams,
+        mixers read the first as the layer predicts it."""
+        x = self._input_norm(hidden if self._altup is None else self._altup.predict(hidden))
         return [mixer(x, context) for mixer in (*self.mixers, *self._after_mlp)]
 
     def finish(self, hidden: Tensor, mixed: list[Tensor]) -> None:
         """Add the last linears of what was mixed, and the MLP, to the residual stream."""
         count = len(self.mixers)
-        if self._is_parallel:  # the MLP reads what the mixers have read
-            self._add_mlp(hidden)
-        add_all(hidden, self.mixers, mixed[:count])
-        if not self._is_parallel:
-            self._add_mlp(hidden)
+        if self._altup is None:
+            self._add(hidden, mixed[:count])
+        else:
+            first = hidden[:, 0].clone()
+            self._add(first, mixed[:count])
+            self._altup.correct(hidden, first)
         add_all(hidden, self._after_mlp, mixed[count:])
         if self._scale is not None:
             hidden.mul_(self._scale)
+
+    def _add(self, hidden: Tensor, mixed: list[Tensor]) -> None:
+        if self._is_parallel:  # the MLP reads what the mixers have read
+            self._add_mlp(hidden)
+        add_all(hidden, self.mixers, mixed)
+        if not self._is_parallel:
+            self._add_mlp(hidden)
 
     def _add_mlp(self, hidden: Tensor) -> None:
         if self.mlp is not None:
@@ -80,6 +91,7 @@ class TorchStack:
     def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
         layers, self._dtype = spec.layers, factory.dtype
         self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
+        self._altup = None if spec.altup is None else AltUp(factory, spec.altup)
         self.ropes = {
             rope: torch.tensor((rope.frequencies, rope.amplitudes), device=factory.device)
             for rope in dict.fromkeys(parts_of(layers, Rope))
@@ -100,6 +112,7 @@ class TorchStack:
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
         context = self.context(hidden, batch, kv, attention)
+        hidden = self.begin(hidden)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             if batch.images is not None:
@@ -107,7 +120,15 @@ class TorchStack:
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)
-        return hidden
+        return self.end(hidden)
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """What the first layer reads: the embeddings, or several streams."""
+        return hidden if self._altup is None else self._altup.expand(hidden)
+
+    def end(self, hidden: Tensor) -> Tensor:
+        """The residual stream, of what the last layer returns."""
+        return hidden if self._altup is None else self._altup.contract(hidden)
 
     def context(
         self, hidden: Tensor, batch: Batch, kv: KVStore, attention: Prepared
@@ -122,7 +143,7 @@ class TorchStack:
             states = StateRows(batch.states, batch.row_start, batch.position)
         given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         cells = kv.cells(batch.write_cell).unbind()
-        return LayerContext(rotations, kv, cells, attention, states, given)
+        return LayerContext(batch.position, rotations, kv, cells, attention, states, given)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

@@ -73,7 +73,10 @@ class LayerFactory(Generic[L_co]):
 
     def factor(self, norm: NormSpec) -> Tensor:
         """The factor sqrt(width) * weight of a norm, [width]."""
-        weight = self.read(norm.weight) + norm.offset
+        if isinstance(norm.weight, int):
+            weight = torch.ones(norm.weight, device=self.device)
+        else:
+            weight = self.read(norm.weight) + norm.offset
         return weight.mul_(norm.width**0.5 * self.scale(norm.scale))
 
     def scale(self, scale: KVScale | Multiplier | None) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from math import exp, log1p
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -34,18 +35,23 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 Inner = Callable[[Tensor], Tensor]
 
 
-def plain_gate(activation: Activation) -> Inner:
+def plain_gate(activation: Activation, sparsity: float = 0.0) -> Inner:
     """activation(gate) * up"""
+    deviations = NormalDist().inv_cdf(sparsity) if sparsity else 0.0
 
     def apply(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if sparsity:
+            least = gate.mean(-1, keepdim=True)
+            least.add_(gate.std(-1, correction=0, keepdim=True), alpha=deviations)
+            gate = F.relu(gate - least)
         return ACTIVATIONS[activation](gate).mul_(up)
 
     return apply
 
 
-def plain(activation: Activation, gated: bool) -> Inner:
-    return plain_gate(activation) if gated else ACTIVATIONS[activation]
+def plain(activation: Activation, gated: bool, sparsity: float = 0.0) -> Inner:
+    return plain_gate(activation, sparsity) if gated else ACTIVATIONS[activation]
 
 
 def clamped_gate(clamp: ClampedGate) -> Inner:
@@ -83,7 +89,7 @@ def softplus(x: float) -> float:
 def inner_of(factory: LayerFactory[Linear], spec: MLPSpec) -> Inner:
     if spec.xielu is not None:
         return xielu(factory, spec.xielu)
-    return plain(spec.activation, spec.gated)
+    return plain(spec.activation, spec.gated, spec.sparsity)
 
 
 class GatedLinears:
@@ -184,7 +190,7 @@ class MoE:
         self._router_bias = factory.joined(biases) if biases else None  # [experts]
         self._correction = None if correction is None else factory.read(correction).flatten()
         self._scales = None if scales is None else factory.read(scales)  # [experts]
-        inner = of_shared = plain(spec.activation, spec.gated)
+        inner = of_shared = plain(spec.activation, spec.gated_experts)
         if spec.clamp is not None:
             inner = clamped_gate(spec.clamp)
         self._latent = None
@@ -233,6 +239,10 @@ class MoE:
         for expert, pairs in zip(self.experts, split(order, counts), strict=True):
             if len(pairs):
                 position = pairs // self._routing.chosen
-                found = expert.down(expert.gated(x[position]))
-                total.index_add_(0, position, found.mul_(share.flatten()[pairs].unsqueeze(1)))
+                read, factor = x[position], share.flatten()[pairs].unsqueeze(1)
+                if self._routing.of_inputs:
+                    found = expert.down(expert.gated(read.mul_(factor)))
+                else:
+                    found = expert.down(expert.gated(read)).mul_(factor)
+                total.index_add_(0, position, found)
         return total

@@ -23,7 +23,8 @@ class TokenInputs:
         """The inputs [positions, layers, width]; `hidden` is the residual stream where it begins,
         [positions, width]."""
         found = self._norm(self._linear(hidden).view(len(tokens), -1, self._width))
-        embedded = F.embedding(tokens, self._table).view_as(found)
+        known = tokens.where(tokens < len(self._table), 0)  # images have ids of their own
+        embedded = F.embedding(known, self._table).view_as(found)
         return found.add_(embedded, alpha=self._scale).mul_(0.5**0.5)
 
 
@@ -34,11 +35,20 @@ class PerLayerInput:
         self._layer = layer
         self._gate, self._activation = factory.linear(spec.gate), ACTIVATIONS[spec.activation]
         self._output, self._norm = factory.linear(spec.output), factory.norm(spec.norm)
+        self._first = None  # [width]; factor of the first of several streams
+        if spec.scale is not None:
+            self._first = factory.read(spec.scale).to(factory.dtype)
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         return context.inputs[self._layer]
 
     def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
         """`mixed` is the input of this layer, [positions, width]."""
-        x = self._activation(self._gate(hidden)).mul_(mixed)
-        add_linear(hidden, x, self._output, self._norm)
+        if self._first is None:
+            add_linear(hidden, self._gated(hidden, mixed), self._output, self._norm)
+        else:
+            x = self._gated(hidden[:, 0] * self._first, mixed)
+            hidden[:, 1:].add_(self._norm(self._output(x)).unsqueeze(1))
+
+    def _gated(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return self._activation(self._gate(x)).mul_(mixed)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.experts import MoESpec
@@ -15,7 +15,7 @@ from paceline.runner.models.linear_spec import (
     Multiplier,
     NormSpec,
 )
-from paceline.runner.models.rope import Rope
+from paceline.runner.models.rope import QueryGrowth, Rope
 from paceline.runner.models.states.state_sizes import StateSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 from paceline.runner.vision.spec import VisionSpec
@@ -76,6 +76,7 @@ class AttentionSpec:
                        gate of a head follows its query
     reads              layer whose keys and values it reads; None: it has its own
     value_norm         eps of an RMS norm of each head of values; None: there is none
+    growth             of queries with their position, after the rotation
     adjacent_pairs     a checkpoint has pairs of rotated dimensions side by side, x0 y0 x1 y1 …
     """
 
@@ -97,6 +98,7 @@ class AttentionSpec:
     gated: bool = False
     reads: int | None = None
     value_norm: float | None = None
+    growth: QueryGrowth | None = None
     adjacent_pairs: bool = field(default=False, metadata={EVERY_BACKEND: True})
 
     @property
@@ -131,6 +133,8 @@ class MLPSpec:
     norm    of the residual stream; None: there is none
     gated   otherwise there is no gate, gate_up has up alone, and down reads activation(up)
     xielu   the activation instead
+    sparsity  gates count by which they exceed that of so large a part of all, if gates of a
+              position are normally distributed; others are 0
     """
 
     norm: NormSpec | None = field(metadata={OPTIONAL: True})
@@ -140,6 +144,7 @@ class MLPSpec:
     output_norm: NormSpec | None = None
     gated: bool = True
     xielu: XIELU | None = None
+    sparsity: float = 0.0
 
     @property
     def width(self) -> int:
@@ -164,12 +169,58 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSpec:
-    """x + norm(output(activation(gate(x)) * input)), at the end of a layer."""
+    """x + norm(output(activation(gate(x)) * input)), at the end of a layer.
+
+    scale   [width]; with several streams, the gate reads the first of them times this, and the
+            result is added to all others; None: there is one stream
+    """
 
     gate: LinearSpec
     output: LinearSpec
     norm: NormSpec
     activation: Activation = "silu"
+    scale: TensorSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpSpec:
+    """Streams of a decoder. The first is the embedding. Another is a linear of it, with its length;
+    after all layers, one linear of each is added to the first, with its length, and the sum is
+    divided by their number.
+
+    expand     of each stream but the first: [width, width]
+    contract   the same, after all layers
+    """
+
+    expand: tuple[LinearSpec, ...]
+    contract: tuple[LinearSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAltUpSpec:
+    """A layer computes the first of n streams, and predicts and corrects all of them:
+
+    predict   streams += predict(route(first)) @ streams, where predict returns [n, n]
+    correct   streams += (1 + correct(route(layer(first)))) * (layer(first) - first)
+    route     tanh(router(norm(x)) / width)
+    """
+
+    norm: NormSpec
+    router: LinearSpec
+    predict: TensorSpec  # [n * n, n]
+    correct: TensorSpec  # [n, n]
+
+
+@dataclass(frozen=True, slots=True)
+class LaurelSpec:
+    """(x + norm(x) + output_norm(up(down(norm(x))))) / sqrt(2), behind attention."""
+
+    FEATURE: ClassVar[str] = "laurel"
+
+    norm: NormSpec
+    down: LinearSpec
+    up: LinearSpec
+    output_norm: NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +231,7 @@ class LayerSpec:
     parallel   attention and MLP read the residual stream before the layer; their norms are the same
     input      what the layer does with its own input; None: it has none
     scale      [1]; factor of the residual stream after the layer
+    altup      how the layer predicts and corrects several residual streams; None: there is one
     """
 
     attention: AttentionSpec | None = field(metadata={OPTIONAL: True})
@@ -189,11 +241,13 @@ class LayerSpec:
     input: PerLayerSpec | None = None
     latent: LatentAttentionSpec | None = None
     state: StateSpec | None = None
+    laurel: LaurelSpec | None = None
+    altup: LayerAltUpSpec | None = None
 
     @property
-    def mixers(self) -> tuple[AttentionSpec | LatentAttentionSpec | StateSpec, ...]:
-        """What reads more than one position, in the order of sums."""
-        found = self.attention, self.latent, self.state
+    def mixers(self) -> tuple[AttentionSpec | LatentAttentionSpec | StateSpec | LaurelSpec, ...]:
+        """What reads the input of the layer, in the order of sums."""
+        found = self.attention, self.latent, self.state, self.laurel
         return tuple(one for one in found if one is not None)
 
 
@@ -208,9 +262,12 @@ class DecoderSpec:
     layers             in the order of computation
     norm               of the residual stream, before the head
     head               to logits; with tied weights, its tensor is the embedding
+    altup              several residual streams; None: there is one
     inputs             of each layer, beside the residual stream; None: there are none
     logit_scale        factor of the logits
     logit_cap          a logit x becomes cap * tanh(x / cap); None: it stays as it is
+    chunk              layers with a window see no position before the last multiple of this, which
+                       is their window; None: windows begin anywhere
     vision             the tower that turns images into embeddings; None: the model has no images
     """
 
@@ -221,9 +278,11 @@ class DecoderSpec:
     head: LinearSpec
     embedding_scale: float = 1.0
     rounds_scale: bool = field(default=False, metadata={EVERY_BACKEND: True})
+    altup: AltUpSpec | None = None
     inputs: PerLayerInputs | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    chunk: int | None = None
     vision: VisionSpec | None = None
 
     @property
@@ -274,3 +333,17 @@ class Multipliers:
 
 
 NO_MULTIPLIERS = Multipliers()
+
+
+@dataclass(frozen=True, slots=True)
+class AltUpSizes:
+    """Sizes of a model with several residual streams.
+
+    count         of streams
+    laurel_rank   inputs of the second linear of LAuReL
+    sparsity      of each layer: see `MLPSpec`
+    """
+
+    count: int
+    laurel_rank: int
+    sparsity: tuple[float, ...]

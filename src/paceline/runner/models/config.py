@@ -7,13 +7,13 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
-from paceline.runner.models.architecture import NO_MULTIPLIERS, Multipliers
+from paceline.runner.models.architecture import NO_MULTIPLIERS, AltUpSizes, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
 from paceline.runner.models.latent import LatentSizes, latent_of_hf, score_scale
-from paceline.runner.models.rope import Rope, RopeChoice, frequencies
-from paceline.runner.models.states.state_sizes import StateSizes
+from paceline.runner.models.rope import QueryGrowth, Rope, RopeChoice, frequencies
+from paceline.runner.models.states.state_sizes import StateLayers
 from paceline.runner.models.traits import Traits, find
 from paceline.runner.vision.spec import VisionSpec
 from paceline.runner.weights import weight_format
@@ -39,19 +39,6 @@ class CellShape:
     @property
     def values(self) -> int:
         return self.vectors * self.width
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayers:
-    """The layers with states, of sizes that are the same for all.
-
-    layers   whether each layer has a state
-    mlps     whether each layer has an MLP
-    """
-
-    sizes: StateSizes
-    layers: tuple[bool, ...]
-    mlps: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +82,8 @@ class ModelConfig:
     rope, local_rope  of layers without and with a window
     rotary_dim        dimensions of each head that rotate, from the first one on
     unrotated         of each layer: whether queries and keys stay as they are; empty: none do
+    growth            of queries with their position, in layers that do not rotate, or in all if all
+                      rotate; None: they do not grow
     attention_bias    the linears of attention have biases; traits may give them to some
     output_bias       so has the one after attention
     mlp_bias          the linears of the MLP have biases
@@ -115,6 +104,7 @@ class ModelConfig:
     keys_as_values    values are keys before their norm in layers without a window
     reading_layers    so many layers, the last ones, read keys and values of earlier ones
     reading_mlp_width inside their MLPs
+    altup             several residual streams; None: there is one
     input_sizes       token ids and width of the inputs of each layer; None: there are none
     """
 
@@ -149,12 +139,14 @@ class ModelConfig:
     states: StateLayers | None = None
     quantization: Quantization = UNQUANTIZED
     unrotated: tuple[bool, ...] = ()
+    growth: QueryGrowth | None = None
     output_bias: bool = False
     multipliers: Multipliers = NO_MULTIPLIERS
     global_heads: HeadShape | None = None
     keys_as_values: bool = False
     reading_layers: int = 0
     reading_mlp_width: int = 0
+    altup: AltUpSizes | None = None
     input_sizes: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -217,6 +209,19 @@ class ModelConfig:
         if self.global_heads is not None and self.windows[layer] is None:
             return self.global_heads
         return HeadShape(self.kv_heads, self.head_dim)
+
+    def stays(self, layer: int) -> bool:
+        """Whether queries and keys of a layer do not rotate."""
+        return bool(self.unrotated) and self.unrotated[layer]
+
+    def grows(self, layer: int) -> bool:
+        """Whether queries of a layer may grow with their position."""
+        return self.stays(layer) or not any(self.unrotated)
+
+    @property
+    def chunk(self) -> int | None:
+        """What windows begin at multiples of; None: they begin anywhere."""
+        return next(filter(None, self.windows), None) if self.traits.chunked_windows else None
 
     @property
     def has_mixed_heads(self) -> bool:
@@ -301,6 +306,7 @@ class ModelConfig:
             local_rope=hf_config.rope(read, hf_config.SLIDING, head_dim, traits),
             rotary_dim=hf_config.rotary_dim(read, head_dim),
             unrotated=hf_config.unrotated(read, windows, traits),
+            growth=read.get("query_growth"),
             attention_bias=attention_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
@@ -314,17 +320,13 @@ class ModelConfig:
             generates=named.generates,
             ignored=(*named.ignored, *traits.ignored, *hf_config.unread(read, layers, traits)),
             states=cls._states(read, traits),
-            multipliers=Multipliers(
-                float(read.get("embedding_multiplier", 1.0)),
-                float(read.get("residual_multiplier", 1.0)),
-                float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
-                tuple(read.get("linear_multipliers", ())),
-            ),
+            multipliers=hf_config.multipliers(read),
             global_heads=None if others == HeadShape(kv_heads, head_dim) else others,
             keys_as_values=bool(read.get("attention_k_eq_v")),
             reading_layers=read.get("num_kv_shared_layers", 0),
             reading_mlp_width=(1 + bool(read.get("use_double_wide_mlp")))
             * read.number("intermediate_size"),
+            altup=read.get("altup"),
             input_sizes=hf_config.input_sizes(read),
         )
 
@@ -346,7 +348,8 @@ class ModelConfig:
         name = str(ConfigEntries(raw, "the GGUF header").need("general.architecture"))
         read = ConfigEntries(raw, "the GGUF header", f"{name}.")
         architecture = gguf_config.architecture(name, read)
-        traits = gguf_config.of_file(find(architecture), tensors)
+        traits = gguf_config.of_file(read, find(architecture), tensors)
+        read = gguf_config.with_defaults(read, traits)
         if traits.states is not None:
             raise ConfigError(
                 f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
@@ -362,7 +365,7 @@ class ModelConfig:
         rope = local = gguf_config.rope(read, head_dim, tensors)
         if traits.local_theta:
             local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
-        windows = traits.windows(layers, read.get("attention.sliding_window"))
+        windows = traits.windows(layers, read.get("attention.sliding_window") or None)
         ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         return cls(
             architecture=architecture,
@@ -382,6 +385,7 @@ class ModelConfig:
             local_rope=local,
             rotary_dim=gguf_config.rotary_dim(read, head_dim),
             unrotated=traits.unrotated(windows),
+            growth=read.get("query_growth"),
             attention_bias=tensors.has_bias("attn_q") or tensors.has_bias("attn_qkv"),
             output_bias=tensors.has_bias("attn_output"),
             mlp_bias=tensors.has_bias("ffn_down"),

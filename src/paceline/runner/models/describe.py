@@ -16,6 +16,11 @@ from paceline.runner.models.architecture import (
     MLPSpec,
 )
 from paceline.runner.models.config import NO_ATTENTION, ModelConfig
+from paceline.runner.models.description.altup import (
+    describe_altup,
+    describe_laurel,
+    describe_layer_altup,
+)
 from paceline.runner.models.description.experts import describe_moe
 from paceline.runner.models.description.inputs import describe_input, describe_inputs
 from paceline.runner.models.description.latent import describe_latent
@@ -27,7 +32,7 @@ from paceline.runner.models.description.tensors import (
 )
 from paceline.runner.models.experts import MoESpec
 from paceline.runner.models.gguf_config import HEAD
-from paceline.runner.models.linear_spec import KVScale, LinearSpec
+from paceline.runner.models.linear_spec import KVScale, LinearSpec, NormSpec
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, Shape, TensorSpec
 
@@ -52,10 +57,12 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         norm=residual_norm(config, config.traits.name("norm"), "output_norm"),
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
+        altup=None if config.altup is None else describe_altup(config, config.altup),
         inputs=None if config.input_sizes is None else describe_inputs(config, *config.input_sizes),
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
+        chunk=config.chunk,
         vision=config.vision,
     )
 
@@ -73,7 +80,8 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
         if config.latent is None:
             attention = _attention(config, layer, longest, tensors)
         else:
-            latent = describe_latent(config, config.latent, longest, tensors)
+            rope = _rope(config, layer, longest)
+            latent = describe_latent(config, config.latent, rope, tensors)
     if (states := config.states) is not None and states.layers[layer]:
         norm = tensors.residual_norm(config.traits.norms.attention, "attn_norm")
         state = states.sizes.describe(tensors, norm)
@@ -84,7 +92,13 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
     own = None
     if config.input_sizes is not None:
         own = describe_input(config, config.input_sizes[1], tensors)
-    return LayerSpec(attention, mlp, config.traits.parallel, scale, own, latent, state)
+    laurel = streams = None
+    if (altup := config.altup) is not None:
+        laurel = describe_laurel(config, altup, tensors)
+        streams = describe_layer_altup(config, altup, tensors)
+    return LayerSpec(
+        attention, mlp, config.traits.parallel, scale, own, latent, state, laurel, streams
+    )
 
 
 def _mlp_or_moe(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec | MoESpec | None:
@@ -117,6 +131,7 @@ def _attention(
             has_bias=config.output_bias,
         ),
         head_norms=_head_norms(config, layer, tensors) if traits.qk_norm else None,
+        growth=config.growth if config.grows(layer) else None,
         window=window,
         score_cap=config.score_cap,
         output_norm=tensors.output_norm(names.attention_output, "post_attention_norm"),
@@ -133,15 +148,16 @@ def _attention(
 
 def _rope(config: ModelConfig, layer: int, longest: int) -> Rope:
     """Without a rotation, all frequencies are zero."""
-    if config.unrotated and config.unrotated[layer]:
-        return Rope.plain((0.0,) * (config.heads_of(layer).head_dim // 2))
-    rope = config.rope if config.windows[layer] is None else config.local_rope
-    return rope.at(longest)
+    rope = (config.rope if config.windows[layer] is None else config.local_rope).at(longest)
+    return Rope.plain((0.0,) * len(rope.frequencies)) if config.stays(layer) else rope
 
 
-def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms:
+def _head_norms(config: ModelConfig, layer: int, tensors: LayerTensors) -> HeadNorms | None:
     shape = config.heads_of(layer)
     norms, dim = config.traits.qk_norms, shape.head_dim
+    if norms.bare:  # rotations do not change the length of a head
+        bare = NormSpec(dim, config.norm_eps, 0.0)
+        return None if config.stays(layer) else HeadNorms(bare, bare)
     heads, kv_heads = (config.heads, shape.kv_heads) if norms.whole else (1, 1)
     query = tensors.norm("self_attn.q_norm", "attn_q_norm", heads * dim)
     key = query  # of a layer that computes no keys
@@ -206,6 +222,7 @@ def _mlp(config: ModelConfig, layer: int, tensors: LayerTensors) -> MLPSpec:
         output_norm=tensors.output_norm(names.mlp_output, "post_ffw_norm"),
         gated=traits.gated_mlp,
         xielu=_xielu(tensors) if traits.activation == "xielu" else None,
+        sparsity=0.0 if config.altup is None else config.altup.sparsity[layer],
     )
 
 

@@ -77,6 +77,8 @@ class Routing:
     scores             what turns the outputs of the router into scores
     groups             which experts are considered; None: all
     scale              factor of the shares
+    of_inputs          experts read their input times the share, instead of returning their output
+                       times it
     """
 
     chosen: int
@@ -84,6 +86,7 @@ class Routing:
     scores: ExpertScores = "softmax"
     groups: ExpertGroups | None = None
     scale: float = 1.0
+    of_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class MoESpec:
     expert_scales      [experts]; factors of their shares
     experts_norm       of the sum of experts
     output_norm        of what is added to the residual stream
-    gated              otherwise no expert has a gate, the shared one included
+    gated_experts      otherwise no expert has a gate, the shared one included
     latent             what the chosen experts read and write; None: vectors of the full width
     """
 
@@ -122,7 +125,7 @@ class MoESpec:
     expert_scales: TensorSpec | None = None
     experts_norm: NormSpec | None = None
     output_norm: NormSpec | None = None
-    gated: bool = True
+    gated_experts: bool = True
     latent: ExpertLatentSpec | None = None
 
     @property
@@ -166,6 +169,7 @@ class ExpertTraits:
     shares_sum_to_one  shares of the chosen experts are divided by their sum *
     sums_in_gguf       the same in GGUF files *
     clamp              what experts compute of gate and up, if not activation(gate) * up *
+    shares_of_inputs   see `Routing.of_inputs`
 
     * unless the file says otherwise
     """
@@ -187,6 +191,7 @@ class ExpertTraits:
     shares_sum_to_one: bool = False
     sums_in_gguf: bool = True
     clamp: ClampedGate | None = None
+    shares_of_inputs: bool = False
 
     def name(self, part: str) -> str:
         """The name of a part of the block within the layer."""
@@ -236,7 +241,12 @@ class ExpertSizes:
 SCORES: dict[str, ExpertScores] = {"softmax": "softmax", "sigmoid": "sigmoid"}
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
-SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+SHARED = (
+    "n_shared_experts",
+    "moe_num_shared_experts",
+    "num_shared_expert",
+    "num_shared_experts",
+)
 SHARED_WIDTH = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
@@ -268,6 +278,7 @@ def experts_of_hf(
             scores=SCORES[scores],
             groups=_groups_of_hf(read),
             scale=float(read.get("routed_scaling_factor", 1.0)),
+            of_inputs=traits.shares_of_inputs,
         ),
         shared_width=shared_width(read, width, traits) if traits.shared else 0,
         clamp=clamp(read, traits),
@@ -304,6 +315,8 @@ def _groups_of_hf(read: ConfigEntries) -> ExpertGroups | None:
 
 def _layers_of_hf(read: ConfigEntries, layers: int) -> tuple[bool, ...]:
     """Which layers are MoE."""
+    if (kinds := read.get("mlp_layer_types")) is not None:
+        return tuple(kind == "sparse" for kind in kinds)
     if (listed := read.get("moe_layers")) is not None:
         return tuple(layer in listed for layer in range(layers))
     if (step := read.get("moe_layer_freq", 1)) != 1:
@@ -352,6 +365,7 @@ def experts_of_gguf(
             scores=scores,
             groups=groups,
             scale=read.get("expert_weights_scale") or 1.0,
+            of_inputs=traits.shares_of_inputs,
         ),
         shared_width=(shared or width * read.get("expert_shared_count", 1)) if traits.shared else 0,
     )

@@ -12,7 +12,8 @@ from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, 
 from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
-UNREAD = ("apertus", "gemma4")  # architectures whose headers say what is not read yet
+UNREAD = ("apertus", "gemma3n", "gemma4")  # architectures whose headers say what is not read yet
+MAVERICK_EXPERTS = 128  # the header does not say whether Llama 4 has norms of heads
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ALL_FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
@@ -52,9 +53,18 @@ def architecture(name: str, read: ConfigEntries) -> str:
     return named_in_gguf(name)
 
 
-def of_file(traits: Traits, tensors: GGUFTensors) -> Traits:
-    """The traits of an architecture, of which some models have no norms of heads."""
+def of_file(read: ConfigEntries, traits: Traits, tensors: GGUFTensors) -> Traits:
+    """The traits of an architecture, of which some models have no norms of heads. Norms without
+    weights are those of the smaller Llama 4."""
+    if traits.qk_norms.bare:
+        return replace(traits, qk_norm=read.get("expert_count", 0) < MAVERICK_EXPERTS)
     return replace(traits, qk_norm=traits.qk_norm or "blk.0.attn_q_norm.weight" in tensors.names)
+
+
+def with_defaults(read: ConfigEntries, traits: Traits) -> ConfigEntries:
+    """The entries of a header, and those that it leaves out."""
+    usual = {f"{read.prefix}{key}": value for key, value in traits.gguf_defaults}
+    return replace(read, raw={**usual, **read.raw})
 
 
 def norm_eps(read: ConfigEntries, traits: Traits) -> float:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
+from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
 from paceline.runner.models.traits import Traits, architectures, find, nearest_to, unsupported
@@ -19,7 +20,7 @@ TEXT, WITH_IMAGES = "ForCausalLM", "ForConditionalGeneration"
 ENDINGS = (TEXT, WITH_IMAGES, CLASSIFIER, "TextModel", "Model")
 IGNORED = {CLASSIFIER: ("score.",)}  # the head of a classifier, which the front end applies
 OF_THE_WHOLE = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
-UNSUPPORTED = ("use_bidirectional_attention",)
+UNSUPPORTED = ("use_bidirectional_attention", "clip_qkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,15 @@ def query_scale(read: ConfigEntries, head_dim: int) -> float:
     return (read.get("query_pre_attn_scalar") or head_dim) ** -0.5
 
 
+def multipliers(read: ConfigEntries) -> Multipliers:
+    return Multipliers(
+        float(read.get("embedding_multiplier", 1.0)),
+        float(read.get("residual_multiplier", 1.0)),
+        float(read.get("logit_scale", 1 / read.get("logits_scaling", 1.0))),
+        tuple(read.get("linear_multipliers", ())),
+    )
+
+
 def cap(read: ConfigEntries, key: str, default: float | None) -> float | None:
     """A soft cap. Unlike a missing entry, null means that there is none."""
     found = read.raw.get(key, default)
@@ -256,7 +266,7 @@ def unrotated(
     read: ConfigEntries, windows: tuple[int | None, ...], traits: Traits
 ) -> tuple[bool, ...]:
     """Whether queries and keys of each layer stay as they are."""
-    if (rotated := read.get("no_rope_layers")) is not None:  # 1 where they rotate
+    if rotated := read.get("no_rope_layers"):  # 1 where they rotate
         return tuple(not one for one in rotated)
     return traits.unrotated(windows, read.get("no_rope_layer_interval"))
 

@@ -32,10 +32,11 @@ class KVScale:
 class NormSpec:
     """A root-mean-square norm: x / sqrt(mean(x * x) + eps) * (weight + offset) + bias.
 
+    weight   [width]; without a tensor, its width, and all weights are 1
     centred  x is taken minus its mean first, which makes this a layer norm
     """
 
-    weight: TensorSpec  # [width]
+    weight: TensorSpec | int
     eps: float
     offset: float
     centred: bool = False
@@ -44,7 +45,7 @@ class NormSpec:
 
     @property
     def width(self) -> int:
-        return self.weight.shape[0]
+        return self.weight if isinstance(self.weight, int) else self.weight.shape[0]
 
     @property
     def floor(self) -> float:

@@ -8,6 +8,7 @@ from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
+from paceline.runner.chunked_attention import ChunkedStep
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.decoder_layer import TorchStack
 from paceline.runner.layers.factory import LayerFactory
@@ -97,10 +98,13 @@ class Model:
             self._shared(batch.images.values)
             batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
-        step = batch, kv, attention.prepare(batch, kv)
+        if (chunk := self._spec.chunk) is None:
+            prepared = attention.prepare(batch, kv)
+        else:
+            prepared = ChunkedStep(attention, batch, kv, chunk)
         if inputs is None or self.config.layers not in inputs.layers:
-            return layers(hidden, *step, wanted, inputs)
-        hidden = layers(hidden, *step, None, inputs)
+            return layers(hidden, batch, kv, prepared, wanted, inputs)
+        hidden = layers(hidden, batch, kv, prepared, None, inputs)
         inputs.keep(self.config.layers, hidden)
         return hidden if wanted is None else hidden[wanted]
 

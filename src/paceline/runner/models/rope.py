@@ -40,6 +40,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """A query at position p is multiplied by 1 + factor * log(1 + floor((p + offset) / length))."""
+
+    factor: float
+    length: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class RopeChoice:
     """The rope of a model, which may depend on the longest sequence that it is to compute.
 

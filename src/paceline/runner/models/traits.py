@@ -65,10 +65,14 @@ BEHIND = NormNames("", "post_attention_layernorm", "", "post_feedforward_layerno
 
 @dataclass(frozen=True, slots=True)
 class QKNorms:
-    """What norms of queries and keys are like: see `HeadNorms`."""
+    """What norms of queries and keys are like: see `HeadNorms`.
+
+    bare   they have no weights, and layers that do not rotate have no such norms
+    """
 
     whole: bool = False
     rotated: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class Traits:
 
     defaults           entries of config.json that a file may leave out
     gguf               its name in GGUF files; empty: the same
+    gguf_defaults      entries that headers of GGUF files may leave out
     activation         of the MLP
     gated_mlp          it has a gate; otherwise it has up and down alone
     qkv_bias           the linears for queries, keys and values have biases
@@ -131,6 +136,7 @@ class Traits:
     scaled_embedding   times the square root of the width
     tied_embedding     the head is the embedding *
     global_every       n: layers n, 2n, … see the whole context, the others a window; 0: none does *
+    chunked_windows    a window begins at a multiple of its length: see `DecoderSpec.chunk`
     local_theta        the rotary base of layers with a window, if it differs *
     score_cap          soft cap of attention scores *
     logit_cap          soft cap of logits *
@@ -160,6 +166,7 @@ class Traits:
 
     defaults: tuple[tuple[str, Any], ...] = ()
     gguf: str = ""
+    gguf_defaults: tuple[tuple[str, Any], ...] = ()
     activation: Activation = "silu"
     gated_mlp: bool = True
     qkv_bias: bool = False
@@ -179,6 +186,7 @@ class Traits:
     scaled_embedding: bool = False
     tied_embedding: bool = False
     global_every: int = 1
+    chunked_windows: bool = False
     local_theta: float | None = None
     score_cap: float | None = None
     logit_cap: float | None = None

@@ -73,6 +73,8 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     ]
     if model.has_experts_beside_mlp and size > 1:
         found.append("experts beside an MLP are not divided")
+    if model.altup is not None and size > 1:
+        found.append("several residual streams are not divided")
     if model.states is not None and size > 1:
         found.append("states of layers are not divided")
     if model.kv_heads % size and size % model.kv_heads:
@@ -149,10 +151,12 @@ def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
 def _moe(spec: MoESpec, shard: Shard) -> MoESpec:
     """Each rank has a part of every expert, so all ranks compute the same number of rows."""
     experts = tuple(
-        ExpertSpec(_gate_up(expert.gate_up, spec.gated, shard), _some_inputs(expert.down, shard))
+        ExpertSpec(
+            _gate_up(expert.gate_up, spec.gated_experts, shard), _some_inputs(expert.down, shard)
+        )
         for expert in spec.experts
     )
-    shared = None if spec.shared is None else _shared(spec.shared, spec.gated, shard)
+    shared = None if spec.shared is None else _shared(spec.shared, spec.gated_experts, shard)
     return replace(spec, experts=experts, shared=shared)
 
 

@@ -1,6 +1,8 @@
 """Turns the images of prompts into embeddings."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from math import isqrt
 
 import torch
@@ -11,7 +13,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec, attentions
 from paceline.runner.parallel.group import decides
-from paceline.runner.tensors import from_numpy
+from paceline.runner.tensors import from_numpy, to_ints
 from paceline.runner.vision import towers
 from paceline.runner.vision.spec import Tile
 
@@ -19,7 +21,9 @@ from paceline.runner.vision.spec import Tile
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]
 
 CHANNELS = 3
-PIXELS = "pixels"  # the array of an image: [height, width, channels], bytes
+PIXELS = "pixels"  # an array of an image: [height, width, channels], bytes
+# Another, if tokens stand among its embeddings: [positions], ids of tokens, or -1 for embeddings.
+TOKENS = "tokens"
 
 
 class ImageEncoder:
@@ -27,10 +31,11 @@ class ImageEncoder:
 
     tower    None on ranks other than 0, which encodes for all
     width    of an embedding: that of the decoder, or of several inputs of layers, side by side
-    square   pixels along each side of what becomes one embedding, where positions have rows and
-             columns; 0: a position is one number
+    square   pixels along each side of what becomes one embedding
     tile     what an image of a fixed size has; None: images have any size
     reads_itself   all positions of an image read each other
+    has_axes       positions have rows and columns
+    token          the embedding of a token, [1, width]
     """
 
     def __init__(
@@ -40,8 +45,10 @@ class ImageEncoder:
         square: int = 0,
         tile: Tile | None = None,
         reads_itself: bool = False,
+        has_axes: bool = False,
+        token: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.reads_itself = reads_itself
+        self.reads_itself, self.has_axes, self._token = reads_itself, has_axes, token
         self.width, self.tower, self.square, self.tile = width, tower, square, tile
 
     @property
@@ -51,7 +58,20 @@ class ImageEncoder:
     def encode(self, images: Sequence[ImageContent]) -> list[Tensor]:
         """The embeddings of each image, [n, width]."""
         assert self.tower is not None, "rank 0 encodes images"
-        return self.tower([from_numpy(image[PIXELS].copy()) for image in images])
+        found = self.tower([from_numpy(image[PIXELS].copy()) for image in images])
+        return [self._among_tokens(*pair) for pair in zip(found, images, strict=True)]
+
+    def _among_tokens(self, found: Tensor, image: ImageContent) -> Tensor:
+        """Embeddings of an image with those of the tokens among them."""
+        if not image.has(TOKENS):
+            return found
+        assert self._token is not None, "an encoder without embeddings of tokens"
+        tokens = from_numpy(image[TOKENS].copy()).to(found.device)
+        placed = found.new_empty(len(tokens), found.shape[1])
+        placed[tokens < 0] = found
+        for id in sorted({*to_ints(tokens)} - {-1}):
+            placed[tokens == id] = self._token(id).to(found)
+        return placed
 
     def rehearse(self, embeddings: int) -> None:
         """Encode as many images as have so many embeddings, to see what memory that takes. Where
@@ -60,7 +80,7 @@ class ImageEncoder:
             return
         if (tile := self.tile) is not None:
             self.tower([blank(tile.side, tile.side)] * max(1, embeddings // tile.embeddings))
-        elif self.square:
+        else:
             rows = max(1, isqrt(embeddings))
             self.tower([blank(rows * self.square, embeddings // rows * self.square)])
 
@@ -75,5 +95,19 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         return None
     has_axes = any(one.rope.axes for one in attentions(spec.layers))
     encoder = towers.load(factory, vision) if decides(factory.group) else None
-    width, square = spec.width * vision.levels, vision.square if has_axes else 0
-    return ImageEncoder(encoder, width, square, vision.tile, vision.reads_itself)
+    whole = replace(spec.embedding, cut=None, shape=spec.embedding.whole_shape)
+    scale = factory.embedding_scale(spec)
+
+    @cache
+    def token(id: int) -> Tensor:
+        return factory.read(whole.part(0, (id, id + 1))) * scale
+
+    return ImageEncoder(
+        encoder,
+        spec.width * vision.levels,
+        vision.square,
+        vision.tile,
+        vision.reads_itself,
+        has_axes,
+        token,
+    )

@@ -11,7 +11,9 @@ from paceline.runner.models.rope import Rope, frequencies
 from paceline.runner.vision.spec import (
     CLIP_MEAN,
     CLIP_STD,
+    COLUMNS,
     HALF,
+    ROWS,
     DeepSpec,
     PixelScale,
     PositionSpec,
@@ -28,7 +30,6 @@ from paceline.runner.vision.spec import (
 
 EPS, THETA = 1e-6, 10_000.0
 TENSORS = VisionTensors("model.visual", older=("visual",))
-ROWS, COLUMNS = 0, 1  # axes of positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ class QwenSizes:
         return ProjectorSpec(
             norm=norm,
             is_mean=False,
+            merger=None,
             merged_norm=merged_norm,
             linears=(
                 TENSORS.linear((first,), (merged, merged)),

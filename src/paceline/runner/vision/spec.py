@@ -14,6 +14,7 @@ BYTE = 1 / 255
 CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 HALF: Channels = (0.5, 0.5, 0.5)
+ROWS, COLUMNS = 0, 1  # axes of positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +143,15 @@ class ProjectorSpec:
 
     norm          of each patch
     is_mean       a square is the mean of its patches; otherwise they are side by side
+    merger        a linear without a GELU behind it, to the width of a patch. It reads all patches
+                  channel by channel; None: there is none
     merged_norm   of each square
     linears       the last one has the outputs of the decoder's width
     """
 
     norm: VisionNorm | None
     is_mean: bool
+    merger: VisionLinear | None
     merged_norm: VisionNorm | None
     linears: tuple[VisionLinear, ...]
 

@@ -171,6 +171,7 @@ def idefics3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> 
     projector = ProjectorSpec(
         norm=IDEFICS3.norm("post_layernorm", width, sizes.eps),
         is_mean=False,
+        merger=None,
         merged_norm=None,
         linears=(projection,),
     )
@@ -254,16 +255,16 @@ def llava(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> Tow
     )
 
 
-def two_linears(
-    whole: ConfigEntries, width: int, output: int, norm: VisionNorm | None = None
-) -> ProjectorSpec:
-    """The projector of Llava and of InternVL."""
+def two_linears(whole: ConfigEntries, width: int, output: int, bias: bool = True) -> ProjectorSpec:
+    """The projector of Llava; those of InternVL and Mistral have more. `bias` is the default of
+    the file."""
     expect(whole, "projector_hidden_act", "gelu", "gelu")
-    bias = bool(whole.get("multimodal_projector_bias", True))
+    bias = bool(whole.get("multimodal_projector_bias", bias))
     return ProjectorSpec(
         norm=None,
         is_mean=False,
-        merged_norm=norm,
+        merger=None,
+        merged_norm=None,
         linears=(
             PROJECTOR.linear(("linear_1",), (output, width), bias),
             PROJECTOR.linear(("linear_2",), (output, output), bias),
@@ -293,6 +294,7 @@ def gemma3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> To
     projector = ProjectorSpec(
         norm=TOWER.norm("post_layernorm", width, eps),
         is_mean=True,
+        merger=None,
         merged_norm=VisionNorm(scale, None, eps, offset=1.0),
         linears=(VisionLinear((weight,), (), None, is_transposed=True),),
     )
@@ -332,7 +334,8 @@ def internvl(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> 
         window=None,
         merge=merge,
         projector=replace(
-            two_linears(whole, merged, output, PROJECTOR.norm("layer_norm", merged, 1e-5)),
+            two_linears(whole, merged, output),
+            merged_norm=PROJECTOR.norm("layer_norm", merged, 1e-5),
             norm=TOWER.norm("layernorm", width, eps) if has_norm else None,
         ),
         unread=TOWER.names("embeddings.mask_token"),

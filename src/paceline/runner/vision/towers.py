@@ -142,13 +142,17 @@ class Projector:
         self._norm, self._merged_norm = (
             norm_of(factory, norm) for norm in (spec.norm, spec.merged_norm)
         )
+        self._merger = None if spec.merger is None else TowerLinear(factory, spec.merger)
         self._first, *self._rest = (TowerLinear(factory, linear) for linear in spec.linears)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[…, squares, patches of a square, width] to [..., squares, width of the decoder]."""
         if self._norm is not None:
             x = self._norm(x)
-        x = x.mean(-2) if self._is_mean else x.flatten(-2)
+        if self._merger is not None:
+            x = self._merger(x.transpose(-1, -2).flatten(-2))
+        else:
+            x = x.mean(-2) if self._is_mean else x.flatten(-2)
         if self._merged_norm is not None:
             x = self._merged_norm(x)
         x = self._first(x)

@@ -32,7 +32,7 @@ class Dummy:
         self.is_quantized = config.quantization != UNQUANTIZED
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
-        self._offset = {norm.weight.name: norm.offset for norm in parts_of(spec, NormSpec)}
+        self._offset = offsets_of(spec)
         self._index = {name: index for index, name in enumerate(self.shapes)}
         self._count, self._seed, self._device = len(self._index), seed, device
 
@@ -42,8 +42,7 @@ class Dummy:
         found.shapes = {tensor.name: tensor.shape for tensor in tensors}
         further = [name for name in found.shapes if name not in self._index]
         found._index = self._index | {name: -1 - at for at, name in enumerate(further)}
-        norms = {norm.weight.name: norm.offset for norm in parts_of(part, NormSpec)}
-        found._offset = self._offset | norms
+        found._offset = self._offset | offsets_of(part)
         return found
 
     def read(self, name: str) -> Tensor:
@@ -61,3 +60,12 @@ class Dummy:
         if name in self._offset:
             return drawn.mul_(0.1).add_(1.0 - self._offset[name])
         return drawn.mul_(shape[-1] ** -0.5)
+
+
+def offsets_of(part: Any) -> dict[str, float]:
+    """The offsets of norms with weights in a description, by the names of these."""
+    return {
+        norm.weight.name: norm.offset
+        for norm in parts_of(part, NormSpec)
+        if not isinstance(norm.weight, int)
+    }

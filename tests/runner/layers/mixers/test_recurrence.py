@@ -27,6 +27,7 @@ def test_chunks_are_as_steps(
     positions: int, is_corrected: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recurrence, "CHUNK", 8)
+    monkeypatch.setattr(recurrence, "BLOCK", 3)
     given = inputs(positions, width, is_corrected)
     begin = torch.randn(HEADS, KEY, VALUE, generator=torch.Generator().manual_seed(1))
     slow, quick = begin.clone(), begin.clone()
@@ -49,7 +50,8 @@ def test_a_step_by_hand(is_corrected: bool) -> None:
     assert found.item() == pytest.approx(2 * expected)
 
 
-def test_strong_decays_do_not_overflow() -> None:
-    given = inputs(40, 1, is_corrected=True)
+@pytest.mark.parametrize("width", [1, KEY])
+def test_strong_decays_do_not_overflow(width: int) -> None:
+    given = inputs(40, width, is_corrected=True)
     strong = Recurrence(given.query, given.key, given.value, given.decay * 100, given.rate)
     assert run(torch.zeros(HEADS, KEY, VALUE), strong).isfinite().all()

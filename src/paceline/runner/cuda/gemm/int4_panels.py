@@ -2,7 +2,7 @@
 
 The kernel is `int4_gemm.cu`. This module arranges weights for it, chooses its shape and launches
 it. It is not in the list of kernels in `linears.py`, and so computes no model, until the tests of
-`tests/gpu/test_int4.py` have passed on a GPU and it is faster there than `int4.py`.
+`tests/gpu/test_quantized_linears.py` have passed on a GPU and it is faster there than `int4.py`.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.

@@ -164,6 +164,8 @@ class ExpertChoice:
     tiles       [tiles, 3]: an expert, its first pair, and the end of its pairs. A tile that is not
                 used has no expert, but the number of experts instead
     tile_pairs  at most in a tile
+    ends        [experts]; the end of the pairs of each; None: each pair is a tile
+    index       [positions * chosen]; of each pair in `pairs`; None: each pair is a tile
     """
 
     share: Tensor
@@ -171,6 +173,8 @@ class ExpertChoice:
     tiles: Tensor
     tile_pairs: int
     experts: int
+    ends: Tensor | None = None
+    index: Tensor | None = None
 
     @property
     def chosen(self) -> int:
@@ -178,12 +182,14 @@ class ExpertChoice:
 
 
 class ExpertKernel(ABC):
-    """One way to compute the experts of a layer, of up to so many positions.
+    """One way to compute the experts of a layer.
 
-    weights   as the kernel keeps them
+    least_rows, most_rows   positions that it takes
+    weights                 as the kernel keeps them
     """
 
     name: ClassVar[str]
+    least_rows: int = 0
     most_rows: int = ANY
     weights: ExpertWeights
 
@@ -199,25 +205,31 @@ class ExpertKernel(ABC):
 
 
 class ExpertKernelChoice:
-    """The kernels of the experts of a layer, fewest rows first. They share weights in the form
-    that the first one keeps."""
+    """The kernels of the experts of a layer: of those that accept them, the first in order that
+    takes so many positions. They share weights in the form that the first one keeps."""
 
     def __init__(self, weights: ExpertWeights, kinds: Sequence[type[ExpertKernel]]) -> None:
         self.kernels: list[ExpertKernel] = []
-        below = 0
+        self.is_complete = False
         for kind in kinds:
-            kernel = kind.of(weights) if below < ANY else None
-            if kernel is not None and kernel.most_rows > below:
+            kernel = None if self.is_complete else kind.of(weights)
+            if kernel is not None:
                 self.kernels.append(kernel)
-                weights, below = kernel.weights, kernel.most_rows
-        self.is_complete, self._weights = below == ANY, weights
+                weights = kernel.weights
+                self.is_complete = (kernel.least_rows, kernel.most_rows) == (0, ANY)
+        self._weights = weights
 
     def of(self, rows: int) -> ExpertKernel:
-        return next(one for one in self.kernels if rows <= one.most_rows)
+        return next(one for one in self.kernels if one.least_rows <= rows <= one.most_rows)
 
     def __str__(self) -> str:
         gate_up, down = self._weights.gate_up, self._weights.down
         forms = " and ".join(dict.fromkeys((gate_up.form, down.form)))
-        limited = (f"{one.name} up to {one.most_rows}" for one in self.kernels[:-1])
-        kernels = ", ".join((*limited, self.kernels[-1].name))
+        kernels = ", ".join(map(_with_rows, self.kernels))
         return f"{len(down.tensors[0])} in {forms}: {kernels}"
+
+
+def _with_rows(kernel: ExpertKernel) -> str:
+    least = f" from {kernel.least_rows}" if kernel.least_rows else ""
+    most = f" up to {kernel.most_rows}" if kernel.most_rows < ANY else ""
+    return f"{kernel.name}{least}{most}"

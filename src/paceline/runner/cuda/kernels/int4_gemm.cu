@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     return;
   }
 
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 2 ? 232 : 120));  // what the others gave
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GROUPS == 2 ? 232 : 112));  // what the others gave
   const int line = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;  // the first of a thread
   const u32 codes_at = group / 2 * PANEL_BYTES + group % 2 * (64 * DEPTH / 2) + thread * 16;
   const u32 scales_at = group / 2 * PANEL_BYTES + 128 * DEPTH / 2 + (line % 128) * 4;

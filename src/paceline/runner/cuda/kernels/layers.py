@@ -94,6 +94,26 @@ def add_normalized(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class NormedSum:
+    """Norms of two tensors, and of their sum; each has its factors [width] and its floor. The
+    residual stream has the scale afterwards."""
+
+    first: tuple[Tensor, float]
+    second: tuple[Tensor, float]
+    both: tuple[Tensor, float]
+    scale: float
+
+    def add_to(self, total: Tensor, one: Tensor, other: Tensor) -> None:
+        """total = (total + both(first(one) + second(other))) * scale, each [n, width]."""
+        width = total.shape[1]
+        norms = (*self.first, *self.second, *self.both)
+        sizes = {"WIDTH": width, "PADDED": _power(width)}
+        _add_normed_sum[(len(total),)](
+            total, one, other, *norms, self.scale, **sizes, num_warps=8, launch_pdl=True
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeferredNorm:
     """A norm that is applied after the linear that follows it.
 
@@ -216,10 +236,43 @@ def _add_normalized(total, x, factor, floor, scale, WIDTH: tl.constexpr, PADDED:
     columns = tl.arange(0, PADDED)
     mask = columns < WIDTH
     values = tl.load(x + row + columns, mask=mask, other=0.0).to(tl.float32)
-    length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
-    scaled = values / length * tl.load(factor + columns, mask=mask, other=0.0).to(tl.float32)
     before = tl.load(total + row + columns, mask=mask, other=0.0).to(tl.float32)
-    found = (before + scaled) * scale
+    found = (before + _normed(values, factor, floor, columns, mask)) * scale
+    tl.store(total + row + columns, found.to(total.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normed(values, factor, floor, columns, mask):
+    length = tl.sqrt(tl.sum(values * values, 0) + floor * floor)
+    return values / length * tl.load(factor + columns, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add_normed_sum(
+    total,
+    one,
+    other,
+    first,
+    first_floor,
+    second,
+    second_floor,
+    both,
+    both_floor,
+    scale,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    columns = tl.arange(0, PADDED)
+    mask = columns < WIDTH
+    a = tl.load(one + row + columns, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(other + row + columns, mask=mask, other=0.0).to(tl.float32)
+    found = _normed(a, first, first_floor, columns, mask)
+    found += _normed(b, second, second_floor, columns, mask)
+    before = tl.load(total + row + columns, mask=mask, other=0.0).to(tl.float32)
+    found = (before + _normed(found, both, both_floor, columns, mask)) * scale
     tl.store(total + row + columns, found.to(total.dtype.element_ty), mask=mask)
 
 

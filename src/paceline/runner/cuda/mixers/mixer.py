@@ -1,4 +1,4 @@
-"""What layers on a GPU read of more than one position, and what they share in a step."""
+"""The interface of what layers on a GPU mix, and what they share in a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.kv_store import KVStore
 
 
@@ -21,10 +22,13 @@ class CudaLayerContext:
     attention: Prepared
     adapters: Tensor | None  # [positions]; index of each adapter; None: no position has one
     rotary: Mapping[RotaryTable, Tensor]  # by table, for coordinates: [positions, 2, head_dim / 2]
+    inputs: Sequence[Tensor] = ()  # by layer: [positions, width], its own inputs
+    states: CudaStateRows | None = None  # None: the model has no states
 
 
 class CudaMixer(ABC):
-    """Attention, or another part of a layer that reads more than one position."""
+    """Attention, or another part of a layer that reads more than the residual stream of a
+    position."""
 
     @abstractmethod
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, log_decay
-from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, span
+from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows
 
 HEADS_AT_ONCE = 32  # whose decays one program computes
 WARPS = 4  # of a program that corrects
@@ -57,7 +57,7 @@ def with_decays(
     _decays[rows.chunks, triton.cdiv(sizes.heads, HEADS_AT_ONCE)](
         *(inputs, total, rate),
         *decay.arguments,
-        *rows.tensors[1:],
+        *(rows.chunk_begin, rows.chunk_end),
         STRIDE=inputs.stride(0),
         HEADS=sizes.heads,
         DECAY=sizes.decay,
@@ -78,7 +78,7 @@ def corrected(chunks: Chunks) -> tuple[Tensor, Tensor]:
     new = chunks.empty(n, sizes.heads, sizes.value_dim)
     _correct[chunks.rows.chunks, sizes.heads](
         *(chunks.mixed, chunks.total, chunks.rate, weight, new),
-        *chunks.rows.tensors[1:],
+        *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
         VALUES=sizes.values(sizes.value_dim * 2),
         num_warps=WARPS,
@@ -103,10 +103,8 @@ def _decays(
     factor,
     least,
     most,
-    row_start,
-    context,
-    chunk_row,
-    first_chunk,
+    chunk_begin,
+    chunk_end,
     STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     DECAY: tl.constexpr,
@@ -117,7 +115,7 @@ def _decays(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
+    begin, end = tl.load(chunk_begin + tl.program_id(0)), tl.load(chunk_end + tl.program_id(0))
     if begin >= end:
         return
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)[None, :]
@@ -144,10 +142,8 @@ def _correct(
     rate,
     weight,
     new,
-    row_start,
-    context,
-    chunk_row,
-    first_chunk,
+    chunk_begin,
+    chunk_end,
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -166,7 +162,7 @@ def _correct(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
+    begin, end = tl.load(chunk_begin + tl.program_id(0)), tl.load(chunk_end + tl.program_id(0))
     if begin >= end:
         return
     head = tl.program_id(1)
@@ -175,20 +171,23 @@ def _correct(
     position = (begin + i).to(tl.int64)
     here = begin + i < end
     line = mixed + position * CHANNELS
-    key = tl.load(
-        line + KEY + head // SHARED * KEY_DIM + keys, mask=here & (keys < KEY_DIM), other=0.0
-    )
+    group = KEY + head // SHARED * KEY_DIM
+    across = tl.arange(0, KEYS)[:, None]
+    there = (begin + j).to(tl.int64) * CHANNELS + group + across
+    shown = (begin + j < end) & (across < KEY_DIM)
+    key = tl.load(mixed + there, mask=shown, other=0.0)
     at = (begin + tl.arange(0, CHUNK)).to(tl.int64) * HEADS + head
     inside = begin + tl.arange(0, CHUNK) < end
     decay = tl.load(total + at, mask=inside, other=0.0)
     rates = tl.load(rate + at, mask=inside, other=0.0)
     between = tl.where(i > j, decay[:, None] - decay[None, :], float("-inf"))
-    matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
+    matrix = tl.dot(tl.trans(key), key, input_precision=PRECISION)
     matrix *= rates[:, None] * tl.exp(between)
     # 1 + A is inverted block by block. From (1, 0; b, 1) with inverted blocks on the diagonal, each
     # level doubles their size. Numbers are at most 1, so float16 is as good as tf32 and faster.
     kind = tl.float32 if PRECISION == "ieee" else tl.float16
     inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -matrix, 0.0))
+    matrix = matrix.to(kind)
     for level in tl.static_range(1, 16):
         if (1 << level) < CHUNK:
             corner = (i // (2 << level) == j // (2 << level)) & (
@@ -198,6 +197,7 @@ def _correct(
             right = tl.dot(block, inverse.to(kind), input_precision=PRECISION)
             inverse -= tl.dot(inverse.to(kind), right.to(kind), input_precision=PRECISION)
     inverse = inverse.to(mixed.dtype.element_ty)
+    key = tl.load(line + group + keys, mask=here & (keys < KEY_DIM), other=0.0)
     key = (key * (rates * tl.exp(decay))[:, None]).to(mixed.dtype.element_ty)
     found = tl.dot(inverse, key, input_precision=PRECISION).to(weight.dtype.element_ty)
     to = weight + (position * HEADS + head) * KEY_DIM + keys

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.states.chunk_inputs import Chunks, corrected, with_decays
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes
-from paceline.runner.cuda.states.rows import CudaStateRows, begins, span
+from paceline.runner.cuda.states.rows import CudaStateRows, begins
 
 CARRIED = 32  # values of a head that one program carries from chunk to chunk
 CARRY_WARPS, CARRY_STAGES, READ_WARPS = 4, 3, 4
@@ -50,7 +50,7 @@ def carry(chunks: Chunks, states: Tensor, weight: Tensor, new: Tensor) -> Tensor
     before = chunks.empty(rows.chunks, sizes.heads, sizes.key_dim, sizes.value_dim)
     _carry[len(rows), sizes.heads, sizes.parts(CARRIED)](
         *(chunks.mixed, chunks.total, chunks.rate, weight, new, before, states),
-        *rows.tensors,
+        *(rows.slot, rows.row_start, rows.context, rows.first_chunk),
         states.stride(0),
         **chunks.constants,
         VALUES=sizes.values(CARRIED),
@@ -67,7 +67,7 @@ def read(chunks: Chunks, before: Tensor, new: Tensor, skip: Tensor | None, out: 
     _read[chunks.rows.chunks, sizes.heads](
         *(chunks.mixed, chunks.total, chunks.rate, new, before, out),
         chunks.total if skip is None else skip,
-        *chunks.rows.tensors[1:],
+        *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
         SKIPS=skip is not None,
         SCALE=sizes.scale,
@@ -95,7 +95,6 @@ def _carry(
     slot,
     row_start,
     context,
-    chunk_row,
     first_chunk,
     state_stride,
     HEADS: tl.constexpr,
@@ -169,10 +168,8 @@ def _read(
     before,
     out,
     skip,
-    row_start,
-    context,
-    chunk_row,
-    first_chunk,
+    chunk_begin,
+    chunk_end,
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -194,7 +191,7 @@ def _read(
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     chunk, head = tl.program_id(0), tl.program_id(1)
-    _row, _first, begin, end = span(row_start, chunk_row, first_chunk, chunk, CHUNK)
+    begin, end = tl.load(chunk_begin + chunk), tl.load(chunk_end + chunk)
     if begin >= end:
         return
     kind = mixed.dtype.element_ty
@@ -207,23 +204,23 @@ def _read(
     mask = here[:, None] & (keys < KEY_DIM)[None, :]
     query = tl.load(group + QUERY, mask=mask, other=0.0)
     key = tl.load(group + KEY, mask=mask, other=0.0)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
-    scores = (scores * tl.exp(between)).to(kind)
     cell = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
     inside = (keys < KEY_DIM)[:, None] & (values < VALUE_DIM)
     state = tl.load(cell + keys[:, None] * VALUE_DIM + values, mask=inside, other=0.0)
-    found = tl.dot(query, state, input_precision=PRECISION) * tl.exp(decay)[:, None]
     mask = here[:, None] & (values < VALUE_DIM)
     if CORRECTS:
         value = tl.load(new + at[:, None] * VALUE_DIM + values, mask=mask, other=0.0)
-        found += tl.dot(scores, value, input_precision=PRECISION)
+        adds = value
     else:
         line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
         value = tl.load(line, mask=mask, other=0.0)
-        rates = tl.load(rate + at, mask=here, other=0.0)[:, None]
-        found += tl.dot(scores, (value * rates).to(kind), input_precision=PRECISION)
-        if SKIPS:
-            found += tl.load(skip + head) * value
+        adds = (value * tl.load(rate + at, mask=here, other=0.0)[:, None]).to(kind)
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
+    scores = (scores * tl.exp(between)).to(kind)
+    found = tl.dot(query, state, input_precision=PRECISION) * tl.exp(decay)[:, None]
+    found += tl.dot(scores, adds, input_precision=PRECISION)
+    if SKIPS:
+        found += tl.load(skip + head) * value
     to = out + at[:, None] * VALUE_DIM + values
     tl.store(to, (found * SCALE).to(out.dtype.element_ty), mask=mask)

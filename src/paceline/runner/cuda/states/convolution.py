@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.runner.cuda.kernels.layers import activated
-from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, begins, span
+from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, begins
 
 LINE = 128  # channels of a program
 CHUNK_WARPS = 8
@@ -44,6 +44,11 @@ class Convolution:
     def taps(self) -> int:
         return self.weight.shape[0]
 
+    @property
+    def padded_taps(self) -> int:
+        """Inputs in a tail, as programs have them."""
+        return triton.next_power_of_2(max(self.taps - 1, 1))
+
     def empty(self, inputs: Tensor) -> Tensor:
         """Room for the result, [positions, channels]."""
         return inputs.new_empty((len(inputs), self.channels))
@@ -73,7 +78,8 @@ class Convolution:
             tails,
             self.weight,
             self.weight if self.bias is None else self.bias,
-            *rows.tensors,
+            *(rows.slot, rows.row_start, rows.context),
+            *(rows.chunk_row, rows.chunk_begin, rows.chunk_end),
             tails.stride(0),
             STRIDE=inputs.stride(0),
             FIRST=self.first,
@@ -96,13 +102,13 @@ class Convolution:
         _keep[grid](
             inputs,
             tails,
-            *rows.tensors[:3],
+            *(rows.slot, rows.row_start, rows.context),
             tails.stride(0),
             STRIDE=inputs.stride(0),
             FIRST=self.first,
             CHANNELS=self.channels,
             TAPS=self.taps,
-            TAPS_PADDED=triton.next_power_of_2(max(self.taps - 1, 1)),
+            TAPS_PADDED=self.padded_taps,
             PRODUCT=self.product,
             LINE=TAIL_LINE,
             num_warps=4,
@@ -127,8 +133,7 @@ def given(inputs, mask, PRODUCT: tl.constexpr):
 
 
 @triton.jit
-def convolved(
-    inputs,
+def tail_sum(
     tail,
     weight,
     bias,
@@ -139,17 +144,41 @@ def convolved(
     TAPS: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """The convolution of one position, then silu, of some channels. `inputs` and `tail` are those
-    of its row; a new sequence has no tail."""
-    found = given(inputs + channel, mask, 0)
-    found *= tl.load(weight + (TAPS - 1) * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
+    """The convolution of some channels without the newest input. `tail` is that of the row; a new
+    sequence has none."""
+    found = tl.load(bias + channel, mask=mask & BIASED, other=0.0).to(tl.float32)
     for tap in tl.static_range(TAPS - 1):
         at = tap * CHANNELS + channel
         before = tl.load(tail + at, mask=mask & (is_new == 0), other=0.0).to(tl.float32)
         found += before * tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
-    if BIASED:
-        found += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
-    return activated(found, True)
+    return found
+
+
+@triton.jit
+def kept(
+    inputs,
+    tail,
+    first,
+    end,
+    is_old,
+    channel,
+    STRIDE: tl.constexpr,
+    FIRST: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    TAPS_PADDED: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    """Keep the last inputs of a row, of some channels [1, n]."""
+    tap = tl.arange(0, TAPS_PADDED)[:, None]
+    mask = (tap < TAPS - 1) & (channel < CHANNELS)
+    source = end - (TAPS - 1) + tap
+    at = source.to(tl.int64) * STRIDE + FIRST + channel
+    x = given(inputs + at, mask & (source >= first), PRODUCT)
+    there = tail + (source - first + (TAPS - 1)) * CHANNELS + channel
+    x += tl.load(there, mask=mask & (source < first) & is_old, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # all old inputs are read before one is overwritten
+    tl.store(tail + tap * CHANNELS + channel, x.to(tail.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -163,7 +192,8 @@ def _convolve(
     row_start,
     context,
     chunk_row,
-    first_chunk,
+    chunk_begin,
+    chunk_end,
     tail_stride,
     STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
@@ -179,9 +209,18 @@ def _convolve(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    row, first, begin, end = span(row_start, chunk_row, first_chunk, tl.program_id(0), CHUNK)
-    if begin >= end:
-        return
+    if CHUNK > 1:
+        row, end = tl.load(chunk_row + tl.program_id(0)), tl.load(chunk_end + tl.program_id(0))
+        begin = tl.load(chunk_begin + tl.program_id(0))
+        if row < 0:
+            return
+        first = tl.load(row_start + row)
+    else:
+        row = tl.program_id(0)
+        first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
+        begin = first
+        if end != first + 1:
+            return
     tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
     is_old = begins(row_start, context, row) == 0
     line = tl.program_id(1) * WIDTH
@@ -238,12 +277,5 @@ def _keep(
     tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
     is_old = begins(row_start, context, row) == 0
     channel = tl.program_id(1) * LINE + tl.arange(0, LINE)[None, :]
-    tap = tl.arange(0, TAPS_PADDED)[:, None]
-    mask = (tap < TAPS - 1) & (channel < CHANNELS)
-    source = end - (TAPS - 1) + tap
-    at = source.to(tl.int64) * STRIDE + FIRST + channel
-    x = given(inputs + at, mask & (source >= first), PRODUCT)
-    kept = (source - first + (TAPS - 1)) * CHANNELS + channel
-    x += tl.load(tail + kept, mask=mask & (source < first) & is_old, other=0.0).to(tl.float32)
-    tl.debug_barrier()  # all old inputs are read before one is overwritten
-    tl.store(tail + tap * CHANNELS + channel, x.to(tails.dtype.element_ty), mask=mask)
+    row_of = inputs, tail, first, end, is_old, channel
+    kept(*row_of, STRIDE, FIRST, CHANNELS, TAPS, TAPS_PADDED, PRODUCT)

@@ -4,15 +4,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.runner.cuda.linears import CudaLinear, NormedLinear
+from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
+from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
-from paceline.runner.cuda.states.gated_norm import GroupNorm, gate_and_norm
+from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
-from paceline.runner.layers.states.gated_delta import by_kind
-from paceline.runner.layers.states.mamba2 import by_output
+from paceline.runner.layers.mixers.gated_delta import by_kind
+from paceline.runner.layers.mixers.mamba2 import by_output
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
 from paceline.runner.models.states.mamba2 import Mamba2Spec
 from paceline.runner.models.states.short_conv import ShortConvSpec
@@ -20,14 +21,12 @@ from paceline.runner.models.states.state_sizes import StateSpec
 from paceline.runner.models.tensor_spec import TensorSpec
 
 
-class CudaStateMixer(Protocol):
-    """A layer with a state, as `StateSpec` describes it."""
+class BetweenLinears(Protocol):
+    """A layer with a state between its two linears."""
 
-    inputs: NormedLinear
-
-    def __call__(self, hidden: Tensor, rows: CudaStateRows) -> Tensor:
-        """Everything but the linear `output`, of the residual stream. Advances the states of the
-        rows."""
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
+        """From outputs of the first linear to inputs of the last one, [positions, ...]. Advances
+        the states of the rows."""
         ...
 
 
@@ -36,42 +35,34 @@ class Recurrent:
 
     def __init__(
         self,
-        inputs: NormedLinear,
-        layer: int,
         convolution: Convolution,
-        recurrence: tuple[RecurrenceSizes, Decay],
-        gates: tuple[int, float],
-        norm: GroupNorm | None,
+        sizes: RecurrenceSizes,
+        decay: Decay,
+        gates: OutputGates,
     ) -> None:
-        """`gates`: where they begin among the inputs, and a factor of them."""
-        self.inputs, self._layer, self._norm = inputs, layer, norm
-        self._convolution, self._gates = convolution, gates
-        self._sizes, self._decay = recurrence
+        self._convolution, self._sizes, self._decay = convolution, sizes, decay
+        self._gates = gates
 
-    def __call__(self, hidden: Tensor, rows: CudaStateRows) -> Tensor:
-        inputs, sizes = self.inputs.finished(hidden), self._sizes
-        states, tails = rows.of_layer(self._layer)
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
+        convolution, sizes, (state, tails) = self._convolution, self._sizes, states
         read = inputs.new_empty((len(inputs), sizes.heads * sizes.value_dim))
-        step(inputs, rows, self._layer, self._convolution, sizes, self._decay, read)
+        step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
         if rows.chunks:
-            mixed = self._convolution.empty(inputs)
-            self._convolution.chunks(inputs, rows, tails, mixed)
-            advance(inputs, mixed, rows, states, sizes, self._decay, read)
-        self._convolution.keep(inputs, rows, tails)
-        gates, factor = self._gates
-        gate_and_norm(read, inputs, rows, gates, self._norm, factor)
+            mixed = convolution.empty(inputs)
+            convolution.chunks(inputs, rows, tails, mixed)
+            advance(inputs, mixed, rows, state, sizes, self._decay, read)
+        finish(read, inputs, rows, self._gates, convolution, tails)
         return read
 
 
 class ShortConvolution:
-    """See `ShortConvSpec`."""
+    """A convolution between gates."""
 
-    def __init__(self, inputs: NormedLinear, layer: int, convolution: Convolution) -> None:
-        self.inputs, self._layer, self._convolution = inputs, layer, convolution
+    def __init__(self, convolution: Convolution) -> None:
+        self._convolution = convolution
 
-    def __call__(self, hidden: Tensor, rows: CudaStateRows) -> Tensor:
-        inputs, convolution = self.inputs.finished(hidden), self._convolution
-        (tails,) = rows.of_layer(self._layer)
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
+        convolution, (tails,) = self._convolution, states
         found = convolution.empty(inputs)
         if rows.chunks:
             found.zero_()  # some positions belong to no row
@@ -81,9 +72,7 @@ class ShortConvolution:
         return found
 
 
-def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec, layer: int) -> Recurrent:
-    order = by_kind(spec) if spec.by_key_head else None
-    inputs = NormedLinear(factory.linear(spec.inputs, spec.norm, order), spec.norm)
+def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recurrent:
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
     gates, rates = spec.channels, spec.channels + values
     weight = taps(factory, spec.convolution)
@@ -103,11 +92,10 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec, layer: 
     factor = factory.factor(spec.head_norm).repeat(spec.value_heads)
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
     convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
-    return Recurrent(inputs, layer, convolution, (sizes, decay), (gates, 1.0), norm)
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
 
 
-def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec, layer: int) -> Recurrent:
-    inputs = NormedLinear(factory.linear(spec.inputs, spec.norm), spec.norm)
+def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
     inner, shared = spec.heads * spec.head_dim, spec.groups * spec.state_size
     times = inner + spec.channels
     weight, gate_factor, time_factor = taps(factory, spec.convolution), 1.0, 1.0
@@ -140,18 +128,15 @@ def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec, layer: int) -> R
         factor = factory.read(gated.weight) * width**0.5
         norm = GroupNorm(factor, gated.groups, (width * gated.eps) ** 0.5, gated.gates_first)
     convolution = Convolution(weight.to(factory.dtype), bias, first=inner)
-    return Recurrent(inputs, layer, convolution, (sizes, decay), (0, gate_factor), norm)
+    return Recurrent(convolution, sizes, decay, OutputGates(norm, 0, gate_factor))
 
 
-def short_conv(
-    factory: LayerFactory[CudaLinear], spec: ShortConvSpec, layer: int
-) -> ShortConvolution:
-    inputs = NormedLinear(factory.linear(spec.inputs, spec.norm), spec.norm)
+def short_conv(factory: LayerFactory[CudaLinear], spec: ShortConvSpec) -> ShortConvolution:
     weight = taps(factory, spec.convolution).to(factory.dtype)
     bias = None if spec.bias is None else factory.read(spec.bias).to(factory.dtype)
     width = weight.shape[1]
     convolution = Convolution(weight, bias, product=2 * width, gate=width)
-    return ShortConvolution(inputs, layer, convolution)
+    return ShortConvolution(convolution)
 
 
 def taps(factory: LayerFactory[CudaLinear], convolution: TensorSpec) -> Tensor:
@@ -159,7 +144,7 @@ def taps(factory: LayerFactory[CudaLinear], convolution: TensorSpec) -> Tensor:
     return factory.read(convolution)[:, 0].t().contiguous()
 
 
-MIXERS: dict[type[StateSpec], Any] = {
+KINDS: dict[type[StateSpec], Any] = {
     GatedDeltaSpec: gated_delta,
     Mamba2Spec: mamba2,
     ShortConvSpec: short_conv,
@@ -169,10 +154,28 @@ FEATURES = frozenset(
         "layers.attention=none",
         "layers.mlp=none",
         "layers.state",
-        *(f"layers.state={kind.FEATURE}" for kind in MIXERS),
+        *(f"layers.state={kind.FEATURE}" for kind in KINDS),
     }
 )
 
 
-def state_mixer(factory: LayerFactory[CudaLinear], spec: StateSpec, layer: int) -> CudaStateMixer:
-    return MIXERS[type(spec)](factory, spec, layer)
+class CudaStateMixer(CudaMixer):
+    """A layer with a state, as `StateSpec` describes it. Its linears are not adapted."""
+
+    def __init__(self, factory: LayerFactory[CudaLinear], spec: StateSpec, layer: int) -> None:
+        order = by_kind(spec) if isinstance(spec, GatedDeltaSpec) and spec.by_key_head else None
+        linear = factory.linear(spec.inputs, spec.norm, order)
+        self._inputs, self._layer = NormedLinear(linear, spec.norm), layer
+        self._between: BetweenLinears = KINDS[type(spec)](factory, spec)
+        self._output = residual_linear(factory, spec.output, None)
+
+    def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
+        assert step.states is not None, "a step without states"
+        inputs = self._inputs.finished(hidden)
+        return self._between(inputs, step.states, step.states.of_layer(self._layer))
+
+    def add_to(self, hidden: Tensor, mixed: Tensor, adapters: Tensor | None) -> None:
+        self._output(hidden, mixed)
+
+    def kernels(self) -> dict[str, str]:
+        return {"state inputs": str(self._inputs), "state output": str(self._output)}

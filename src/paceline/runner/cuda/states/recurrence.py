@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.states.convolution import Convolution, convolved
+from paceline.runner.cuda.kernels.layers import activated
+from paceline.runner.cuda.states.convolution import Convolution, tail_sum
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 
 NARROW, WIDE = 32, 64  # values of a head that one program has, with few heads in all rows or many
@@ -91,7 +92,7 @@ class Decay:
 def step(
     inputs: Tensor,
     rows: CudaStateRows,
-    layer: int,
+    states: tuple[Tensor, Tensor],
     convolution: Convolution,
     sizes: RecurrenceSizes,
     decay: Decay,
@@ -99,19 +100,19 @@ def step(
 ) -> None:
     """Advance the states of all rows of one position. Writes what they read, [positions, heads *
     value_dim], and leaves the tails of the convolution as they are."""
-    states, tails = rows.of_layer(layer)
+    state, tails = states
     most = WIDE if len(rows) * sizes.heads > FEW_PROGRAMS else NARROW
     _step[(len(rows), sizes.heads, sizes.parts(most))](
         inputs,
         out,
-        states,
+        state,
         tails,
         convolution.weight,
         convolution.weight if convolution.bias is None else convolution.bias,
         *decay.arguments,
         decay.speed if decay.skip is None else decay.skip,
-        *rows.tensors[:3],
-        states.stride(0),
+        *(rows.slot, rows.row_start, rows.context),
+        state.stride(0),
         tails.stride(0),
         **sizes.constants,
         STRIDE=inputs.stride(0),
@@ -196,7 +197,8 @@ def _step(
     VALUES: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
+    # Rows and states were written before the embedding of this step. That is a kernel which waits
+    # for all before it, so they may be read early.
     row, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(row_start + row)
     if tl.load(row_start + row + 1) != position + 1:
@@ -208,13 +210,21 @@ def _step(
     cells = states + at * state_stride + (head * KEY_DIM + i[:, None]) * VALUE_DIM + j[None, :]
     inside = keys[:, None] & values[None, :]
     state = tl.load(cells, mask=inside & (is_new == 0), other=0.0)
-    x, tail = inputs + position.to(tl.int64) * STRIDE, tails + at * tail_stride
-    parts = x + FIRST, tail, weight, bias
-    group = head // SHARED * KEY_DIM
-    query = convolved(*parts, QUERY + group + i, keys, is_new, CHANNELS, TAPS, BIASED)
-    key = convolved(*parts, KEY + group + i, keys, is_new, CHANNELS, TAPS, BIASED)
-    own = VALUE + head * VALUE_DIM + j
-    value = convolved(*parts, own, values, is_new, CHANNELS, TAPS, BIASED)
+    group = head // SHARED * KEY_DIM + i
+    of_query, of_key, of_value = QUERY + group, KEY + group, VALUE + head * VALUE_DIM + j
+    past, newest = tails + at * tail_stride, weight + (TAPS - 1) * CHANNELS
+    query = tail_sum(past, weight, bias, of_query, keys, is_new, CHANNELS, TAPS, BIASED)
+    key = tail_sum(past, weight, bias, of_key, keys, is_new, CHANNELS, TAPS, BIASED)
+    value = tail_sum(past, weight, bias, of_value, values, is_new, CHANNELS, TAPS, BIASED)
+    query_weight = tl.load(newest + of_query, mask=keys, other=0.0).to(tl.float32)
+    key_weight = tl.load(newest + of_key, mask=keys, other=0.0).to(tl.float32)
+    value_weight = tl.load(newest + of_value, mask=values, other=0.0).to(tl.float32)
+    tl.extra.cuda.gdc_wait()
+    x = inputs + position.to(tl.int64) * STRIDE
+    query += query_weight * tl.load(x + FIRST + of_query, mask=keys, other=0.0).to(tl.float32)
+    key += key_weight * tl.load(x + FIRST + of_key, mask=keys, other=0.0).to(tl.float32)
+    value += value_weight * tl.load(x + FIRST + of_value, mask=values, other=0.0).to(tl.float32)
+    query, key, value = activated(query, True), activated(key, True), activated(value, True)
     if CORRECTS:
         query = tl.where(keys, query, 0.0)
         key = tl.where(keys, key, 0.0)

@@ -20,13 +20,18 @@ class CudaStateRows:
 
         row_start     0   1                   131   151      rows of 1, 130 and 20 positions
         chunk_row         1       1       1   2     -1 …
+        chunk_begin       1      65     129   131    0
+        chunk_end        65     129     131   151    0
         first_chunk   0   0                   3
 
     store        the states of all slots
     slot         [rows]
     row_start    [rows + 1]
-    context      [rows]; positions that are computed behind each row; 0 before it: the state is zero
+    context      [rows]; positions that are computed with each row; if they are all its own, its
+                 state is zero before it
     chunk_row    [chunks]; the row of each chunk; -1: there is no such chunk
+    chunk_begin  [chunks]
+    chunk_end    [chunks]
     first_chunk  [rows]; the first chunk of each row
     """
 
@@ -35,6 +40,8 @@ class CudaStateRows:
     row_start: Tensor
     context: Tensor
     chunk_row: Tensor
+    chunk_begin: Tensor
+    chunk_end: Tensor
     first_chunk: Tensor
 
     @staticmethod
@@ -43,19 +50,25 @@ class CudaStateRows:
         if (states := batch.states) is None:
             return None
         rows, start = batch.rows, batch.row_start
+        known = states.store, states.slot, start, batch.context
         if states.longer == 0:
             none = start[:0]
-            return CudaStateRows(states.store, states.slot, start, batch.context, none, none)
+            return CudaStateRows(*known, none, none, none, none)
         longer = min(rows, batch.positions // 2) if states.longer is None else states.longer
         count = start[1:] - start[:-1]
         chunks = torch.where(count > 1, (count + (CHUNK - 1)) // CHUNK, 0)
         ends = chunks.cumsum(0, dtype=torch.int32)
+        first = ends - chunks
         each = torch.arange(
             longer and batch.positions // CHUNK + longer, dtype=torch.int32, device=start.device
         )
         row = torch.searchsorted(ends, each, right=True, out_int32=True)
-        row.masked_fill_(row == rows, -1)
-        return CudaStateRows(states.store, states.slot, start, batch.context, row, ends - chunks)
+        is_empty, row = row == rows, row.clamp(max=rows - 1)
+        begin = start.index_select(0, row) + (each - first.index_select(0, row)) * CHUNK
+        end = torch.minimum(start.index_select(0, row + 1), begin + CHUNK)
+        end.masked_fill_(is_empty, 0)
+        begin.masked_fill_(is_empty, 0)
+        return CudaStateRows(*known, row.masked_fill_(is_empty, -1), begin, end, first)
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -65,11 +78,6 @@ class CudaStateRows:
         """Chunks that there may be."""
         return len(self.chunk_row)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """As kernels take them."""
-        return self.slot, self.row_start, self.context, self.chunk_row, self.first_chunk
-
     def of_layer(self, layer: int) -> tuple[Tensor, ...]:
         """The states of a layer, [slots, …] each."""
         return self.store.of(layer)
@@ -77,24 +85,6 @@ class CudaStateRows:
 
 # Parameters of kernels have no types.
 # pyright: standard
-
-
-@triton.jit
-def span(row_start, chunk_row, first_chunk, at, CHUNK: tl.constexpr):
-    """Of a chunk, or with CHUNK = 1 of a row of one position: the row, its first position, and
-    where the chunk begins and ends. A chunk that does not exist is empty."""
-    row = at
-    if CHUNK > 1:
-        row = tl.load(chunk_row + at)
-    there = tl.maximum(row, 0)
-    first, end = tl.load(row_start + there), tl.load(row_start + there + 1)
-    begin = first
-    if CHUNK > 1:
-        begin = first + (at - tl.load(first_chunk + there)) * CHUNK
-        end = tl.where(row < 0, begin, tl.minimum(end, begin + CHUNK))
-    else:
-        end = tl.where(end == first + 1, end, begin)
-    return there, first, begin, end
 
 
 @triton.jit

@@ -18,10 +18,14 @@ class CausalConvolution:
     """
 
     def __init__(
-        self, factory: LayerFactory[Linear], weight: TensorSpec, bias: TensorSpec | None = None
+        self,
+        factory: LayerFactory[Linear],
+        weights: tuple[TensorSpec, ...],
+        bias: TensorSpec | None = None,
     ) -> None:
-        """`weight` is [channels, 1, positions], and `bias` is [channels]."""
-        self._weight = factory.read(weight)[:, 0].t().contiguous().to(factory.dtype)
+        """Each weight is [channels, 1, positions]; channels are side by side. `bias` is [all
+        channels]."""
+        self._weight = factory.joined(weights)[:, 0].t().contiguous().to(factory.dtype)
         self._bias = None if bias is None else factory.read(bias).to(factory.dtype)
 
     def __call__(self, x: Tensor, rows: StateRows, tails: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class GatedDelta:
         order = by_kind(spec) if spec.by_key_head else None
         self.inputs = factory.linear(spec.inputs, spec.norm, order)
         self._output = factory.summed(spec.output)
-        self._convolution = CausalConvolution(factory, spec.convolution)
+        self._convolution = CausalConvolution(factory, (spec.convolution,))
         self._speed = factory.read(spec.log_decay).exp_().neg_()  # [value_heads]
         self._bias = factory.read(spec.decay_bias)  # [value_heads]
         self._norm = factory.norm(spec.head_norm)

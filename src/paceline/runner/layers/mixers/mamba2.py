@@ -25,7 +25,7 @@ class Mamba2:
         self._spec, self._layer = spec, layer
         self._inputs = factory.linear(spec.inputs, spec.norm)
         self._output = factory.summed(spec.output)
-        self._convolution = CausalConvolution(factory, spec.convolution, spec.bias)
+        self._convolution = CausalConvolution(factory, (spec.convolution,), spec.bias)
         self._speed = factory.read(spec.log_decay).exp_().neg_()  # [heads]
         self._bias = factory.read(spec.time_bias)  # [heads]
         self._skip = factory.read(spec.skip).unsqueeze(1)  # [heads, 1]

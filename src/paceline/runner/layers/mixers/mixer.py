@@ -17,6 +17,7 @@ from paceline.runner.state_store import StateRows
 class LayerContext:
     """Inputs of a step that all layers share."""
 
+    position: Tensor  # [positions]; in its sequence
     rotations: dict[Rope, Rotation]
     kv: KVStore
     cells: Sequence[Tensor]  # by layer: [positions], cells to write in the store

@@ -10,8 +10,9 @@ At each position, with S [key_dim, value_dim] of a head:
 All is float32. Decays are logarithms, at most 0, of each head or of each row of S.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from paceline.runner.state_store import StateRows
 from paceline.runner.tensors import solve_triangular
 
-CHUNK = 64  # positions
+CHUNK, BLOCK = 64, 8  # positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +50,35 @@ class Recurrence:
         )
 
 
+class Inputs(Protocol):
+    """The inputs of a recurrence of any kind; positions are first."""
+
+    @property
+    def value(self) -> Tensor:
+        """Of the shape of what positions read."""
+        ...
+
+    def at(self, positions: Tensor | slice) -> Self: ...
+
+
+InputsT = TypeVar("InputsT", bound=Inputs)
+
+
 def advance(rows: StateRows, states: Tensor, inputs: Recurrence) -> Tensor:
     """Advance the states [slots, heads, key_dim, value_dim] of all rows. Returns what each position
     reads, [positions, heads, value_dim]."""
+    return by_rows(rows, states, inputs, step, run)
+
+
+def by_rows(
+    rows: StateRows,
+    states: Tensor,
+    inputs: InputsT,
+    step: Callable[[Tensor, InputsT], Tensor],
+    run: Callable[[Tensor, InputsT], Tensor],
+) -> Tensor:
+    """The same for any recurrence. `step` advances several states by one position each, and `run`
+    one state by several positions."""
     found = torch.empty_like(inputs.value)
     if len(rows.single):
         state = states[rows.single]
@@ -93,23 +120,49 @@ def chunk(state: Tensor, inputs: Recurrence) -> Tensor:
     query, key, value = inputs.query, inputs.key, inputs.value
     total = inputs.decay.cumsum(dim=1)  # [heads, positions, 1 or key_dim]
     since = total.exp()
+    scores, *rest = products((query,) if inputs.rate is None else (query, key), key, total)
     if inputs.rate is not None:
-        triangle = products(key, key, total).tril_(-1).mul_(inputs.rate)
+        triangle = rest[0].tril_(-1).mul_(inputs.rate)
         wanted = (value - (key * since) @ state).mul_(inputs.rate)
         value = solve_triangular(triangle, wanted, upper=False, unitriangular=True)
-    found = (query * since) @ state + products(query, key, total) @ value
+    found = (query * since) @ state + scores @ value
     last = total[:, -1:]
     state.mul_(since[:, -1].unsqueeze(-1))
     state.add_((key * (last - total).exp()).transpose(1, 2) @ value)
     return found
 
 
-def products(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
-    """exp(D[i] - D[j]) * left[i] @ right[j] for j <= i, and 0 for others: [heads, i, j]."""
-    size = left.shape[1]
-    later = torch.ones(size, size, dtype=torch.bool, device=left.device).triu_(1)
-    between = total.unsqueeze(2) - total.unsqueeze(1)  # [heads, i, j, 1 or key_dim]
-    decay = between.masked_fill_(later.unsqueeze(-1), float("-inf")).exp_()
-    if decay.shape[-1] == 1:
-        return (left @ right.transpose(1, 2)).mul_(decay.squeeze(-1))
-    return torch.einsum("hid,hjd,hijd->hij", left, right, decay)
+def products(lefts: Sequence[Tensor], right: Tensor, total: Tensor) -> Sequence[Tensor]:
+    """exp(D[i] - D[j]) * left[i] @ right[j] for j <= i, and 0 for others, of each left:
+    [heads, i, j]."""
+    if total.shape[-1] > 1:
+        return by_dimension(torch.stack(tuple(lefts), dim=1), right.unsqueeze(1), total)
+    decay = decays(total).squeeze(-1)
+    return [(left @ right.transpose(1, 2)).mul_(decay) for left in lefts]
+
+
+def by_dimension(lefts: Tensor, right: Tensor, total: Tensor) -> Sequence[Tensor]:
+    """The same of lefts [heads, lefts, positions, key_dim] with decays of each dimension.
+
+    These are computed for pairs of positions within a block alone. Between blocks, each position
+    has its decays since D of the first position of the later block, or until then, so no power is
+    above 0.
+    """
+    found = lefts.new_zeros(*lefts.shape[:3], lefts.shape[2])
+    for first in range(0, lefts.shape[2], BLOCK):
+        rows, between = slice(first, first + BLOCK), total[:, first : first + 1]
+        left, own = lefts[:, :, rows], total[:, rows]
+        later = left * (own - between).exp_().unsqueeze(1)
+        earlier = right[:, :, :first] * (between - total[:, :first]).exp_().unsqueeze(1)
+        found[:, :, rows, :first] = later @ earlier.transpose(2, 3)
+        inside = decays(own).mul_(right[:, :, rows])  # [heads, i, j, key_dim]
+        found[:, :, rows, rows] = (left.transpose(1, 2) @ inside.transpose(2, 3)).transpose(1, 2)
+    return found.unbind(1)
+
+
+def decays(total: Tensor) -> Tensor:
+    """exp(D[i] - D[j]) for j <= i, and 0 for others: [heads, i, j, 1 or key_dim]."""
+    size = total.shape[1]
+    later = torch.ones(size, size, dtype=torch.bool, device=total.device).triu_(1)
+    between = total.unsqueeze(2) - total.unsqueeze(1)
+    return between.masked_fill_(later.unsqueeze(-1), float("-inf")).exp_()

@@ -7,6 +7,7 @@ from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.mixers.mixer import LayerContext
 from paceline.runner.layers.norm import add_linear
 from paceline.runner.models.architecture import AttentionSpec
+from paceline.runner.models.rope import QueryGrowth
 
 
 class SelfAttention:
@@ -48,6 +49,8 @@ class SelfAttention:
         else:
             layer = spec.reads
         query = qkv[:, : spec.heads]
+        if spec.growth is not None:
+            query = query * grown(context.position, spec.growth).to(query.dtype)[:, None, None]
         how = spec.window, spec.scale, spec.score_cap, self._sinks
         seen = context.attention.attend(query, layer, *how)
         if spec.gated:
@@ -56,3 +59,9 @@ class SelfAttention:
 
     def add_to(self, hidden: Tensor, mixed: Tensor) -> None:
         add_linear(hidden, mixed, self.output, self.output_norm)
+
+
+def grown(position: Tensor, growth: QueryGrowth) -> Tensor:
+    """The factor of queries at positions, in float32."""
+    lengths = (position + growth.offset) // growth.length
+    return lengths.float().log1p_().mul_(growth.factor).add_(1.0)

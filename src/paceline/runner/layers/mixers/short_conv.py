@@ -15,7 +15,7 @@ class ShortConv:
     def __init__(self, factory: LayerFactory[Linear], spec: ShortConvSpec, layer: int) -> None:
         self._layer = layer
         self._inputs = factory.linear(spec.inputs, spec.norm)
-        self._convolution = CausalConvolution(factory, spec.convolution, spec.bias)
+        self._convolution = CausalConvolution(factory, (spec.convolution,), spec.bias)
         self._output = factory.summed(spec.output)
 
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:

@@ -1,7 +1,11 @@
 """Text models with one MLP in each layer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.rope import QueryGrowth
 from paceline.runner.models.traits import BEHIND, MTPNames, NormNames, QKNorms, Traits
 
 # OLMo 2 and 3: norms behind attention and MLP, and norms over all heads
@@ -58,12 +62,23 @@ MIMO_MTP = MTPNames(
     norm="final_layernorm",
     hidden_first=True,
 )
+
+
+def ministral3_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Queries grow with their position, in steps of the length before scaling."""
+    rope = read.get("rope_parameters", {})
+    if not (factor := rope.get("llama_4_scaling_beta")):
+        return {}
+    return {"query_growth": QueryGrowth(factor, rope["original_max_position_embeddings"], 0)}
+
+
 ARCHITECTURES = {
     # Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama
     "llama": Traits(paired_in_gguf=True),
     # a window in every layer, if the file gives one
     "mistral": Traits(global_every=0),
     "ministral": Traits(global_every=0),
+    "ministral3": Traits(global_every=0, entries=ministral3_entries),
     # Phi-3, Phi-3.5 and Phi-4: linears of the same input are stored as one
     "phi3": Traits(fused_linears=True, global_every=0),
     # Qwen 2 and 2.5: queries, keys and values have a bias

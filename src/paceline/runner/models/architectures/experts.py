@@ -100,6 +100,21 @@ DEEPSEEKV2 = Traits(
 )
 # DeepSeek V3, and models of the same architecture: Kimi K2, Moonlight
 DEEPSEEKV3 = Traits(latent=True, experts=CORRECTED, mtp=MTPNames())
+# OLMoE: norms over all heads
+OLMOE = Traits(
+    qk_norm=True,
+    qk_norms=QKNorms(whole=True),
+    experts=ExpertTraits("mlp", sums_in_gguf=False),
+)
+# K-EXAONE: attention of EXAONE 4, with norms before each layer
+EXAONEMOE = Traits(
+    gguf="exaone-moe",
+    qk_norm=True,
+    unrotated_global=True,
+    global_every=4,
+    experts=replace(CORRECTED, correction="e_score_correction_bias"),
+    ignored=("mtp.",),
+)
 ARCHITECTURES = {
     "mixtral": MIXTRAL,
     "qwen2moe": QWEN2MOE,
@@ -113,4 +128,8 @@ ARCHITECTURES = {
     "dots1": DOTS1,
     "deepseekv2": DEEPSEEKV2,
     "deepseekv3": DEEPSEEKV3,
+    # GLM-4.7 Flash
+    "glm4moelite": DEEPSEEKV3,
+    "olmoe": OLMOE,
+    "exaonemoe": EXAONEMOE,
 }

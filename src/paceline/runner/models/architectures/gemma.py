@@ -1,6 +1,12 @@
 """Gemma: norms on both sides of attention and MLP, and layers with a window."""
 
-from paceline.runner.models.experts import ExpertStack, ExpertTraits
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.runner.models.architecture import AltUpSizes
+from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.experts import ExpertStack, ExpertTraits, entry
 from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
 from paceline.runner.vision import square
 
@@ -49,6 +55,12 @@ GEMMA3 = Traits(
         vision=square.gemma3,
     ),
 )
+IMAGES_AND_AUDIO = (
+    "model.vision_tower.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+)
 # Norms without an offset, of values too; heads of another shape in layers without a window, whose
 # values are keys in the larger models.
 GEMMA4 = Traits(
@@ -73,12 +85,58 @@ GEMMA4 = Traits(
     text_part=TextPart(
         DecoderNames("model.language_model"),
         defaults=(),
-        images=(
-            "model.vision_tower.",
-            "model.embed_vision.",
-            "model.audio_tower.",
-            "model.embed_audio.",
-        ),
+        images=IMAGES_AND_AUDIO,
     ),
 )
-ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3, "gemma4": GEMMA4}
+
+
+SPARSE_LAYERS = 10  # unless the file says otherwise
+
+
+def gemma3n_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """The first layers have sparse MLPs. Files list the width of each MLP."""
+    if read.get("altup_active_idx") or not read.get("altup_correct_scale", True):
+        raise ConfigError(
+            f"{read.where}: only altup_active_idx = 0 and altup_correct_scale are supported"
+        )
+    layers = read.number("num_hidden_layers")
+    sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
+    usual = [0.95] * sparse + [0.0] * (layers - sparse)
+    sparsity: list[float] = read.get("activation_sparsity_pattern", usual)
+    return {
+        "intermediate_size": entry(read, ("intermediate_size",)),
+        "altup": AltUpSizes(
+            read.number("altup_num_inputs", 4),
+            read.number("laurel_rank", 64),
+            tuple(float(one) for one in sparsity),
+        ),
+    }
+
+
+# Several residual streams, inputs of each layer, and layers that read keys of others.
+GEMMA3N = Traits(
+    defaults=(
+        ("attention_multiplier", 1.0),
+        ("head_dim", 256),
+        ("hidden_size_per_layer_input", 256),
+        ("vocab_size_per_layer_input", 262_144),
+        ("num_kv_shared_layers", 15),
+        ("rope_theta", 1_000_000.0),
+    ),
+    entries=gemma3n_entries,
+    activation="gelu_pytorch_tanh",
+    qk_norm=True,
+    value_norm=True,
+    norms=AROUND,
+    scaled_embedding=True,
+    tied_embedding=True,
+    global_every=5,
+    local_theta=10_000.0,
+    logit_cap=30.0,
+    text_part=TextPart(
+        DecoderNames("model.language_model"),
+        defaults=(("vocab_size", 262_400),),
+        images=IMAGES_AND_AUDIO,
+    ),
+)
+ARCHITECTURES = {"gemma2": GEMMA2, "gemma3": GEMMA3, "gemma3n": GEMMA3N, "gemma4": GEMMA4}

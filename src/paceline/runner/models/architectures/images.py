@@ -1,11 +1,14 @@
 """Models that read images."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.traits import DecoderNames, Traits
-from paceline.runner.vision import qwen, square
+from paceline.runner.vision import pixtral, qwen, square
+from paceline.runner.vision.spec import VisionSpec, vision_entries
 
 # Idefics3, SmolVLM and SmolVLM2: a decoder like Llama that reads images in tiles
 IDEFICS3 = Traits(
@@ -25,6 +28,15 @@ QWEN3_VL_MOE = replace(
 BEHIND = DecoderNames(
     "model.language_model", older="language_model.model", older_head="language_model.lm_head"
 )
+
+
+def llava(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> VisionSpec:
+    """The tower that config.json names."""
+    is_pixtral = vision_entries(whole).get("model_type") == "pixtral"
+    describe = pixtral.pixtral if is_pixtral else square.llava
+    return describe(whole, output, settings)
+
+
 LLAMA_7B: tuple[tuple[str, Any], ...] = (
     ("hidden_size", 4096),
     ("intermediate_size", 11_008),
@@ -33,7 +45,9 @@ LLAMA_7B: tuple[tuple[str, Any], ...] = (
     ("max_position_embeddings", 2048),
     ("vocab_size", 32_000),
 )
-LLAVA = Traits(decoder=BEHIND, vision=square.llava, text_model="llama", defaults=LLAMA_7B)
+LLAVA = Traits(decoder=BEHIND, vision=llava, text_model="llama", defaults=LLAMA_7B)
+# Mistral Small 3.1 and later, and Ministral 3
+MISTRAL3 = Traits(decoder=BEHIND, vision=pixtral.mistral3, text_model="mistral")
 INTERNVL = Traits(
     decoder=BEHIND,
     vision=square.internvl,
@@ -49,4 +63,5 @@ ARCHITECTURES = {
     "qwen3vlmoe": QWEN3_VL_MOE,
     "llava": LLAVA,
     "internvl": INTERNVL,
+    "mistral3": MISTRAL3,
 }

@@ -11,6 +11,8 @@ from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.hf_config import ALONE, BOTH, FULL, STATE
 from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
+from paceline.runner.models.states.kda import kda
+from paceline.runner.models.states.mamba1 import mamba1
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
 from paceline.runner.models.traits import DecoderNames, MTPNames, TextPart, Traits
@@ -242,10 +244,74 @@ def falcon_entries(read: ConfigEntries) -> Mapping[str, Any]:
 
 
 FALCON_H1 = Traits(states=mamba2, entries=falcon_entries, names=FEED_FORWARD)
+
+
+def jamba_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Attention and experts are in layers at regular distances. Nothing rotates."""
+    layers = range(read.number("num_hidden_layers"))
+    every, first = read.number("attn_layer_period", 8), read.get("attn_layer_offset", 4)
+    kinds = [FULL if layer % every == first else STATE for layer in layers]
+    every, first = read.number("expert_layer_period", 2), read.get("expert_layer_offset", 1)
+    count = read.get("num_experts", 16)
+    return {
+        "layer_types": kinds,
+        "num_experts": count if count > 1 else None,
+        "num_experts_per_tok": read.get("num_experts_per_tok", 2),
+        "moe_layers": [layer for layer in layers if layer % every == first],
+        "no_rope_layer_interval": 1,
+    }
+
+
+JAMBA = Traits(
+    states=mamba1,
+    entries=jamba_entries,
+    experts=ExpertTraits("feed_forward", router="router"),
+    names=FEED_FORWARD,
+)
+
+
+def kimi_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """Layers are counted from one where they are listed. Nothing rotates."""
+    layers = range(read.number("num_hidden_layers"))
+    linear: dict[str, Any] = read.get("linear_attn_config", {})
+    attention = linear.get("full_attn_layers", range(5, len(layers) + 1, 4))
+    usual = [FULL if layer + 1 in attention else STATE for layer in layers]
+    first = read.get("first_k_dense_replace", 1)
+    kinds = read.get("mlp_layer_types", ["dense"] * first + ["sparse"] * len(layers))
+    renamed = {
+        "max_position_embeddings": "model_max_length",
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_shared_experts": "num_shared_experts",
+        "norm_topk_prob": "moe_renormalize",
+        "n_group": "num_expert_group",
+        "scoring_func": "moe_router_activation_func",
+    }
+    sizes = {"head_dim": "head_dim", "num_heads": "num_heads"}
+    sizes["conv_kernel_dim"] = "short_conv_kernel_size"
+    return {
+        **{name: read.get(name, read.get(other)) for name, other in renamed.items()},
+        **{
+            f"linear_{name}": linear.get(other, read.get(f"linear_{name}"))
+            for name, other in sizes.items()
+        },
+        "layer_types": read.get("layer_types", usual),
+        "moe_layers": [layer for layer in layers if kinds[layer] == "sparse"],
+        "no_rope_layer_interval": 1,
+    }
+
+
+KIMI_LINEAR = Traits(
+    latent=True,
+    states=kda,
+    entries=kimi_entries,
+    experts=replace(CORRECTED, block="block_sparse_moe", gate="w1", up="w3", down="w2"),
+)
 ARCHITECTURES = {
     "bamba": BAMBA,
     "falconh1": FALCON_H1,
     "granitemoehybrid": GRANITE_HYBRID,
+    "jamba": JAMBA,
+    "kimilinear": KIMI_LINEAR,
     "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,
     "qwen3_5": QWEN3_5,

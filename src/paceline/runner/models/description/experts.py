@@ -62,7 +62,7 @@ def describe_moe(
         clamp=sizes.clamp,
         correction=correction,
         shared=_shared(config, sizes, traits, tensors) if sizes.shared_width else None,
-        gated=gated,
+        gated_experts=gated,
         latent=_latent(config, sizes.latent, traits, tensors) if sizes.latent else None,
     )
     return _beside_mlp(found, config, tensors) if traits.beside_mlp else found

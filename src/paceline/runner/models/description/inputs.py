@@ -36,4 +36,9 @@ def describe_input(config: ModelConfig, width: int, tensors: LayerTensors) -> Pe
         output=tensors.linear("per_layer_projection", "proj", (config.width, width)),
         norm=tensors.norm("post_per_layer_input_norm", "post_norm", config.width),
         activation=config.traits.activation,
+        scale=None
+        if config.altup is None
+        else tensors.tensor(
+            "altup.correct_output_scale", "altup_correct_scale.weight", config.width
+        ),
     )

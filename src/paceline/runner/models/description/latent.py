@@ -1,12 +1,18 @@
 """Describes latent attention."""
 
+from dataclasses import replace
+
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import LayerTensors
 from paceline.runner.models.latent import LatentAttentionSpec, LatentQuerySpec, LatentSizes
+from paceline.runner.models.linear_spec import NormSpec
+from paceline.runner.models.rope import Rope
+
+EPS = 1e-6
 
 
 def describe_latent(
-    config: ModelConfig, sizes: LatentSizes, longest: int, tensors: LayerTensors
+    config: ModelConfig, sizes: LatentSizes, rope: Rope, tensors: LayerTensors
 ) -> LatentAttentionSpec:
     width, heads, has_bias = config.width, config.heads, config.attention_bias
     queries = heads * (sizes.key_dim + sizes.rope_dim)
@@ -14,7 +20,7 @@ def describe_latent(
     if (rank := sizes.query_rank) is not None:
         before = LatentQuerySpec(
             tensors.linear("self_attn.q_a_proj", "attn_q_a", (rank, width), has_bias),
-            tensors.norm("self_attn.q_a_layernorm", "attn_q_a_norm", rank),
+            _norm(tensors, "q_a_layernorm", "attn_q_a_norm", rank),
         )
         name, gguf, inputs = "q_b_proj", "attn_q_b", rank
     values = heads * sizes.value_dim
@@ -25,14 +31,19 @@ def describe_latent(
         latent=tensors.linear(
             "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", (sizes.width, width), has_bias
         ),
-        latent_norm=tensors.norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", sizes.rank),
+        latent_norm=_norm(tensors, "kv_a_layernorm", "attn_kv_a_norm", sizes.rank),
         expand=tensors.linear("self_attn.kv_b_proj", "attn_kv_b", (expanded, sizes.rank)),
         output=tensors.linear("self_attn.o_proj", "attn_output", (width, values), has_bias),
         heads=heads,
         key_dim=sizes.key_dim,
         value_dim=sizes.value_dim,
-        rope=config.rope.at(longest),
+        rope=rope,
         adjacent_pairs=sizes.adjacent_pairs,
         scale=config.query_scale,
         query_latent=before,
     )
+
+
+def _norm(tensors: LayerTensors, name: str, gguf: str, width: int) -> NormSpec:
+    """The norm of a latent vector. Its eps is the same in all models, whatever their files say."""
+    return replace(tensors.norm(f"self_attn.{name}", gguf, width), eps=EPS)

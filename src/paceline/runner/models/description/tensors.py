@@ -86,10 +86,12 @@ def tensor_names(config: ModelConfig, name: str) -> tuple[str, str]:
     return f"{decoder.prefix}.{name}", older
 
 
-def decoder_linear(config: ModelConfig, name: str, gguf: str, shape: tuple[int, int]) -> LinearSpec:
+def decoder_linear(
+    config: ModelConfig, name: str, gguf: str, shape: tuple[int, int], part: int | None = None
+) -> LinearSpec:
     """A linear outside of layers."""
     whole, *aliases = tensor_names(config, f"{name}.weight")
-    weight = TensorSpec(whole, shape, GGUFForm(f"{gguf}.weight"), aliases=tuple(aliases))
+    weight = TensorSpec(whole, shape, GGUFForm(f"{gguf}.weight", part=part), aliases=tuple(aliases))
     format = config.quantization.format_of(whole.removesuffix(".weight"))
     return LinearSpec((weight,), (), () if format is None else (format,))
 

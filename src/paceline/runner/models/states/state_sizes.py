@@ -21,6 +21,7 @@ class StateSpec(Protocol):
 
     FEATURE   its kind
     norm      of the residual stream, which it reads
+    inputs    its first linear
     output    its last linear, which is added to the residual stream
     kept      what it keeps of each sequence
     """
@@ -29,6 +30,9 @@ class StateSpec(Protocol):
 
     @property
     def norm(self) -> NormSpec: ...
+
+    @property
+    def inputs(self) -> LinearSpec: ...
 
     @property
     def output(self) -> LinearSpec: ...
@@ -53,3 +57,16 @@ class StateSizes(Protocol):
     def describe(self, tensors: NamedTensors, norm: NormSpec) -> StateSpec:
         """The mixer of a layer, after the layer's norm."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """The layers with states, of sizes that are the same for all.
+
+    layers   whether each layer has a state
+    mlps     whether each layer has an MLP
+    """
+
+    sizes: StateSizes
+    layers: tuple[bool, ...]
+    mlps: tuple[bool, ...]

@@ -76,7 +76,7 @@ def room_for(query: Tensor, shape: HeadShape) -> Tensor:
 
 def warps(seen: HeadGroups, group: int, dtype: torch.dtype, is_new: bool) -> int:
     """Of a program of `decode` for so many heads."""
-    if seen.is_wide and group > LEAST:
+    if seen.is_wide and (group > LEAST or is_new):
         return 8
     is_small = dtype.itemsize < FLOAT_BYTES
     return 2 if is_small and seen.dim <= FEW_DIMS and not is_new else 4

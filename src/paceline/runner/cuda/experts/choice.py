@@ -186,12 +186,16 @@ class _Found:
 
     def choice(self) -> ExpertChoice:
         rows, chosen = self.expert.shape
+        ends, index = None, None
         if rows > ALONE:
             size = rows * chosen
+            ends, index = self.pairs.new_empty(self.experts), torch.empty_like(self.pairs)
             _sort[(self.experts,)](
                 self.expert,
                 self.pairs,
                 self.tiles,
+                ends,
+                index,
                 size,
                 COUNT=self.experts,
                 TILE=self.tile_pairs,
@@ -199,7 +203,8 @@ class _Found:
                 num_warps=8 if size > SORTED // 4 else 4,
                 launch_pdl=True,
             )
-        return ExpertChoice(self.share, self.pairs, self.tiles, self.tile_pairs, self.experts)
+        sizes = self.tile_pairs, self.experts
+        return ExpertChoice(self.share, self.pairs, self.tiles, *sizes, ends, index)
 
 
 @triton.jit
@@ -370,6 +375,8 @@ def _sort(
     found,
     pairs,
     tiles,
+    ends,
+    index,
     size,
     COUNT: tl.constexpr,
     TILE: tl.constexpr,
@@ -379,13 +386,14 @@ def _sort(
     depends on its first pair alone, so that no program has to know how many tiles others need."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    own, index = tl.program_id(0), tl.arange(0, SIZE)
+    own, each = tl.program_id(0), tl.arange(0, SIZE)
     lower, equal = tl.zeros([SIZE], tl.int32), tl.zeros([SIZE], tl.int32)
     for at in range(0, size, SIZE):
-        one = tl.load(found + at + index, mask=index < size - at, other=COUNT)
+        one = tl.load(found + at + each, mask=each < size - at, other=COUNT)
         lower += (one < own).to(tl.int32)
         equal += (one == own).to(tl.int32)
     first, count = tl.sum(lower, 0), tl.sum(equal, 0)
+    tl.store(ends + own, first + count)
     tile, end = first // TILE + own, (first + count) // TILE + own + 1
     for begin in range(first, first + count, TILE):
         tl.store(tiles + tile * 3, own)
@@ -396,7 +404,9 @@ def _sort(
         tl.store(tiles + rest * 3, COUNT)
     spot = first
     for at in range(0, size, SIZE):
-        one = tl.load(found + at + index, mask=index < size - at, other=COUNT)
+        one = tl.load(found + at + each, mask=each < size - at, other=COUNT)
         is_own = (one == own).to(tl.int32)
-        tl.store(pairs + spot + tl.cumsum(is_own, 0) - is_own, at + index, mask=is_own == 1)
+        place = spot + tl.cumsum(is_own, 0) - is_own
+        tl.store(pairs + place, at + each, mask=is_own == 1)
+        tl.store(index + at + each, place, mask=is_own == 1)
         spot += tl.sum(is_own, 0)

@@ -2,11 +2,17 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ExpertRouter
+from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.library import LibraryExperts
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
     ExpertKernel,
@@ -14,36 +20,45 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
     Use,
 )
-from paceline.runner.cuda.kernels.coded_experts import GroupedCodes
-from paceline.runner.cuda.kernels.expert_choice import ExpertRouter
-from paceline.runner.cuda.kernels.experts import Grouped, GroupedFp8
-from paceline.runner.cuda.kernels.few_experts import FewExperts
+from paceline.runner.cuda.kernels.layers import NormedSum
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.experts import MoESpec, SharedExpertSpec
 from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
+from paceline.runner.tensors import to_floats
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
 log = logging.getLogger(__name__)
 
 # In order: the first that accepts the experts and a number of rows computes them.
-KERNELS: tuple[type[ExpertKernel], ...] = (FewExperts, Grouped, GroupedFp8, GroupedCodes)
+KERNELS: tuple[type[ExpertKernel], ...] = (
+    FewExperts,
+    LibraryExperts,
+    Grouped,
+    GroupedFp8,
+    GroupedCodes,
+)
 
 
 class CudaMoE:
     """The host waits for nothing: which expert computes what is known on the GPU alone."""
 
-    def __init__(self, factory: LayerFactory[CudaLinear], spec: MoESpec) -> None:
+    def __init__(
+        self, factory: LayerFactory[CudaLinear], spec: MoESpec, scale: float = 1.0
+    ) -> None:
+        """What is added to the residual stream has norms, or else the scale is 1: the factor of the
+        residual stream afterwards."""
         biases = spec.router.biases
         bias = factory.joined(biases) if biases else None
-        weight = factory.router(spec.router, spec.norm)
+        weight = factory.router(spec.router, spec.router_scale or spec.norm)
         correction = None if spec.correction is None else factory.read(spec.correction).flatten()
         self._router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
         self._shared = None
         if spec.shared is not None:
             self._shared = CudaSharedExpert(factory, spec.shared, spec.norm, spec.activation)
         self._experts, self._floor = expert_kernels(expert_weights(factory, spec)), spec.norm.floor
+        self._norms = norms_behind(factory, spec, scale)
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
     def kernels(self) -> dict[str, str]:
@@ -54,12 +69,32 @@ class CudaMoE:
         """Add the experts of the residual stream to it. Experts are not adapted."""
         x, choice = self._router.choose(hidden, self._floor)
         gated = None if self._shared is None else self._shared.gated(hidden, x)
-        total = torch.zeros_like(hidden) if self._has_parts else hidden
+        is_apart = self._has_parts or self._norms is not None
+        total = torch.zeros_like(hidden) if is_apart else hidden
         self._experts.of(len(x)).add_to(total, x, choice)
+        if self._norms is not None:
+            assert self._shared is not None and gated is not None
+            self._norms.add_to(hidden, total, self._shared.down(gated))
+            return
         if self._shared is not None and gated is not None:
             self._shared.down.add_to(total, gated)
         if self._has_parts:
             hidden.add_(self._summed(total))
+
+
+def norms_behind(
+    factory: LayerFactory[CudaLinear], spec: MoESpec, scale: float
+) -> NormedSum | None:
+    """The norms of experts, of the shared expert, and of their sum, if there are some."""
+    if spec.experts_norm is None:
+        return None
+    shared, both = spec.shared, spec.output_norm
+    assert shared is not None and shared.output_norm is not None and both is not None
+
+    def numbers(norm: NormSpec) -> tuple[Tensor, float]:
+        return factory.factor(norm), norm.floor
+
+    return NormedSum(numbers(spec.experts_norm), numbers(shared.output_norm), numbers(both), scale)
 
 
 class CudaSharedExpert:
@@ -72,6 +107,7 @@ class CudaSharedExpert:
         norm: NormSpec,
         activation: Activation,
     ) -> None:
+        norm = spec.norm or norm
         self._gate_up = NormedLinear(factory.linear(spec.gate_up, norm), norm, is_gated=True)
         self.down = factory.linear(spec.down)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
@@ -105,12 +141,16 @@ def expert_kernels(
 def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWeights:
     """The weights of all experts, one of which is read at a time."""
 
-    def weights(linears: list[LinearSpec], factor: Tensor | None) -> tuple[Matrix, Tensor | None]:
+    def weights(
+        linears: list[LinearSpec], factor: Tensor | None, scales: Sequence[float] = ()
+    ) -> tuple[Matrix, Tensor | None]:
         left: list[Tensor | None] = []
 
         def read() -> Iterator[Matrix]:
-            for linear in linears:
+            for linear, scale in zip_longest(linears, scales):
                 matrix = factory.matrix(linear)
+                if scale is not None:
+                    matrix = matrix.scaled(scale)
                 if isinstance(matrix, OrderedMatrix):  # each expert has an order of its own
                     matrix = PlainMatrix(matrix.dense())
                 matrix, rest = matrix.folded(factor, factory.dtype)
@@ -126,6 +166,7 @@ def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWe
 
     gate_up, down = [one.gate_up for one in spec.experts], [one.down for one in spec.experts]
     first, rest = weights(gate_up, factory.factor(spec.norm))
-    second, _ = weights(down, None)
+    scales = () if spec.expert_scales is None else to_floats(factory.read(spec.expert_scales))
+    second, _ = weights(down, None, scales)
     gate = ExpertGate(spec.activation == "silu", spec.clamp)
     return ExpertWeights(first, second, biases(gate_up), biases(down), rest, gate, factory.dtype)

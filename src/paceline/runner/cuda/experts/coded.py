@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.experts.grouped import Tiling, add_pairs, pairs_of, store_pairs
 from paceline.runner.cuda.gemm.coded import HALVES, add_codes, scale_of
 from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import (
@@ -19,7 +20,6 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertKernel,
     ExpertWeights,
 )
-from paceline.runner.cuda.kernels.experts import Tiling, add_pairs, pairs_of, store_pairs
 
 MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
 

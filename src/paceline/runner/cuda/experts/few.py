@@ -1,6 +1,6 @@
-"""Experts of few rows, for which each pair is a tile: products on no tensor cores, in two kernels.
+"""Quantized experts of few rows, in two kernels without tensor cores. Each pair is a tile.
 
-The time is that of reading the weights, of any form, and of starting kernels.
+The time is that of reading the weights, and of starting kernels.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ALONE
+from paceline.runner.cuda.experts.grouped import fp8_of, gate_of
 from paceline.runner.cuda.gemm.coded import HALVES, halves
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertKernel, ExpertWeights
-from paceline.runner.cuda.kernels.expert_choice import ALONE
-from paceline.runner.cuda.kernels.experts import fp8_of, gate_of
-from paceline.runner.weights.matrix import Matrix, PlainMatrix
+from paceline.runner.weights.matrix import Matrix
 
 LINES = 4  # outputs of a program, or pairs of gate and up
 CHUNK = 1024  # inputs that it reads at a time
@@ -38,9 +38,6 @@ class Operand:
     @staticmethod
     def of(matrix: Matrix, dtype: torch.dtype) -> "Operand | None":
         """None: it cannot read these weights."""
-        if isinstance(matrix, PlainMatrix):
-            weight = matrix.weight
-            return Operand([weight] * 4, sizes("plain"))
         if (fp8 := fp8_of(matrix)) is not None:
             kind = "rows" if fp8.is_by_row else "blocks"
             return Operand([fp8.weight, *[fp8.scale] * 3], sizes(kind))
@@ -136,8 +133,8 @@ def _sums(
     """Products of a row x [INPUTS] and some of the lines of an expert, which has ALL from `first`
     on, [lines]."""
     whole = first + line
-    found = tl.zeros([line.shape[0]], tl.float32)
-    if KIND == "plain" or KIND == "rows" or KIND == "blocks" or KIND == "int8":
+    if KIND == "rows" or KIND == "blocks" or KIND == "int8":
+        total = tl.zeros([line.shape[0], CHUNK], tl.float32)
         for at in range(0, INPUTS, CHUNK):
             index = at + tl.arange(0, CHUNK)
             there = index < INPUTS
@@ -155,9 +152,10 @@ def _sums(
                 numbers *= tl.load(step + group, mask=mask, other=0.0).to(tl.float32)
                 if OFFSET:
                     numbers += tl.load(offset + group, mask=mask, other=0.0).to(tl.float32)
-            found += tl.sum(numbers * given[None, :], 1)
+            total += numbers * given[None, :]
     else:
         parts: tl.constexpr = CHUNK // (2 * HALF)
+        total = tl.zeros([line.shape[0], parts], tl.float32)
         for at in range(0, INPUTS // 2, CHUNK // 2):
             index = at + tl.arange(0, CHUNK // 2)
             there = index < INPUTS // 2
@@ -178,13 +176,13 @@ def _sums(
                 number = (2 * part + half) * HALF // GROUP
                 group = first * (INPUTS // GROUP) + number[None, :] * ALL + line[:, None]
                 by = tl.load(step + group, mask=held, other=0.0).to(tl.float32)
-                sums = tl.sum(each, 2) * by
+                total += tl.sum(each, 2) * by
                 if OFFSET:
-                    total = tl.sum(tl.reshape(given, [parts, HALF]), 1)
+                    sums = tl.sum(tl.reshape(given, [parts, HALF]), 1)
                     past = tl.load(offset + group, mask=held, other=0.0).to(tl.float32)
-                    sums += past * total[None, :]
-                found += tl.sum(sums, 1)
-    if KIND != "plain" and KIND != "blocks":
+                    total += past * sums[None, :]
+    found = tl.sum(total, 1)
+    if KIND != "blocks":
         found *= tl.load(scale + whole, mask=inside, other=0.0)
     return found
 

@@ -1,0 +1,56 @@
+"""The runner for a GPU under the scheduler, with layers that keep states."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Request, Scheduler
+from paceline.runner.attention_backend import load
+from paceline.runner.cuda.model import CudaModel
+from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
+from paceline.runner.kv_store import KVStore
+from paceline.runner.models.layer_groups import one_group
+from paceline.runner.models.model import Model
+from paceline.runner.proposers.ngram import Ngram
+from paceline.runner.weights.dummy import Dummy
+from tests.conformance.architectures import Case, tokens_of
+from tests.interpreted.host_device import large_programs, use_host
+from tests.runner.driving import drive, for_states
+from tests.runner.test_runner import runner_for
+
+KINDS = ["conv", "full_attention"]
+SOURCE = Dummy(Case("lfm2").config(layer_types=KINDS, num_hidden_layers=2), seed=3)
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 6,  # less than a prompt
+    "max_model_len": 16,
+    "block_size": 2,
+}
+
+
+def requests() -> list[Request]:
+    shared = tokens_of(7, seed=1)
+    prompts = [shared, shared + tokens_of(2, seed=2), shared + tokens_of(1, seed=3)]
+    return [
+        Request(id=f"r{number}", prompt=prompt, max_tokens=2, ignore_eos=True)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt continues from a snapshot within a block."""
+    settings = for_states(SETTINGS, SOURCE.config)
+    roomy = Scheduler.create(**settings, num_blocks=64)
+    due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
+    large_programs(monkeypatch)
+    use_host(monkeypatch)
+    scheduler = Scheduler.create(**settings, num_blocks=16)
+    model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
+    kv = KVStore(model.config, 17, 2, groups=one_group(model.config.windows))
+    drafter = Ngram(scheduler.config.speculation)
+    runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(2, 16, 6))
+    assert runner.state.states is not None
+    runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
+    assert drive(scheduler, runner, requests(), depth=2) == due
+    assert scheduler.stats.prefix_hits
