@@ -9,6 +9,7 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import load
+from paceline.runner.models.config import HeadShape
 from tests.gpu.support import ON_GPU, rows_of
 from tests.runner.support import filled_store, spoil_passed, tiny
 
@@ -45,6 +46,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     block_size: int
+    rank: int = 0  # of latent vectors, which are keys and values
 
 
 def compare(
@@ -62,7 +64,8 @@ def compare(
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
     )
-    kv = filled_store(config, blocks, shape.block_size, dtype=dtype, device="cuda")
+    kept = [HeadShape(shape.kv_heads, shape.head_dim, shape.rank)] * 3
+    kv = filled_store(config, blocks, shape.block_size, dtype=dtype, device="cuda", heads=kept)
     if name == "triton":
         spoil_passed(batch, kv, counts, window)
     heads = torch.randn(batch.positions, shape.heads + 2, shape.head_dim, device="cuda")
@@ -72,7 +75,8 @@ def compare(
     for layer in (2, 0):
         got = prepared.attend(query, layer, window, 0.09, cap).float()
         expected = truth.attend(query.float(), layer, window, 0.09, cap)
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        values = shape.rank or shape.head_dim
+        torch.testing.assert_close(got, expected[..., :values], rtol=tolerance, atol=tolerance)
 
 
 @every_backend
@@ -96,6 +100,18 @@ def test_triton_attends_within_windows(window: int) -> None:
 def test_triton_caps_scores(counts: list[tuple[int, int]], window: int | None) -> None:
     for head_dim in (128, 256):
         compare("triton", counts, Shape(16, 8, head_dim, 16), window, cap=0.7)
+
+
+@pytest.mark.parametrize("counts", [DECODES, CHUNKS, DRAFTS, MIXED], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(16, 1, 576, 16, 512), Shape(128, 1, 576, 16, 512), Shape(16, 2, 512, 16)],
+    ids=str,
+)
+def test_triton_attends_with_latent_vectors_and_wide_heads(
+    counts: list[tuple[int, int]], shape: Shape
+) -> None:
+    compare("triton", counts, shape)
 
 
 @pytest.mark.skipif(not known("flashinfer"), reason="no flashinfer")

@@ -68,8 +68,9 @@ def test_every_use(
     read = copy(weights)  # kernels change the form of weights
     kernel = kind.of(weights, Use.ADDED)
     if kernel is None:
-        assert kind is Fp8Streamed
-        assert is_full or name != "fp8 by rows" or outputs * inputs < 16 << 20
+        is_left = kind is ScaledFew and name == "fp8 by blocks"  # to the library
+        is_streamed = name == "fp8 by rows" and not is_full and outputs * inputs >= 16 << 20
+        assert is_left or (kind is Fp8Streamed and not is_streamed)
         return
     gated = kind.of(weights, Use.GATED)
     assert gated is not None
@@ -92,9 +93,10 @@ def test_in_a_graph(kind: Kind, name: str, bounds: Bounds) -> None:
     read = copy(weights)
     kernel = kind.of(weights, Use.ADDED)
     if kernel is None:
-        assert (kind, name) == (Fp8Streamed, "fp8 by blocks")
+        assert kind in {Fp8Streamed, ScaledFew}
+        assert name == "fp8 by blocks"
         return
-    x = torch.randn(33, WIDE[1], device="cuda").bfloat16()
+    x = torch.randn(min(33, kernel.most_rows), WIDE[1], device="cuda").bfloat16()
     close(replayed(lambda: kernel.plain(x), times=20), expected(read, x), bounds[0])
 
 

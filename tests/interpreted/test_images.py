@@ -25,7 +25,12 @@ from tests.interpreted.host_device import large_programs, use_host
 from tests.runner.adapters.support import Merged, write_adapter
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.support import Piece, batch_of, tiny
-from tests.runner.test_resident_images import TIGHT_ENCODER, asked, outputs, plain_outputs
+from tests.runner.test_resident_images import (
+    TIGHT_ENCODER,
+    asked,
+    outputs,
+    plain_outputs,
+)
 
 SMALL_STEPS = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "num_speculative_tokens": 1}
 ONE_BY_ONE = {
@@ -122,3 +127,14 @@ def test_positions_have_rows_and_columns_and_a_draft_model_reads_tokens(
         batch, kv = batch_of([Piece(tokens, 0, range(5))], 4), KVStore(source.config, 5, 4)
         logits = truth.logits(truth.forward(batch, kv, load("paged"), batch.sample_at))
         assert draft == int(logits.argmax())
+
+
+def test_layers_after_the_first_read_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of a prompt, which begin within an image."""
+    use_host(monkeypatch)
+    scheduler = Scheduler.create(**{**SETTINGS, **TIGHT_ENCODER, **ONE_BY_ONE})
+    model = on_host(open_checkpoint(image_model("Qwen3VL").folder))
+    assert model.deep_images is not None
+    one = replace(asked("Qwen3VL")[0], max_tokens=1)
+    due, _ = outputs(image_model("Qwen3VL").ours(), [one])
+    assert drive(scheduler, image_runner(model, scheduler), [one]) == due

@@ -21,8 +21,10 @@ from tests.runner.drafters import drafter_for
 from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 
-MARKS = {"SmolVLM": IDS["<image>"], "Qwen2_5_VL": IDS["<|image_pad|>"]}
-SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": [(16, 24), (24, 16), (16, 16), (32, 8)]}
+QWEN_SIZES = [(16, 24), (24, 16), (16, 16), (32, 8)]
+SIZES = {"SmolVLM": [(30, 30)] * 4, "Qwen2_5_VL": QWEN_SIZES, "Qwen3VL": QWEN_SIZES}
+MARKS = {name: IDS["<image>" if name == "SmolVLM" else "<|image_pad|>"] for name in SIZES}
+NAMES = ["SmolVLM", "Qwen2_5_VL"]
 TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
 DRAFTED = {"num_speculative_tokens": 3, "speculation": "fixed", "max_num_batched_tokens": 8}
 IMAGE_WAYS: dict[str, dict[str, Any]] = {
@@ -81,7 +83,7 @@ def outputs(model: Model, requests: list[Request], depth: int = 1, **changes: An
 
 
 @pytest.mark.parametrize("way", IMAGE_WAYS)
-@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_do_not_depend_on_the_schedule(name: str, way: str) -> None:
     model, requests = image_model(name).ours(), asked(name)
     got, scheduler = outputs(model, requests, **IMAGE_WAYS[way])
@@ -104,7 +106,7 @@ def plain_outputs(name: str) -> Any:
     return PLAIN[name]
 
 
-@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_transformers(name: str) -> None:
     model, request, given = image_model(name), asked(name)[1], images(name)[:2]
     ids = torch.tensor([request.prompt.tolist()])

@@ -59,7 +59,11 @@ class EncoderStore:
                     f"the encoder returned {tuple(found.shape)} values for image {one.identity!r}; "
                     f"({len(one.rows)}, {self._encoder.width}) are expected"
                 )
-            self.content[self._index(one.rows)] = found.to(self.content)
+            self.write(self._index(one.rows), found)
+
+    def write(self, rows: Tensor, embeddings: Tensor) -> None:
+        """Write embeddings [n, width of the encoder] to these rows."""
+        self.content[rows] = embeddings.to(self.content)
 
     def read(self, embedded: Embedded, row_start: Tensor) -> ImageEmbeddings | None:
         """The embeddings that positions of a step read; None if there are none. Rows begin at

@@ -1,6 +1,7 @@
 """Sizes of vision towers, as config.json has them."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,8 +124,11 @@ def test_sizes_that_the_first_llava_leaves_out_are_those_of_llama() -> None:
     assert (tower(given).side, len(tower(given).blocks)) == (24, 23)
 
 
-def test_a_gpu_refuses_images_that_several_layers_read() -> None:
-    with pytest.raises(ConfigError, match=r'implement vision\.deep; use device="cpu"'):
-        CUDA.require(describe(ModelConfig.of_hf(Case("qwen3vl").entries)))
-    for architecture in ("qwen2vl", "llava", "internvl"):
+def test_a_gpu_reads_images_but_those_that_read_themselves() -> None:
+    for architecture in ("qwen2vl", "qwen3vl", "llava", "internvl"):
         CUDA.require(describe(ModelConfig.of_hf(Case(architecture).entries)))
+    spec = describe(ModelConfig.of_hf(Case("llava").entries))
+    assert isinstance(spec.vision, TowerSpec)
+    spec = replace(spec, vision=replace(spec.vision, reads_itself=True))
+    with pytest.raises(ConfigError, match=r'implement vision\.reads_itself; use device="cpu"'):
+        CUDA.require(spec)

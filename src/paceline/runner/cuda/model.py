@@ -12,6 +12,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
+from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.layers import cap_logits
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
@@ -96,6 +97,7 @@ CUDA = BackendSupport(
             "layers.mlp.router_scale",
             "layers.mlp.expert_scales",
             "layers.mlp.experts_norm",
+            "vision.deep",
         }
     )
     | TOWER_FEATURES
@@ -135,6 +137,7 @@ class CudaModel:
         if rows and decides(group):
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
+        self.deep_images = deep_images(factory, spec, rows)
         self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
         rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
@@ -207,6 +210,8 @@ class CudaModel:
         is_kept = inputs is not None and output in inputs.layers
         early = None if is_kept else wanted  # wanted after attention of the last layer
         for number, layer in enumerate(self._layers):
+            if self.deep_images is not None:
+                self.deep_images.add_before(number, hidden, batch.tokens)
             if inputs is not None:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, step, early if number == last else None)
@@ -253,3 +258,14 @@ class CudaModel:
         if self._logit_cap is not None and logits.shape[1]:
             cap_logits(logits, self._logit_cap)
         return logits
+
+
+def deep_images(
+    factory: LayerFactory[CudaLinear], spec: DecoderSpec, rows: int
+) -> DeepImages | None:
+    """The table of embeddings for layers after the first; None: they read no images."""
+    if spec.vision is None or spec.vision.levels == 1 or not rows:
+        return None
+    size = rows, spec.vision.levels - 1, spec.width
+    table = torch.zeros(size, dtype=factory.dtype, device=factory.device)
+    return DeepImages(table, spec.embedding.whole_shape[0], factory.sum_over_ranks())

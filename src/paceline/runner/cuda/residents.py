@@ -21,6 +21,21 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.sampler import Sampler
 
 
+class CudaEncoderStore(EncoderStore):
+    """The encoder store in the tables of a model."""
+
+    def __init__(self, encoder: MultimodalEncoder, model: CudaModel) -> None:
+        super().__init__(encoder, model.image_table)
+        self._deep = model.deep_images
+
+    def write(self, rows: Tensor, embeddings: Tensor) -> None:
+        width = self.content.shape[1]
+        super().write(rows, embeddings[:, :width])
+        if self._deep is not None:
+            table = self._deep.table
+            table[rows] = embeddings[:, width:].reshape(-1, *table.shape[1:]).to(table)
+
+
 class CudaImages:
     """The encoder store is the end of the table of token embeddings:
 
@@ -29,11 +44,12 @@ class CudaImages:
 
     So a step reads the embeddings of images as it reads those of tokens, also in a captured graph.
     While it is launched, positions of images have the ids of their rows; then they have their
-    tokens again. Models that read no images read `image_tokens` instead.
+    tokens again. Models that read no images read `image_tokens` instead. Some towers have further
+    embeddings of each position, for layers after the first; they are in `DeepImages`.
     """
 
     def __init__(self, encoder: MultimodalEncoder, model: CudaModel, state: CudaState) -> None:
-        self._store = EncoderStore(encoder, model.image_table)
+        self._store = CudaEncoderStore(encoder, model)
         self._first, self._stand_for = model.first_image_id, model.image_tokens
         self._state = state
 

@@ -134,7 +134,7 @@ def _sums(
     on, [lines]."""
     whole = first + line
     if KIND == "rows" or KIND == "blocks" or KIND == "int8":
-        total = tl.zeros([line.shape[0], CHUNK], tl.float32)
+        found = tl.zeros([line.shape[0]], tl.float32)
         for at in range(0, INPUTS, CHUNK):
             index = at + tl.arange(0, CHUNK)
             there = index < INPUTS
@@ -152,7 +152,7 @@ def _sums(
                 numbers *= tl.load(step + group, mask=mask, other=0.0).to(tl.float32)
                 if OFFSET:
                     numbers += tl.load(offset + group, mask=mask, other=0.0).to(tl.float32)
-            total += numbers * given[None, :]
+            found += tl.sum(numbers * given[None, :], 1)
     else:
         parts: tl.constexpr = CHUNK // (2 * HALF)
         total = tl.zeros([line.shape[0], parts], tl.float32)
@@ -181,7 +181,7 @@ def _sums(
                     sums = tl.sum(tl.reshape(given, [parts, HALF]), 1)
                     past = tl.load(offset + group, mask=held, other=0.0).to(tl.float32)
                     total += past * sums[None, :]
-    found = tl.sum(total, 1)
+        found = tl.sum(total, 1)
     if KIND != "blocks":
         found *= tl.load(scale + whole, mask=inside, other=0.0)
     return found

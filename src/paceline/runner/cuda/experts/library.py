@@ -1,76 +1,55 @@
-"""Experts of many rows by the grouped GEMMs of torch's library, in bfloat16 and fp8."""
+"""Experts of many rows by the grouped GEMMs of torch's library, in fp8."""
 
 # The stubs of torch have no `scaled_grouped_mm`.
 # pyright: reportAttributeAccessIssue=false, reportUnknownVariableType=false
 
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType, grouped_mm, scaled_grouped_mm
+from torch.nn.functional import ScalingType, scaled_grouped_mm
 
 from paceline.runner.cuda.experts.grouped import add_pairs, fp8_of
 from paceline.runner.cuda.gemm.fp8 import can_multiply
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertKernel, ExpertWeights
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
-from paceline.runner.weights.matrix import PlainMatrix
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 
-ALIGNED = 16  # inputs and outputs are a multiple
 LEAST_ROWS = 1024  # with fewer, copies cost more than the library saves
 
 
 class LibraryExperts(ExpertKernel):
-    """Rows of all pairs are copied in the order of their experts. Inputs of fp8 weights are
-    quantized, with a scale for each row."""
+    """Weights of fp8 with scales of rows. Inputs are quantized, with a scale for each row, and those
+    of all pairs are copied in the order of their experts.
+
+    For bfloat16, the copies cost as much as the library saves.
+    """
 
     name = "library"
     least_rows = LEAST_ROWS
 
-    def __init__(self, weights: ExpertWeights) -> None:
-        self.weights = weights
+    def __init__(self, weights: ExpertWeights, gate_up: ScaledMatrix, down: ScaledMatrix) -> None:
+        self.weights, self._gate_up, self._down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "LibraryExperts | None":
-        matrices = weights.gate_up, weights.down
-        is_simple = weights.gate_up_bias is None and weights.gate.clamp is None
-        if not is_simple or weights.dtype != torch.bfloat16:
+        gate_up, down = fp8_of(weights.gate_up), fp8_of(weights.down)
+        if gate_up is None or down is None or weights.dtype != torch.bfloat16:
             return None
-        for matrix in matrices:
-            fp8 = fp8_of(matrix)
-            is_known = isinstance(matrix, PlainMatrix) or (fp8 is not None and fp8.is_by_row)
-            is_aligned = not any(size % ALIGNED for size in matrix.tensors[0].shape[1:])
-            if not is_known or not is_aligned or not can_multiply(matrix.tensors[0]):
-                return None
-        return cls(weights)
+        is_plain = weights.gate_up_bias is None and weights.gate.clamp is None
+        is_known = gate_up.is_by_row and down.is_by_row and can_multiply(down.weight)
+        return cls(weights, gate_up, down) if is_plain and is_known else None
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, rows = self.weights, choice.pairs // choice.chosen
-        if isinstance(weights.gate_up, PlainMatrix) and isinstance(weights.down, PlainMatrix):
-            found = _multiplied(x[rows], weights.gate_up, choice)
-            parts = _multiplied(_gated(found, weights), weights.down, choice)
-        else:
-            assert isinstance(weights.gate_up, ScaledMatrix)
-            assert isinstance(weights.down, ScaledMatrix)
-            codes, scale = quantized_rows(x, weights.factor, None)
-            # torch cannot index fp8.
-            chosen = codes.view(torch.uint8)[rows].view(codes.dtype)
-            found = _multiplied_codes(chosen, scale[rows], weights.gate_up, choice)
-            inner, scale = quantized_rows(_gated(found, weights), None, None)
-            parts = _multiplied_codes(inner, scale, weights.down, choice)
+        rows = choice.pairs // choice.chosen
+        codes, scale = quantized_rows(x, self.weights.factor, None)
+        codes = codes.view(torch.uint8)[rows].view(codes.dtype)  # torch cannot index fp8
+        found = _multiplied(codes, scale[rows], self._gate_up, choice)
+        inner = gated(found, self.weights.gate.is_silu, DeferredNorm(found, 0.0, 0))
+        parts = _multiplied(*quantized_rows(inner, None, None), self._down, choice)
         add_pairs(total, parts, choice, is_sorted=True)
 
 
-def _gated(found: Tensor, weights: ExpertWeights) -> Tensor:
-    return gated(found, weights.gate.is_silu, DeferredNorm(found, 0.0, 0))
-
-
-def _multiplied(x: Tensor, matrix: PlainMatrix, choice: ExpertChoice) -> Tensor:
-    return grouped_mm(x, matrix.weight.mT, offs=choice.ends)
-
-
-def _multiplied_codes(
-    codes: Tensor, scale: Tensor, matrix: ScaledMatrix, choice: ExpertChoice
-) -> Tensor:
+def _multiplied(codes: Tensor, scale: Tensor, matrix: ScaledMatrix, choice: ExpertChoice) -> Tensor:
     return scaled_grouped_mm(
         codes,
         matrix.weight.mT,
