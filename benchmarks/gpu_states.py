@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.gpu import BYTES_PER_S
 from benchmarks.gpu_linears import CACHE_BYTES, microseconds
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.states.chunk_inputs import corrected, with_decays
+from paceline.runner.cuda.states.chunk_inputs import inverted, with_decays
 from paceline.runner.cuda.states.chunked import advance, carry, read
 from paceline.runner.cuda.states.convolution import Convolution
 from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
@@ -111,17 +111,17 @@ class Layer:
         mixed = convolution.empty(inputs)
         convolution.chunks(inputs, rows, tails, mixed)
         chunks = with_decays(inputs, mixed, rows, sizes, decay)
-        weight, new = corrected(chunks) if sizes.corrects else (mixed, mixed)
-        before = carry(chunks, states, weight, new)
+        inverse = inverted(chunks) if sizes.corrects else None
+        carried = carry(chunks, states, inverse)
         found: dict[str, Callable[[], object]] = {
             "recurrence": partial(advance, inputs, mixed, rows, states, sizes, decay, out),
             "convolution": partial(convolution.chunks, inputs, rows, tails, mixed),
             "decays": partial(with_decays, inputs, mixed, rows, sizes, decay),
-            "carry": partial(carry, chunks, states, weight, new),
-            "read": partial(read, chunks, before, new, decay.skip, out),
+            "carry": partial(carry, chunks, states, inverse),
+            "read": partial(read, chunks, carried, decay, out),
             "finish": partial(finish, out, inputs, rows, self.gates, convolution, tails),
         }
-        return found | ({"corrected": partial(corrected, chunks)} if sizes.corrects else {})
+        return found | ({"inverted": partial(inverted, chunks)} if sizes.corrects else {})
 
 
 def say(**line: object) -> None:

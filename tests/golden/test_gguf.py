@@ -47,8 +47,13 @@ CALLED = {
     "hunyuandensev1": "hunyuan-dense",
     "hunyuanmoev1": "hunyuan-moe",
     "minimaxm2": "minimax-m2",
+    "nemotronh": "nemotron_h",
+    "nemotronhmoe": "nemotron_h_moe",
     "exaonemoe": "exaone-moe",
 }
+OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
+WITH_STATES = ("jamba", "lfm2", "nemotronh", "nemotronhmoe")
+RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -62,6 +67,8 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 RENAMED: dict[str, Callable[[str], str]] = {
     "minimaxm2": lambda name: name.replace("mlp.e_score", "block_sparse_moe.e_score"),
     "granitemoe": lambda name: name.replace("moe.router", "moe.router.layer"),
+    "nemotronh": lambda name: name.replace("model.", "backbone."),
+    "nemotronhmoe": lambda name: name.replace("model.", "backbone."),
 }
 
 
@@ -71,6 +78,7 @@ def gguf_name(name: str, architecture: str) -> str:
         kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
         name = name.replace("_correction_bias", "_correction.bias")
         name = RENAMED.get(architecture, lambda one: one)(name)
+        name = name.replace(".dt_bias", ".dt_proj.bias")
         found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
         assert found is not None, name
         return found
@@ -91,8 +99,9 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
     """Those of all experts of a layer, which are one tensor in both formats."""
     layer, kind = name.split(".")[2], name.rpartition(".")[2]
-    if kind == "down_proj":
-        return {f"blk.{layer}.ffn_down_exps.weight": np.ascontiguousarray(array)}
+    if kind in ("down_proj", "up_proj"):
+        stem = kind.removesuffix("_proj")
+        return {f"blk.{layer}.ffn_{stem}_exps.weight": np.ascontiguousarray(array)}
     gate, up = np.split(array, 2, axis=1)
     return {
         f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
@@ -115,8 +124,43 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = paired(array, config.num_key_value_heads)
         if architecture in GEMMAS and name.endswith("norm.weight"):
             array = array + 1
+        if name.endswith("A_log"):
+            array = -np.exp(array)
+        if "conv" in name:
+            array = array.squeeze()
+        if "nemotron" in architecture and name.endswith((".A_log", ".D")):
+            array = array[:, None]
+        if name.endswith("mixer.norm.weight"):
+            array = array.reshape(config.n_groups, -1)
         tensors[gguf_name(name, architecture)] = np.ascontiguousarray(array)
     return tensors
+
+
+def write_nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
+    widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+    writer.add_feed_forward_length([widths.get(one, 0) for one in config.layer_types])
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+
+
+def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    heads = config.num_key_value_heads
+    kinds = [heads if one == "full_attention" else 0 for one in config.layer_types]
+    writer.add_head_count_kv(kinds)
+    if architecture == "lfm2":
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        return
+    if "nemotron" in architecture:
+        write_nemotron(writer, config)
+        return
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_time_step_rank(config.mamba_dt_rank)
 
 
 def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -162,7 +206,7 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture in ("dots1", "exaonemoe", "glm4moe"):
+    if architecture in ("dots1", "exaonemoe", "glm4moe", "nemotronhmoe"):
         shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
         writer.add_expert_shared_count(shared)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
@@ -179,23 +223,30 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
-    writer.add_feed_forward_length(inner)
+    if architecture == "lfm2":  # which adjusts the number of its file
+        inner = tensors["blk.0.ffn_down.weight"].shape[1]
+    if "nemotron" not in architecture:  # of each layer
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if architecture in WITH_STATES:
+        write_states(writer, architecture, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     writer.add_key_length(head_dim)
-    if hasattr(config, "rms_norm_eps"):
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if found := [one for one in RMS_EPS if hasattr(config, one)]:
+        writer.add_layer_norm_rms_eps(getattr(config, found[0]))
     else:
         eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
         writer.add_layer_norm_eps(getattr(config, eps))
-    write_rope(writer, config)
+    if hasattr(config, "rope_parameters"):
+        write_rope(writer, config)
     write_multipliers(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
-    if hasattr(config, "num_experts_per_tok"):
+    if hasattr(config, "num_experts_per_tok") and architecture != "nemotronh":
         write_experts(writer, architecture, config)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -228,8 +279,12 @@ NAMED_BY_PACKAGE = (
     "granitemoe",
     "hunyuandensev1",
     "hunyuanmoev1",
+    "jamba",
+    "lfm2",
     "llama4",
     "minimaxm2",
+    "nemotronh",
+    "nemotronhmoe",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -245,7 +300,8 @@ CASES = [
     *(Case("gemma2", variant) for variant in ("plain", "low caps")),
     *(Case("llama", variant) for variant in ("yarn", "biases everywhere")),
     *(Case("phi3", variant) for variant in ("parts of heads", "longrope")),
-    *(Case(architecture) for architecture in NAMED_BY_PACKAGE if architecture != "llama4"),
+    *(Case(one) for one in NAMED_BY_PACKAGE if one not in ("llama4", "nemotronhmoe")),
+    Case("nemotronh", "ungated experts"),
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
     Case("llama4", "long chunks"),
@@ -254,7 +310,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_model_from_a_gguf_file(case: Case, tmp_path: Path) -> None:
-    theirs, architecture = made(case), case.architecture
+    theirs, architecture = made(case), OF_VARIANTS.get(case.variant, case.architecture)
     if architecture in GEMMAS:  # the format says nothing of it, and every small one has this
         for layer in theirs.model.layers:
             layer.self_attn.scaling = theirs.config.head_dim**-0.5

@@ -14,7 +14,6 @@ from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import DenseLinear
-from paceline.runner.layers.mixers.mixer import LayerContext
 from paceline.runner.layers.mixers.table import WITH_STATE
 from paceline.runner.models.describe import describe
 from paceline.runner.models.states.state_layout import StateLayout
@@ -46,7 +45,7 @@ class Compared:
         on_gpu = LayerFactory(source, torch.float32, "cpu", CudaLinear)
         on_cpu = LayerFactory(source, torch.float32, "cpu", DenseLinear.of)
         self._ours: Any = CudaStateMixer(on_gpu, state, layer)
-        self._truth = WITH_STATE[type(state)](on_cpu, state, layer)
+        self._truth: Any = WITH_STATE[type(state)](on_cpu, state, layer)
         self._norm = on_cpu.input_norm(state.norm)
         layout = StateLayout.of(source.config, 4)
         assert layout is not None
@@ -67,7 +66,7 @@ class Compared:
         assert rows is not None
         found = self._ours(hidden, SimpleNamespace(states=rows))
         theirs = StateRows(truth, batch.row_start, batch.position)
-        context = LayerContext({}, None, (), None, states=theirs)
+        context = SimpleNamespace(rows=theirs)
         expected = self._truth(self._norm(hidden[: batch.positions]), context)
         close = {"rtol": 1e-3, "atol": 1e-4, "equal_nan": True}
         torch.testing.assert_close(found[: batch.positions], expected, **close)

@@ -76,7 +76,7 @@ def test_states_are_not_divided_among_ranks() -> None:
         check_size(MODEL, 2)
 
 
-@pytest.mark.parametrize("architecture", ["lfm2", "bamba"])
+@pytest.mark.parametrize("architecture", ["qwen3next", "bamba"])
 def test_gguf_files_are_refused(architecture: str) -> None:
     with pytest.raises(ConfigError, match="has layers with states, is not supported: use"):
         ModelConfig.of_gguf({"general.architecture": architecture})

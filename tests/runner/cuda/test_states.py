@@ -34,4 +34,4 @@ def test_kernels_compile_for_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
         layer.decode(inputs, rows)
         layer.prompt(inputs, rows)["recurrence"]()
     assert len(compiled) == 8
-    assert "wgmma" in compiled["_correct"].asm["ptx"]
+    assert "wgmma" in compiled["_invert"].asm["ptx"]

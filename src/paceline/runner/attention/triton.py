@@ -40,13 +40,15 @@ PAIRS = 64  # (position, head) pairs in a tile of queries
 FEW_CONTEXTS = 64  # number of contexts below which parts of a single tile are faster
 AT_ONCE = 256  # programs that run at once on a large GPU, if they also rotate queries
 FEW = 2048  # most positions for which longer tiles of keys are faster
-# Keys are in the store.
 ATTENDING = {
-    "NEW": False,
+    "NEW": False,  # keys are in the store
     "NORMED": False,
     "ROTATES_FIRST": False,
     "VALUE_NORMED": False,
     "BY_ROW": False,
+    "GROWTH": 0.0,
+    "GROWTH_LENGTH": 1,
+    "GROWTH_OFFSET": 0,
 }
 
 
@@ -149,7 +151,7 @@ class DecodeAttention(GraphAttention):
         query: Tensor,
         given: tuple[Tensor, Tensor, float, float],
         how: tuple[int, int | None, float, float | None, Tensor | None],
-        sizes: dict[str, bool],
+        sizes: dict[str, float],
     ) -> None:
         kv, is_bounded, (layer, window, scale, cap, sinks) = self._kv, self._bounds is not None, how
         heads, dim = out.shape[1:]
@@ -189,7 +191,7 @@ class DecodeAttention(GraphAttention):
             BOUNDED=is_bounded,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
-            num_warps=warps(seen, group, query.dtype, is_new=sizes["NEW"]),
+            num_warps=warps(seen, group, query.dtype, is_new=bool(sizes["NEW"])),
             num_stages=seen.stages(query.dtype),
             launch_pdl=True,
             **seen.constants,

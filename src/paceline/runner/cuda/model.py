@@ -65,6 +65,7 @@ CUDA = BackendSupport(
             "layers.attention.value_norm",
             "layers.attention.gated",
             "layers.attention.reads",
+            "layers.attention.growth",
             "layers.attention.window",
             "layers.attention.score_cap",
             "layers.attention.output.biases",
@@ -148,9 +149,7 @@ class CudaModel:
             CudaLayer(factory, one, layer, rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
-        self._norm, self._before_head = factory.norm(spec.norm), kernel_norm(factory, spec.norm)
-        self._head = factory.head(spec.head, spec.norm, spec.logit_scale)
-        self._logit_cap = spec.logit_cap
+        self._head = CudaHead(factory, spec)
 
     @staticmethod
     def load(
@@ -249,14 +248,26 @@ class CudaModel:
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """Return hidden states [n, width] after the last norm: what embeddings are made of."""
-        return self._norm(hidden)
+        return self._head.norm(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the type of the model; [n, 0] on ranks that do not sample."""
-        logits = self._head(self._before_head(hidden))
-        if self._logit_cap is not None and logits.shape[1]:
-            cap_logits(logits, self._logit_cap)
+        return self._head(hidden)
+
+
+class CudaHead:
+    """The last norm, and the logits."""
+
+    def __init__(self, factory: LayerFactory[CudaLinear], spec: DecoderSpec) -> None:
+        self.norm, self._before = factory.norm(spec.norm), kernel_norm(factory, spec.norm)
+        self._linear = factory.head(spec.head, spec.norm, spec.logit_scale)
+        self._cap = spec.logit_cap
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = self._linear(self._before(hidden))
+        if self._cap is not None and logits.shape[1]:
+            cap_logits(logits, self._cap)
         return logits
 
 

@@ -351,10 +351,9 @@ class ModelConfig:
         traits = gguf_config.of_file(read, find(architecture), tensors)
         read = gguf_config.with_defaults(read, traits)
         if traits.states is not None:
-            raise ConfigError(
-                f"a GGUF file of {name!r}, which has layers with states, is not supported: use "
-                "the model in Hugging Face's format"
-            )
+            named = hf_config.Found(architecture, traits)
+            entries = gguf_config.as_hf(raw, read, traits, tensors)
+            return cls._of_hf(named, hf_config.of_decoder(entries, named))
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
@@ -366,7 +365,6 @@ class ModelConfig:
         if traits.local_theta:
             local = RopeChoice.always(Rope.plain(frequencies(traits.local_theta, head_dim)))
         windows = traits.windows(layers, read.get("attention.sliding_window") or None)
-        ends = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         return cls(
             architecture=architecture,
             traits=traits,
@@ -394,7 +392,7 @@ class ModelConfig:
             logit_cap=read.get("final_logit_softcapping", traits.logit_cap),
             experts=experts_of_gguf(read, layers, traits.experts, tensors.names),
             bos=raw.get("tokenizer.ggml.bos_token_id"),
-            eos=tuple(dict.fromkeys(end for end in ends if end is not None)),
+            eos=gguf_config.ends(raw),
             multipliers=gguf_config.multipliers(read, traits),
             ignored=tuple(f"blk.{layers + layer}." for layer in range(drafting)),
         )

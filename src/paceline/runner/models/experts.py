@@ -339,6 +339,11 @@ def clamp(read: ConfigEntries, traits: ExpertTraits) -> ClampedGate | None:
     return ClampedGate(float(alpha), float(limit))
 
 
+def have_routers(layers: int, tensors: Collection[str]) -> tuple[bool, ...]:
+    """Whether each layer has a router in a GGUF file."""
+    return tuple(f"blk.{layer}.ffn_gate_inp.weight" in tensors for layer in range(layers))
+
+
 GGUF_SCORES: dict[int, ExpertScores] = {1: "softmax", 2: "sigmoid"}
 
 
@@ -358,7 +363,7 @@ def experts_of_gguf(
     return ExpertSizes(
         count=read.number("expert_count"),
         width=width,
-        layers=tuple(f"blk.{layer}.ffn_gate_inp.weight" in tensors for layer in range(layers)),
+        layers=have_routers(layers, tensors),
         routing=Routing(
             chosen=read.number("expert_used_count"),
             shares_sum_to_one=read.get("expert_weights_norm", traits.sums_in_gguf),

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.experts import have_routers
 from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
 from paceline.runner.models.traits import Traits, named_in_gguf
 
@@ -40,17 +41,79 @@ class GGUFTensors:
 
 
 def architecture(name: str, read: ConfigEntries) -> str:
-    """The architecture of a file. The format has one name for Llama and Mixtral, and one for OLMo 2
-    and 3."""
+    """The architecture of a file. The format has one name for Llama and Mixtral, one for OLMo 2
+    and 3, and two for Nemotron-H."""
     if name == "llama" and read.get("expert_count"):
         return "mixtral"
     if name == "olmo2" and read.get("attention.sliding_window"):
         return "olmo3"
+    if name == "nemotron_h_moe":
+        name = "nemotron_h"
     if name in UNREAD:
         raise ConfigError(
             f"a GGUF file of {name!r} is not supported: use the model in Hugging Face's format"
         )
     return named_in_gguf(name)
+
+
+def ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text."""
+    found = (raw.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+    return tuple(dict.fromkeys(end for end in found if end is not None))
+
+
+def as_hf(
+    raw: Mapping[str, Any], read: ConfigEntries, traits: Traits, tensors: GGUFTensors
+) -> ConfigEntries:
+    """What the header of a model with states says, as a config.json says it. Such a header has some
+    numbers for each layer, and 0 where a layer has no such part."""
+    if traits.header is None:
+        raise ConfigError(
+            f"a GGUF file of {raw['general.architecture']!r}, which has layers with states, is not "
+            "supported: use the model in Hugging Face's format"
+        )
+    if read.get("nextn_predict_layers"):
+        raise ConfigError(
+            f"{read.where}: layers that draft are not read in a model with states: convert it "
+            "without them (--no-mtp)"
+        )
+    layers, width = read.number("block_count"), read.number("embedding_length")
+    heads = most(read.need("attention.head_count"))
+    head_dim, eps = read.get("attention.key_length") or width // heads, norm_eps(read, Traits())
+    entries = {
+        "num_hidden_layers": layers,
+        "moe_layers": [
+            layer for layer, found in enumerate(have_routers(layers, tensors.names)) if found
+        ],
+        "hidden_size": width,
+        "intermediate_size": most(read.need("feed_forward_length")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": most(read.need("attention.head_count_kv")),
+        "head_dim": head_dim,
+        "vocab_size": read.get("vocab_size") or len(raw.get("tokenizer.ggml.tokens", ())),
+        "max_position_embeddings": read.number("context_length"),
+        "rms_norm_eps": eps,
+        "layer_norm_epsilon": eps,
+        "norm_eps": eps,
+        "rope_theta": read.get("rope.freq_base", 10_000.0),
+        "partial_rotary_factor": rotary_dim(read, head_dim) / head_dim,
+        "tie_word_embeddings": not tensors.has_head,
+        "bos_token_id": raw.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(ends(raw)),
+        **traits.header(read),
+    }
+    return ConfigEntries(entries, f"{read.where}, as a config.json")
+
+
+def most(number: int | list[int]) -> int:
+    """The largest number of all layers."""
+    return max(number) if isinstance(number, list) else number
+
+
+def layer_types(read: ConfigEntries, without: str) -> list[str]:
+    """Layers without heads of keys have no attention; `without` is what they are instead."""
+    counts: list[int] = read.need("attention.head_count_kv")
+    return ["full_attention" if count else without for count in counts]
 
 
 def of_file(read: ConfigEntries, traits: Traits, tensors: GGUFTensors) -> Traits:

@@ -15,12 +15,16 @@ class GGUFForm:
     paired_heads  the rows of each of so many heads are stored pair by pair, x0 y0 x1 y1 …,
                   instead of x0 x1 … y0 y1 …; 0 if they are stored as they are
     part          index into the tensor of the file, which holds several; None: it holds this one
+    any_shape     the file may have the same numbers in another shape
+    is_decay      the file holds minus the exponential of the tensor
     """
 
     name: str
     offset: float = 0.0
     paired_heads: int = 0
     part: int | None = None
+    any_shape: bool = False
+    is_decay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class NormNames:
     attention, mlp              of the residual stream, before them
     attention_output, mlp_output before they are added to the residual stream
     mlp_in_gguf                 the one before the MLP in GGUF files
+    last_in_gguf                the one before the head there
     """
 
     attention: str = "input_layernorm"
@@ -52,6 +53,7 @@ class NormNames:
     mlp: str = "post_attention_layernorm"
     mlp_output: str = ""
     mlp_in_gguf: str = "ffn_norm"
+    last_in_gguf: str = "output_norm"
 
 
 # Norms on both sides, as Gemma has them, and norms behind alone.
@@ -156,6 +158,8 @@ class Traits:
     text_part          where the decoder is in a model with images, if it is a text model too
     states             reads the sizes of layers with a state, if it has such layers
     entries            entries of config.json that it has under other names, or by default
+    header             entries of config.json that a GGUF header says, of an architecture with
+                       states; None: such files are not read
     names              of modules, where they are not those of Llama: pairs of Llama's and its own
     ignored            what the names of tensors begin with that are not computed
     mtp                names of its head that drafts, which is not computed with the model; None:
@@ -204,6 +208,7 @@ class Traits:
     text_part: TextPart | None = None
     states: Callable[[ConfigEntries], StateSizes] | None = field(default=None, repr=False)
     entries: Callable[[ConfigEntries], Mapping[str, Any]] | None = field(default=None, repr=False)
+    header: Callable[[ConfigEntries], Mapping[str, Any]] | None = field(default=None, repr=False)
     names: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     mtp: MTPNames | None = None

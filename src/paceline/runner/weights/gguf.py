@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
@@ -226,6 +227,7 @@ class GGUF:
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
         self._forms = {tensor.name: tensor.gguf for tensor in described}
+        self._wanted = {tensor.name: tensor.whole_shape for tensor in described}
         known = {form.name for form in self._forms.values()}
         known.update(name for name in tensors if name.startswith(self.config.ignored))
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
@@ -246,12 +248,22 @@ class GGUF:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        return {name: self._shape(name) for name in self._tensors}
+
+    def _shape(self, name: str) -> Shape:
+        stored, wanted = self._tensors[name].shape, self._wanted.get(name, ())
+        if name not in self._forms or not self._forms[name].any_shape:
+            return stored
+        return wanted if prod(stored) == prod(wanted) else stored
 
     def read(self, name: str) -> Tensor:
         tensor, form = dequantised(self._tensors[name]), self._forms[name]
         if form.paired_heads:
             return unpaired(tensor, form.paired_heads)
+        if form.any_shape:
+            tensor = tensor.reshape(self._shape(name))
+        if form.is_decay:
+            return (-tensor).log_()
         return tensor - form.offset if form.offset else tensor
 
     def matrix(self, name: str) -> Matrix | None:

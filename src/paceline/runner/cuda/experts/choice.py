@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.experts.sort import SORTED, sort_pairs
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.layers import normalized
 from paceline.runner.models.experts import ExpertGroups, Routing
@@ -30,7 +31,6 @@ LEAST_PAIRS, MOST_PAIRS = 16, 128  # of a tile
 ALONE = 4  # rows up to which each pair is a tile
 FEW = 16  # rows up to which one kernel computes norm, scores and choice
 EACH = 4  # experts that a program of that kernel has
-SORTED = 4096  # pairs that a program reads at a time
 NO_GROUPS = ExpertGroups(1, 1, 1)
 
 
@@ -190,7 +190,7 @@ class _Found:
         if rows > ALONE:
             size = rows * chosen
             ends, index = self.pairs.new_empty(self.experts), torch.empty_like(self.pairs)
-            _sort[(self.experts,)](
+            sort_pairs[(self.experts,)](
                 self.expert,
                 self.pairs,
                 self.tiles,
@@ -368,45 +368,3 @@ def _route(
         given = tl.load(every, mask=expert < COUNT, other=float("-inf"), cache_modifier=".cg")
         out = correction, found, share, pairs, tiles
         _best(given, row, *out, COUNT, EXPERTS, CHOSEN, RANKS, ROUTING, TILED)
-
-
-@triton.jit(do_not_specialize=["size"])
-def _sort(
-    found,
-    pairs,
-    tiles,
-    ends,
-    index,
-    size,
-    COUNT: tl.constexpr,
-    TILE: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Write the pairs of an expert in their order, and the tiles that they make. Its first tile
-    depends on its first pair alone, so that no program has to know how many tiles others need."""
-    tl.extra.cuda.gdc_launch_dependents()
-    tl.extra.cuda.gdc_wait()
-    own, each = tl.program_id(0), tl.arange(0, SIZE)
-    lower, equal = tl.zeros([SIZE], tl.int32), tl.zeros([SIZE], tl.int32)
-    for at in range(0, size, SIZE):
-        one = tl.load(found + at + each, mask=each < size - at, other=COUNT)
-        lower += (one < own).to(tl.int32)
-        equal += (one == own).to(tl.int32)
-    first, count = tl.sum(lower, 0), tl.sum(equal, 0)
-    tl.store(ends + own, first + count)
-    tile, end = first // TILE + own, (first + count) // TILE + own + 1
-    for begin in range(first, first + count, TILE):
-        tl.store(tiles + tile * 3, own)
-        tl.store(tiles + tile * 3 + 1, begin)
-        tl.store(tiles + tile * 3 + 2, first + count)
-        tile += 1
-    for rest in range(tile, end):
-        tl.store(tiles + rest * 3, COUNT)
-    spot = first
-    for at in range(0, size, SIZE):
-        one = tl.load(found + at + each, mask=each < size - at, other=COUNT)
-        is_own = (one == own).to(tl.int32)
-        place = spot + tl.cumsum(is_own, 0) - is_own
-        tl.store(pairs + place, at + each, mask=is_own == 1)
-        tl.store(index + at + each, place, mask=is_own == 1)
-        spot += tl.sum(is_own, 0)

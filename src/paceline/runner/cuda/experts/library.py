@@ -18,8 +18,8 @@ LEAST_ROWS = 1024  # with fewer, copies cost more than the library saves
 
 
 class LibraryExperts(ExpertKernel):
-    """Weights of fp8 with scales of rows. Inputs are quantized, with a scale for each row, and those
-    of all pairs are copied in the order of their experts.
+    """Weights of fp8 with scales of rows. Inputs are quantized, with a scale for each row, and
+    those of all pairs are copied in the order of their experts.
 
     For bfloat16, the copies cost as much as the library saves.
     """

@@ -95,7 +95,8 @@ class CudaAttention(CudaMixer):
 def rotation_of(
     factory: LayerFactory[CudaLinear], spec: AttentionSpec, table: RotaryTable
 ) -> HeadRotation:
-    found, norms = HeadRotation(table.by_position, None, 0.0), spec.head_norms
+    norms = spec.head_norms
+    found = HeadRotation(table.by_position, None, 0.0, growth=spec.growth)
     if spec.value_norm is not None:
         found = replace(found, value_floor=(spec.head_dim * spec.value_norm) ** 0.5)
     if norms is None or norms.whole:

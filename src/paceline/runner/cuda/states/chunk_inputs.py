@@ -13,7 +13,7 @@ from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, log_d
 from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows
 
 HEADS_AT_ONCE = 32  # whose decays one program computes
-WARPS = 4  # of a program that corrects
+REGISTERS = 168  # of a thread that inverts: three programs share a multiprocessor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,20 +71,19 @@ def with_decays(
     return Chunks(rows, sizes, mixed, total, rate)
 
 
-def corrected(chunks: Chunks) -> tuple[Tensor, Tensor]:
-    """(1 + A)^-1 (rate * exp(D) * key) and (1 + A)^-1 (rate * value), [positions, heads, …]."""
-    sizes, n = chunks.sizes, len(chunks.mixed)
-    weight = chunks.empty(n, sizes.heads, sizes.key_dim)
-    new = chunks.empty(n, sizes.heads, sizes.value_dim)
-    _correct[chunks.rows.chunks, sizes.heads](
-        *(chunks.mixed, chunks.total, chunks.rate, weight, new),
+def inverted(chunks: Chunks) -> Tensor:
+    """(1 + A)^-1 of each chunk, a row for each position, [positions, heads, CHUNK]."""
+    sizes = chunks.sizes
+    inverse = chunks.empty(len(chunks.mixed), sizes.heads, CHUNK)
+    _invert[chunks.rows.chunks, sizes.heads](
+        *(chunks.mixed, chunks.total, chunks.rate, inverse),
         *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
-        VALUES=sizes.values(sizes.value_dim * 2),
-        num_warps=WARPS,
+        num_warps=4,
+        maxnreg=REGISTERS,
         launch_pdl=True,
     )
-    return weight, new
+    return inverse
 
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -136,12 +135,11 @@ def _decays(
 
 
 @triton.jit
-def _correct(
+def _invert(
     mixed,
     total,
     rate,
-    weight,
-    new,
+    inverse,
     chunk_begin,
     chunk_end,
     HEADS: tl.constexpr,
@@ -158,7 +156,6 @@ def _correct(
     CHUNK: tl.constexpr,
     KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
-    VALUES: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
@@ -167,26 +164,19 @@ def _correct(
         return
     head = tl.program_id(1)
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    keys, values = tl.arange(0, KEYS)[None, :], tl.arange(0, VALUES)[None, :]
-    position = (begin + i).to(tl.int64)
-    here = begin + i < end
-    line = mixed + position * CHANNELS
-    group = KEY + head // SHARED * KEY_DIM
-    across = tl.arange(0, KEYS)[:, None]
-    there = (begin + j).to(tl.int64) * CHANNELS + group + across
-    shown = (begin + j < end) & (across < KEY_DIM)
-    key = tl.load(mixed + there, mask=shown, other=0.0)
-    at = (begin + tl.arange(0, CHUNK)).to(tl.int64) * HEADS + head
-    inside = begin + tl.arange(0, CHUNK) < end
-    decay = tl.load(total + at, mask=inside, other=0.0)
-    rates = tl.load(rate + at, mask=inside, other=0.0)
+    keys, each = tl.arange(0, KEYS)[None, :], begin + tl.arange(0, CHUNK)
+    line = mixed + (begin + i).to(tl.int64) * CHANNELS + KEY + head // SHARED * KEY_DIM
+    key = tl.load(line + keys, mask=(begin + i < end) & (keys < KEY_DIM), other=0.0)
+    at = each.to(tl.int64) * HEADS + head
+    decay = tl.load(total + at, mask=each < end, other=0.0)
+    rates = tl.load(rate + at, mask=each < end, other=0.0)
     between = tl.where(i > j, decay[:, None] - decay[None, :], float("-inf"))
-    matrix = tl.dot(tl.trans(key), key, input_precision=PRECISION)
+    matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
     matrix *= rates[:, None] * tl.exp(between)
     # 1 + A is inverted block by block. From (1, 0; b, 1) with inverted blocks on the diagonal, each
     # level doubles their size. Numbers are at most 1, so float16 is as good as tf32 and faster.
     kind = tl.float32 if PRECISION == "ieee" else tl.float16
-    inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -matrix, 0.0))
+    found = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -matrix, 0.0))
     matrix = matrix.to(kind)
     for level in tl.static_range(1, 16):
         if (1 << level) < CHUNK:
@@ -194,16 +184,7 @@ def _correct(
                 i // (1 << level) != j // (1 << level)
             )
             block = tl.where(corner, matrix, 0.0).to(kind)
-            right = tl.dot(block, inverse.to(kind), input_precision=PRECISION)
-            inverse -= tl.dot(inverse.to(kind), right.to(kind), input_precision=PRECISION)
-    inverse = inverse.to(mixed.dtype.element_ty)
-    key = tl.load(line + group + keys, mask=here & (keys < KEY_DIM), other=0.0)
-    key = (key * (rates * tl.exp(decay))[:, None]).to(mixed.dtype.element_ty)
-    found = tl.dot(inverse, key, input_precision=PRECISION).to(weight.dtype.element_ty)
-    to = weight + (position * HEADS + head) * KEY_DIM + keys
-    tl.store(to, found, mask=here & (keys < KEY_DIM))
-    mask = here & (values < VALUE_DIM)
-    value = tl.load(line + VALUE + head * VALUE_DIM + values, mask=mask, other=0.0)
-    value = (value * rates[:, None]).to(mixed.dtype.element_ty)
-    found = tl.dot(inverse, value, input_precision=PRECISION).to(new.dtype.element_ty)
-    tl.store(new + (position * HEADS + head) * VALUE_DIM + values, found, mask=mask)
+            right = tl.dot(block, found.to(kind), input_precision=PRECISION)
+            found -= tl.dot(found.to(kind), right.to(kind), input_precision=PRECISION)
+    to = inverse + ((begin + i).to(tl.int64) * HEADS + head) * CHUNK + j
+    tl.store(to, found.to(inverse.dtype.element_ty), mask=begin + i < end)

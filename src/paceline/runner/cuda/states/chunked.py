@@ -3,7 +3,7 @@
 In a chunk that begins with a state S, with D the sum of log decays since its beginning:
 
     new  = rate * value                                           or, by the delta rule,
-    new  = (1 + A)^-1 (rate * value) - (1 + A)^-1 (rate * exp(D) * key) @ S
+    new  = (1 + A)^-1 (rate * (value - exp(D) * key @ S))
            A[i, j] = rate[i] * exp(D[i] - D[j]) * key[i] @ key[j] for j < i, 0 for others
     read = exp(D) * query @ S + B @ new
            B[i, j] = exp(D[i] - D[j]) * query[i] @ key[j] for j <= i, 0 for others
@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.states.chunk_inputs import Chunks, corrected, with_decays
+from paceline.runner.cuda.states.chunk_inputs import Chunks, inverted, with_decays
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 
-CARRIED = 32  # values of a head that one program carries from chunk to chunk
+CARRIED = 64  # values of a head that one program carries from chunk to chunk
 CARRY_WARPS, CARRY_STAGES, READ_WARPS = 4, 3, 4
 
 
@@ -38,18 +38,19 @@ def advance(
     if not rows.chunks:
         return
     chunks = with_decays(inputs, mixed, rows, sizes, decay)
-    weight, new = corrected(chunks) if sizes.corrects else (mixed, mixed)
-    before = carry(chunks, states, weight, new)
-    read(chunks, before, new, decay.skip, out)
+    read(chunks, carry(chunks, states, inverted(chunks) if sizes.corrects else None), decay, out)
 
 
-def carry(chunks: Chunks, states: Tensor, weight: Tensor, new: Tensor) -> Tensor:
-    """The state before each chunk, [chunks, heads, key_dim, value_dim]. The delta rule completes
-    `new`."""
+def carry(chunks: Chunks, states: Tensor, inverse: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The state before each chunk, [chunks, heads, value_dim, key_dim], and what each position
+    adds, [positions, heads, value_dim]."""
     rows, sizes = chunks.rows, chunks.sizes
-    before = chunks.empty(rows.chunks, sizes.heads, sizes.key_dim, sizes.value_dim)
+    before = chunks.empty(rows.chunks, sizes.heads, sizes.value_dim, sizes.key_dim)
+    new = chunks.empty(len(chunks.mixed), sizes.heads, sizes.value_dim)
     _carry[len(rows), sizes.heads, sizes.parts(CARRIED)](
-        *(chunks.mixed, chunks.total, chunks.rate, weight, new, before, states),
+        *(chunks.mixed, chunks.total, chunks.rate),
+        chunks.mixed if inverse is None else inverse,
+        *(new, before, states),
         *(rows.slot, rows.row_start, rows.context, rows.first_chunk),
         states.stride(0),
         **chunks.constants,
@@ -58,18 +59,18 @@ def carry(chunks: Chunks, states: Tensor, weight: Tensor, new: Tensor) -> Tensor
         num_stages=CARRY_STAGES,
         launch_pdl=True,
     )
-    return before
+    return before, new
 
 
-def read(chunks: Chunks, before: Tensor, new: Tensor, skip: Tensor | None, out: Tensor) -> None:
-    """What all positions read."""
-    sizes = chunks.sizes
+def read(chunks: Chunks, carried: tuple[Tensor, Tensor], decay: Decay, out: Tensor) -> None:
+    """What all positions read, from what `carry` found."""
+    sizes, (before, new) = chunks.sizes, carried
     _read[chunks.rows.chunks, sizes.heads](
-        *(chunks.mixed, chunks.total, chunks.rate, new, before, out),
-        chunks.total if skip is None else skip,
+        *(chunks.mixed, chunks.total, new, before, out),
+        chunks.total if decay.skip is None else decay.skip,
         *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
-        SKIPS=skip is not None,
+        SKIPS=decay.skip is not None,
         SCALE=sizes.scale,
         VALUES=sizes.values(sizes.value_dim * 2),
         num_warps=READ_WARPS,
@@ -88,7 +89,7 @@ def _carry(
     mixed,
     total,
     rate,
-    weight,
+    inverse,
     new,
     before,
     states,
@@ -119,51 +120,50 @@ def _carry(
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
     if end <= first + 1:
         return
+    # The state is transposed, so that results of products are left sides of the next ones: those
+    # may stay in registers.
     kind = mixed.dtype.element_ty
-    keys, i = tl.arange(0, KEYS)[:, None], tl.arange(0, CHUNK)
-    values = (tl.program_id(2) * VALUES + tl.arange(0, VALUES))[None, :]
+    keys, i = tl.arange(0, KEYS)[None, :], tl.arange(0, CHUNK)
+    values = (tl.program_id(2) * VALUES + tl.arange(0, VALUES))[:, None]
     inside = (keys < KEY_DIM) & (values < VALUE_DIM)
-    cell = keys * VALUE_DIM + values
     own = states + tl.load(slot + row).to(tl.int64) * state_stride
-    own += head * (KEY_DIM * VALUE_DIM)
+    own += head * (KEY_DIM * VALUE_DIM) + keys * VALUE_DIM + values
     is_old = begins(row_start, context, row) == 0
-    state = tl.load(own + cell, mask=inside & is_old, other=0.0)
+    state = tl.load(own, mask=inside & is_old, other=0.0)
     chunk = tl.load(first_chunk + row)
     for begin in range(first, end, CHUNK):
-        to = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
-        tl.store(to + cell, state.to(kind), mask=inside)
-        here = begin + i < end
-        position = (begin + i).to(tl.int64)
+        here, position = begin + i < end, (begin + i).to(tl.int64)
         at = position * HEADS + head
+        group = mixed + position[:, None] * CHANNELS + KEY + head // SHARED * KEY_DIM + keys
+        key = tl.load(group, mask=here[:, None] & (keys < KEY_DIM), other=0.0)
+        line = mixed + position[None, :] * CHANNELS + VALUE + head * VALUE_DIM + values
+        mask = here[None, :] & (values < VALUE_DIM)
+        found = tl.load(line, mask=mask, other=0.0).to(tl.float32)
         decay = tl.load(total + at, mask=here, other=0.0)
+        rates = tl.load(rate + at, mask=here, other=0.0)[None, :]
         last = tl.load(total + (tl.minimum(begin + CHUNK, end) - 1).to(tl.int64) * HEADS + head)
-        mask = here[:, None] & (values < VALUE_DIM)
+        to = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
+        tl.store(to + values * KEY_DIM + keys, state.to(kind), mask=inside)
         if CORRECTS:
-            line = weight + at[:, None] * KEY_DIM + tl.arange(0, KEYS)[None, :]
-            shown = here[:, None] & (tl.arange(0, KEYS)[None, :] < KEY_DIM)
-            by_key = tl.load(line, mask=shown, other=0.0)
-            adds = new + at[:, None] * VALUE_DIM + values
-            found = tl.load(adds, mask=mask, other=0.0).to(tl.float32)
-            found -= tl.dot(by_key, state.to(kind), input_precision=PRECISION)
-            tl.store(adds, found.to(kind), mask=mask)
+            line = inverse + at[None, :] * CHUNK + i[:, None]
+            across = tl.load(line, mask=here[None, :], other=0.0)  # (1 + A)^-1, transposed
+            seen = tl.dot(state.to(kind), tl.trans(key), input_precision=PRECISION)
+            found = (found - seen * tl.exp(decay)[None, :]) * rates
+            found = tl.dot(found.to(kind), across, input_precision=PRECISION)
         else:
-            line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
-            found = tl.load(line, mask=mask, other=0.0).to(tl.float32)
-            found *= tl.load(rate + at, mask=here, other=0.0)[:, None]
-        line = mixed + position[None, :] * CHANNELS + KEY + head // SHARED * KEY_DIM + keys
-        key = tl.load(line, mask=here[None, :] & (keys < KEY_DIM), other=0.0)
-        found = tl.where(here[:, None], found * tl.exp(last - decay)[:, None], 0.0)
+            found *= rates
+        tl.store(new + at[None, :] * VALUE_DIM + values, found.to(kind), mask=mask)
+        found = tl.where(here[None, :], found * tl.exp(last - decay)[None, :], 0.0)
         state *= tl.exp(last)
-        state += tl.dot(key, found.to(kind), input_precision=PRECISION)
+        state += tl.dot(found.to(kind), key, input_precision=PRECISION)
         chunk += 1
-    tl.store(own + cell, state, mask=inside)
+    tl.store(own, state, mask=inside)
 
 
 @triton.jit
 def _read(
     mixed,
     total,
-    rate,
     new,
     before,
     out,
@@ -205,22 +205,18 @@ def _read(
     query = tl.load(group + QUERY, mask=mask, other=0.0)
     key = tl.load(group + KEY, mask=mask, other=0.0)
     cell = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
-    inside = (keys < KEY_DIM)[:, None] & (values < VALUE_DIM)
-    state = tl.load(cell + keys[:, None] * VALUE_DIM + values, mask=inside, other=0.0)
+    across = tl.arange(0, VALUES)[:, None]
+    inside = (keys < KEY_DIM)[None, :] & (across < VALUE_DIM)
+    state = tl.load(cell + across * KEY_DIM + keys[None, :], mask=inside, other=0.0)
     mask = here[:, None] & (values < VALUE_DIM)
-    if CORRECTS:
-        value = tl.load(new + at[:, None] * VALUE_DIM + values, mask=mask, other=0.0)
-        adds = value
-    else:
-        line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
-        value = tl.load(line, mask=mask, other=0.0)
-        adds = (value * tl.load(rate + at, mask=here, other=0.0)[:, None]).to(kind)
+    adds = tl.load(new + at[:, None] * VALUE_DIM + values, mask=mask, other=0.0)
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
     scores = (scores * tl.exp(between)).to(kind)
-    found = tl.dot(query, state, input_precision=PRECISION) * tl.exp(decay)[:, None]
+    found = tl.dot(query, tl.trans(state), input_precision=PRECISION) * tl.exp(decay)[:, None]
     found += tl.dot(scores, adds, input_precision=PRECISION)
     if SKIPS:
-        found += tl.load(skip + head) * value
+        line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values
+        found += tl.load(skip + head) * tl.load(line, mask=mask, other=0.0)
     to = out + at[:, None] * VALUE_DIM + values
     tl.store(to, (found * SCALE).to(out.dtype.element_ty), mask=mask)

@@ -10,7 +10,7 @@ from paceline.runner.cuda.kernels.layers import activated
 from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows, begins
 
 LINE = 128  # channels of a program
-CHUNK_WARPS = 8
+TILE = 16  # positions of a program: many small ones hide how long a read takes
 TAIL_LINE = 512  # of a program that keeps tails
 
 
@@ -56,7 +56,7 @@ class Convolution:
     def chunks(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
         """Convolve all rows of several positions."""
         if rows.chunks:
-            self._launch(rows.chunks, CHUNK, inputs, rows, tails, out)
+            self._launch(rows.chunks * (CHUNK // TILE), TILE, inputs, rows, tails, out)
 
     def singles(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
         """Convolve all rows of one position."""
@@ -65,7 +65,7 @@ class Convolution:
     def _launch(
         self,
         programs: int,
-        chunk: int,
+        tile: int,
         inputs: Tensor,
         rows: CudaStateRows,
         tails: Tensor,
@@ -91,8 +91,9 @@ class Convolution:
             UNIT=self.unit,
             WIDTH=self.width,
             PADDED=triton.next_power_of_2(self.width),
-            CHUNK=chunk,
-            num_warps=CHUNK_WARPS if chunk > 1 else 1,
+            TILE=tile,
+            TILES=CHUNK // TILE,
+            num_warps=4 if tile > 1 else 1,
             launch_pdl=True,
         )
 
@@ -205,14 +206,16 @@ def _convolve(
     UNIT: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    if CHUNK > 1:
-        row, end = tl.load(chunk_row + tl.program_id(0)), tl.load(chunk_end + tl.program_id(0))
-        begin = tl.load(chunk_begin + tl.program_id(0))
-        if row < 0:
+    if TILE > 1:
+        chunk = tl.program_id(0) // TILES
+        row, end = tl.load(chunk_row + chunk), tl.load(chunk_end + chunk)
+        begin = tl.load(chunk_begin + chunk) + tl.program_id(0) % TILES * TILE
+        if begin >= end:
             return
         first = tl.load(row_start + row)
     else:
@@ -226,16 +229,18 @@ def _convolve(
     line = tl.program_id(1) * WIDTH
     column = tl.arange(0, PADDED)[None, :]
     channel = line + column
-    position = begin + tl.arange(0, CHUNK)[:, None]
+    position = begin + tl.arange(0, TILE)[:, None]
     there = (column < WIDTH) & (channel < CHANNELS)
     mask = there & (position < end)
-    found = tl.zeros((CHUNK, PADDED), tl.float32)
+    found = tl.zeros((TILE, PADDED), tl.float32)
     for tap in tl.static_range(TAPS):
         source = position - (TAPS - 1) + tap
         at = source.to(tl.int64) * STRIDE + FIRST + channel
-        x = given(inputs + at, mask & (source >= first), PRODUCT)
-        kept = (source - first + (TAPS - 1)) * CHANNELS + channel
-        x += tl.load(tail + kept, mask=mask & (source < first) & is_old, other=0.0).to(tl.float32)
+        x = given(inputs + at, mask & (source >= 0), PRODUCT)
+        before = (source - first + (TAPS - 1)) * CHANNELS + channel
+        is_before = mask & (source < first)
+        past = tl.load(tail + before, mask=is_before & is_old, other=0.0).to(tl.float32)
+        x = tl.where(is_before, past, x)
         found += x * tl.load(weight + tap * CHANNELS + channel, mask=there, other=0.0).to(
             tl.float32
         )

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.runner.models.architectures.experts import CORRECTED
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
+from paceline.runner.models.gguf_config import layer_types
 from paceline.runner.models.hf_config import ALONE, BOTH, FULL, STATE
 from paceline.runner.models.linear_spec import Multiplier
 from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
@@ -15,7 +16,13 @@ from paceline.runner.models.states.kda import kda
 from paceline.runner.models.states.mamba1 import mamba1
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, MTPNames, TextPart, Traits
+from paceline.runner.models.traits import (
+    DecoderNames,
+    MTPNames,
+    NormNames,
+    TextPart,
+    Traits,
+)
 from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
@@ -95,10 +102,21 @@ def lfm2_entries(read: ConfigEntries) -> Mapping[str, Any]:
     }
 
 
+def lfm2_header(read: ConfigEntries) -> Mapping[str, Any]:
+    """The width of the MLP is what it is."""
+    return {
+        "layer_types": layer_types(read, STATE),
+        "conv_L_cache": read.need("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 LFM2 = Traits(
     qk_norm=True,
+    norms=NormNames(last_in_gguf="token_embd_norm"),
     states=short_conv,
     entries=lfm2_entries,
+    header=lfm2_header,
     names=(
         ("norm", "embedding_norm"),
         ("input_layernorm", "operator_norm"),
@@ -193,13 +211,44 @@ def nemotron_entries(read: ConfigEntries) -> Mapping[str, Any]:
     }
 
 
+def nemotron_header(read: ConfigEntries) -> Mapping[str, Any]:
+    """A layer with a width is an MLP, or an MoE in models with experts."""
+    plain, moe = ALONE
+    alone = moe if read.get("expert_count") else plain
+    widths: list[int] = read.need("feed_forward_length")
+    others = layer_types(read, STATE)
+    heads = read.number("ssm.time_step_rank")
+    return {
+        "layers_block_type": [
+            alone if width else other for width, other in zip(widths, others, strict=True)
+        ],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": read.number("ssm.inner_size") // heads,
+        "n_groups": read.get("ssm.group_count"),
+        "ssm_state_size": read.get("ssm.state_size"),
+        "conv_kernel": read.get("ssm.conv_kernel"),
+        "n_routed_experts": read.get("expert_count"),
+        "num_experts_per_tok": read.get("expert_used_count"),
+        "moe_intermediate_size": read.get("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": read.get("expert_shared_feed_forward_length"),
+        "moe_latent_size": read.get("moe_latent_size"),
+        "norm_topk_prob": read.get("expert_weights_norm"),
+        "routed_scaling_factor": read.get("expert_weights_scale"),
+        "n_group": read.get("expert_group_count"),
+        "topk_group": read.get("expert_group_used_count"),
+    }
+
+
 NEMOTRON_H = Traits(
+    gguf="nemotron_h",
     activation="relu2",
     gated_mlp=False,
     experts=replace(CORRECTED, block="mixer"),
     decoder=DecoderNames("backbone", older="model"),
     states=partial(mamba2, layer="mixer"),
     entries=nemotron_entries,
+    header=nemotron_header,
+    norms=NormNames(mlp_in_gguf="attn_norm"),
     names=(
         ("embed_tokens", "embeddings"),
         ("norm", "norm_f"),
@@ -254,17 +303,30 @@ def jamba_entries(read: ConfigEntries) -> Mapping[str, Any]:
     every, first = read.number("expert_layer_period", 2), read.get("expert_layer_offset", 1)
     count = read.get("num_experts", 16)
     return {
-        "layer_types": kinds,
+        "layer_types": read.get("layer_types", kinds),
         "num_experts": count if count > 1 else None,
         "num_experts_per_tok": read.get("num_experts_per_tok", 2),
-        "moe_layers": [layer for layer in layers if layer % every == first],
+        "moe_layers": read.get("moe_layers", [layer for layer in layers if layer % every == first]),
         "no_rope_layer_interval": 1,
+    }
+
+
+def jamba_header(read: ConfigEntries) -> Mapping[str, Any]:
+    return {
+        "layer_types": layer_types(read, STATE),
+        "num_experts": read.get("expert_count", 1),
+        "num_experts_per_tok": read.get("expert_used_count"),
+        "mamba_expand": read.number("ssm.inner_size") // read.number("embedding_length"),
+        "mamba_d_state": read.need("ssm.state_size"),
+        "mamba_d_conv": read.need("ssm.conv_kernel"),
+        "mamba_dt_rank": read.need("ssm.time_step_rank"),
     }
 
 
 JAMBA = Traits(
     states=mamba1,
     entries=jamba_entries,
+    header=jamba_header,
     experts=ExpertTraits("feed_forward", router="router"),
     names=FEED_FORWARD,
 )

@@ -53,11 +53,12 @@ class LayerTensors:
         folded = () if multiplier is None else (multiplier,)
         return LinearSpec((weight,), bias, () if format is None else (format,), folded)
 
-    def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec:
+    def tensor(self, name: str, gguf: str, *shape: int, is_decay: bool = False) -> TensorSpec:
         """A tensor whose whole name this is."""
         name, gguf = self._names(name, gguf)
         whole, *aliases = tensor_names(self.config, name)
-        return TensorSpec(whole, shape, GGUFForm(gguf), aliases=tuple(aliases))
+        form = GGUFForm(gguf, any_shape=True, is_decay=is_decay)
+        return TensorSpec(whole, shape, form, aliases=tuple(aliases))
 
     def kv_scale(self, kind: str) -> TensorSpec:
         """The scale of keys or values in an fp8 KV cache, under one of the names in use."""

@@ -104,7 +104,7 @@ class GatedDeltaSizes:
             convolution=tensors.tensor(
                 f"{LAYER}.conv1d.weight", "ssm_conv1d.weight", channels, 1, self.positions
             ),
-            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", self.value_heads),
+            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", self.value_heads, is_decay=True),
             decay_bias=tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt.bias", self.value_heads),
             head_norm=NormSpec(head_norm, self.eps, 0.0),
             output=tensors.linear(f"{LAYER}.out_proj", "ssm_out", (self.width, values)),

@@ -90,7 +90,7 @@ class KDASizes:
                 )
                 for one in "qkv"
             ),
-            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", 1, 1, self.heads, 1),
+            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", 1, 1, self.heads, 1, is_decay=True),
             decay_bias=tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt.bias", inner),
             head_norm=NormSpec(head_norm, self.eps, 0.0),
             output=tensors.linear(f"{LAYER}.o_proj", "attn_output", (self.width, inner)),

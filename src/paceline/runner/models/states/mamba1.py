@@ -94,7 +94,7 @@ class Mamba1Sizes:
             query_norm=its_norm("c", size),
             times=tensors.linear(f"{LAYER}.dt_proj", "ssm_dt", (channels, self.rank)),
             time_bias=tensors.tensor(f"{LAYER}.dt_proj.bias", "ssm_dt.bias", channels),
-            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", channels, size),
+            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", channels, size, is_decay=True),
             skip=tensors.tensor(f"{LAYER}.D", "ssm_d", channels),
             output=tensors.linear(f"{LAYER}.out_proj", "ssm_out", (width, channels), self.has_bias),
         )

@@ -134,7 +134,7 @@ class Mamba2Sizes:
                 f"{layer}.conv1d.weight", "ssm_conv1d.weight", channels, 1, self.positions
             ),
             bias=bias,
-            log_decay=tensors.tensor(f"{layer}.A_log", "ssm_a", self.heads),
+            log_decay=tensors.tensor(f"{layer}.A_log", "ssm_a", self.heads, is_decay=True),
             time_bias=tensors.tensor(f"{layer}.dt_bias", "ssm_dt.bias", self.heads),
             skip=tensors.tensor(f"{layer}.D", "ssm_d", self.heads),
             limits=self.limits,

@@ -44,7 +44,7 @@ class StateSpec(Protocol):
 class NamedTensors(Protocol):
     """Names the tensors of one layer."""
 
-    def tensor(self, name: str, gguf: str, *shape: int) -> TensorSpec: ...
+    def tensor(self, name: str, gguf: str, *shape: int, is_decay: bool = False) -> TensorSpec: ...
 
     def linear(
         self, name: str, gguf: str, shape: tuple[int, int], has_bias: bool = False

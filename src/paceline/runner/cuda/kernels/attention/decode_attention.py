@@ -8,6 +8,7 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.attention.heads import grown
 from paceline.runner.cuda.kernels.layers import capped
 
 
@@ -52,6 +53,9 @@ def decode(
     ROTATES_FIRST: tl.constexpr,
     VALUE_NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
+    GROWTH: tl.constexpr,
+    GROWTH_LENGTH: tl.constexpr,
+    GROWTH_OFFSET: tl.constexpr,
 ):
     """Parts of the contexts of rows of one position each, as `context_parts` has listed them.
 
@@ -128,6 +132,8 @@ def decode(
             position = end - 1
         angle = cos_sin + position.to(tl.int64) * DIM
         q = _rotated(line, head, real, angle, factor, floor, DIM, WIDTH, NORMED, ROTATES_FIRST)
+        if GROWTH > 0:
+            q *= grown(end - 1, GROWTH, GROWTH_LENGTH, GROWTH_OFFSET)
         q = q.to(query.dtype.element_ty)
         one = HEADS + kv_head + tl.arange(0, 1)
         whole = (one >= 0)[:, None] & (dims < DIM)[None, :]

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from paceline.runner.cuda.kernels.layers import WIDE, DeferredNorm, row_length
 from paceline.runner.kv_store import KVStore
+from paceline.runner.models.rope import QueryGrowth
 
+NO_GROWTH = QueryGrowth(0.0, 1, 0)
 MOST_HEADS = 8  # that one program rotates
 COLUMNS = 1024  # that one program multiplies by gates
 
@@ -33,6 +35,7 @@ class HeadRotation:
     is_by_row       `cos_sin` has the positions of this step, in their order
     rotates_first   the rotation is before this norm
     value_floor     the smallest length that the norm of values divides by; None: there is none
+    growth          of queries with their position; None: there is none
     """
 
     cos_sin: Tensor
@@ -41,11 +44,16 @@ class HeadRotation:
     is_by_row: bool = False
     rotates_first: bool = False
     value_floor: float | None = None
+    growth: QueryGrowth | None = None
 
     @property
-    def constants(self) -> dict[str, bool]:
+    def constants(self) -> dict[str, float]:
         """What kernels are compiled for."""
+        growth = self.growth or NO_GROWTH
         return {
+            "GROWTH": growth.factor,
+            "GROWTH_LENGTH": growth.length,
+            "GROWTH_OFFSET": growth.offset,
             "NORMED": self.factor is not None,
             "ROTATES_FIRST": self.rotates_first,
             "VALUE_NORMED": self.value_floor is not None,
@@ -112,6 +120,12 @@ def _launch(
 
 
 @triton.jit
+def grown(position, FACTOR: tl.constexpr, LENGTH: tl.constexpr, OFFSET: tl.constexpr):
+    """The factor of the query at a position: see `QueryGrowth`."""
+    return 1.0 + FACTOR * tl.log(1.0 + ((position + OFFSET) // LENGTH).to(tl.float32))
+
+
+@triton.jit
 def _rotate_and_store(
     qkv,
     cos_sin,
@@ -135,6 +149,9 @@ def _rotate_and_store(
     ROTATES_FIRST: tl.constexpr,
     VALUE_NORMED: tl.constexpr,
     BY_ROW: tl.constexpr,
+    GROWTH: tl.constexpr,
+    GROWTH_LENGTH: tl.constexpr,
+    GROWTH_OFFSET: tl.constexpr,
     STREAM: tl.constexpr,
     STREAM_PADDED: tl.constexpr,
 ):
@@ -176,6 +193,9 @@ def _rotate_and_store(
         length = tl.sqrt((squares + value_floor * value_floor) / DIM)[:, None]
         low, high = low / length, high / length
     if first < HEADS:
+        if GROWTH > 0:
+            size = grown(tl.load(position + index), GROWTH, GROWTH_LENGTH, GROWTH_OFFSET)
+            low, high = low * size, high * size
         tl.store(qkv + here + spot, low.to(qkv.dtype.element_ty), mask=mask)
         tl.store(qkv + here + spot + HALF, high.to(qkv.dtype.element_ty), mask=mask)
     else:
