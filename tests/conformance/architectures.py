@@ -225,7 +225,12 @@ YARN = {
 
 # Entries of all ropes of an architecture.
 OWN_ROPE = {
-    "ministral3": {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6},
+    "ministral3": {
+        "llama_4_scaling_beta": 0.5,
+        "original_max_position_embeddings": 6,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
 }
 # By name: entries of config.json, which all architectures get alike. Models of transformers get
 # those that it knows for their architecture.

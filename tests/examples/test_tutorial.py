@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 TESTED_APART = {"prefill_decode_proxy", "tool_loop"}
 # What the output of a script must have.
 SHOWN = {
-    "offline_batch": [r"The capital of France is' -> ' Paris", r"waited \d+ ms.*max_num_seqs"],
+    "offline_batch": [r"The capital of France is' -> ' Paris", r"waited [\d.]+ m?s.*max_num_seqs"],
     "chat": [r"> Which of the two is longer\?\n.+", r"[1-9]\d+ prompt tokens came from"],
     "stream": [r"whole: .{40}", r"beginning: .{10,24}\n"],
     "structured_output": [r"name='.*' country='.*' size='(small|large)' inhabitants=\d+"],

@@ -38,7 +38,7 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 NORMS = {"post_attention_layernorm": "ffn_norm"}
-PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe")
+PAIRED = ("llama", "mixtral", "granite", "smollm3", "arcee", "granitemoe", "ministral3")
 # Architectures that files name otherwise.
 CALLED = {
     "mixtral": "llama",
@@ -50,6 +50,9 @@ CALLED = {
     "nemotronh": "nemotron_h",
     "nemotronhmoe": "nemotron_h_moe",
     "exaonemoe": "exaone-moe",
+    "ministral3": "mistral3",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "gptoss": "gpt-oss",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
 WITH_STATES = ("jamba", "lfm2", "nemotronh", "nemotronhmoe")
@@ -69,6 +72,8 @@ RENAMED: dict[str, Callable[[str], str]] = {
     "granitemoe": lambda name: name.replace("moe.router", "moe.router.layer"),
     "nemotronh": lambda name: name.replace("model.", "backbone."),
     "nemotronhmoe": lambda name: name.replace("model.", "backbone."),
+    "gptoss": lambda name: name.replace("sinks", "sinks.weight"),
+    "ernie4_5_moe": lambda name: name.replace("gate.moe_statics", "moe_statics"),
 }
 
 
@@ -96,16 +101,26 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
-def experts_of(name: str, array: np.ndarray[Any, Any]) -> Tensors:
+# Architectures that have inputs of experts before their outputs.
+TRANSPOSED = ("gptoss", "llama4")
+
+
+def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Tensors:
     """Those of all experts of a layer, which are one tensor in both formats."""
-    layer, kind = name.split(".")[2], name.rpartition(".")[2]
-    if kind in ("down_proj", "up_proj"):
-        stem = kind.removesuffix("_proj")
-        return {f"blk.{layer}.ffn_{stem}_exps.weight": np.ascontiguousarray(array)}
-    gate, up = np.split(array, 2, axis=1)
+    layer, linear = name.split(".")[2], name.rpartition(".")[2]
+    linear, kind = linear.removesuffix("_bias"), "bias" if linear.endswith("_bias") else "weight"
+    if kind == "weight" and architecture in TRANSPOSED:
+        array = array.mT
+    if linear in ("down_proj", "up_proj"):
+        stem = linear.removesuffix("_proj")
+        return {f"blk.{layer}.ffn_{stem}_exps.{kind}": np.ascontiguousarray(array)}
+    if architecture == "gptoss":
+        gate, up = array[:, ::2], array[:, 1::2]
+    else:
+        gate, up = np.split(array, 2, axis=1)
     return {
-        f"blk.{layer}.ffn_gate_exps.weight": np.ascontiguousarray(gate),
-        f"blk.{layer}.ffn_up_exps.weight": np.ascontiguousarray(up),
+        f"blk.{layer}.ffn_gate_exps.{kind}": np.ascontiguousarray(gate),
+        f"blk.{layer}.ffn_up_exps.{kind}": np.ascontiguousarray(up),
     }
 
 
@@ -115,8 +130,10 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
     corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
     for name, tensor in (*model.named_parameters(), *corrections):
         array = tensor.numpy()
+        if name.endswith("correction_bias"):
+            array = array.flatten()
         if ".experts." in name:
-            tensors |= experts_of(name, array.mT if architecture == "llama4" else array)
+            tensors |= experts_of(name, array, architecture)
             continue
         if architecture in PAIRED and ".q_proj." in name:
             array = paired(array, config.num_attention_heads)
@@ -176,6 +193,9 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if rope["rope_type"] == "longrope":
         writer.add_rope_scaling_attn_factors(rope["attention_factor"])
         for length in ("short", "long"):
@@ -196,19 +216,24 @@ def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
             add(getattr(config, name))
 
 
+def first_of(config: Any, *names: str) -> int:
+    return next(getattr(config, name) for name in names if hasattr(config, name))
+
+
 def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
-    count = getattr(config, "num_local_experts", None) or config.num_experts
-    writer.add_expert_count(count)
-    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_count(first_of(config, "num_local_experts", "num_experts", "moe_num_experts"))
+    writer.add_expert_used_count(first_of(config, "num_experts_per_tok", "moe_k"))
     if architecture == "llama4":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "ernie4_5_moe":
+        shared = config.moe_num_shared_experts * config.moe_intermediate_size
+        writer.add_expert_shared_feed_forward_length(shared)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if architecture in ("dots1", "exaonemoe", "glm4moe", "nemotronhmoe"):
-        shared = getattr(config, "n_shared_experts", None) or config.num_shared_experts
-        writer.add_expert_shared_count(shared)
+        writer.add_expert_shared_count(first_of(config, "n_shared_experts", "num_shared_experts"))
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
@@ -246,7 +271,8 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(7)
     writer.add_bos_token_id(1)
-    if hasattr(config, "num_experts_per_tok") and architecture != "nemotronh":
+    has_experts = hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k")
+    if has_experts and architecture != "nemotronh":
         write_experts(writer, architecture, config)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -271,10 +297,12 @@ NAMED_BY_PACKAGE = (
     "cohere2",
     "dots1",
     "ernie4_5",
+    "ernie4_5_moe",
     "exaone4",
     "exaonemoe",
     "glm4",
     "glm4moe",
+    "gptoss",
     "granite",
     "granitemoe",
     "hunyuandensev1",
@@ -285,6 +313,7 @@ NAMED_BY_PACKAGE = (
     "minimaxm2",
     "nemotronh",
     "nemotronhmoe",
+    "ministral3",
     "olmo2",
     "olmo3",
     "olmoe",

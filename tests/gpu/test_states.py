@@ -4,16 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_states import DELTA, MAMBA2, Layer
+from paceline.runner.cuda.states.chunked import advance
+from paceline.runner.cuda.states.recurrence import RecurrenceSizes, step
 from paceline.runner.layers.mixers.recurrence import Recurrence, run
+from paceline.runner.state_store import StateStore
 from tests.gpu.support import ON_GPU, replayed
-
-try:
-    from benchmarks.gpu_states import DELTA, MAMBA2, Layer
-    from paceline.runner.cuda.states.chunked import advance
-    from paceline.runner.cuda.states.recurrence import RecurrenceSizes, step
-    from paceline.runner.state_store import StateStore
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 COUNTS = [300, 1, 64, 65, 2]

@@ -19,7 +19,7 @@ BACKENDS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
 }
-KERNELS = ("cuda/kernels/", "cuda/gemm/")  # folders whose modules may use triton
+KERNELS = "cuda/"  # the folder whose modules may use triton
 HEAVY = "paceline.runner.weights.safetensors"
 PACKED = "paceline.runner.layers.packed_cache"  # nothing that a GPU needs may import it either
 MAY_IMPORT_HEAVY = {"draft_heads/eagle3_folder.py", "weights/files.py"}

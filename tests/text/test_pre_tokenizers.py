@@ -21,6 +21,8 @@ def cut(name: str, text: str) -> list[str]:
         ("smollm", "a 12\n\n3", ["a", " ", "1", "2", "\n\n", "3"]),
         ("llama-bpe", "IT'S 12345 ok!\n", ["IT", "'S", " ", "123", "45", " ok", "!\n"]),
         ("qwen2", "IT'S 12", ["IT", "'S", " ", "1", "2"]),
+        ("gpt-4o", "fooBar's 12345/", ["foo", "Bar's", " ", "123", "45", "/"]),
+        ("glm4", "IT'S 1234", ["IT", "'S", " ", "123", "4"]),
         ("tekken", "fooBar HTTPServer/", ["foo", "Bar", " HTTPServer", "/"]),
     ],
 )
@@ -35,6 +37,13 @@ def test_where_text_is_cut(name: str, text: str, pieces: list[str]) -> None:
         ("llama3", "llama-bpe"),
         ("llama-v3", "llama-bpe"),
         ("deepseek-r1-qwen", "qwen2"),
+        ("olmo", "gpt-2"),
+        ("exaone4", "gpt-2"),
+        ("refact", "smollm"),
+        ("starcoder", "smollm"),
+        ("command-r", "smollm"),
+        ("chatglm-bpe", "glm4"),
+        ("llama4", "gpt-4o"),
     ],
 )
 def test_names_that_mean_the_same(name: str, same: str) -> None:

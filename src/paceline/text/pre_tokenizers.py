@@ -17,6 +17,12 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
 )
+# The same, with contractions behind words and up to three digits.
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,19 @@ class SplitRules:
 SPLIT_RULES = {
     "default": SplitRules((GPT2,)),
     "gpt-2": SplitRules((GPT2,)),
+    "olmo": SplitRules((GPT2,)),
+    "exaone4": SplitRules((GPT2,)),
     "smollm": SplitRules((SINGLE_DIGITS, GPT2)),
+    "starcoder": SplitRules((SINGLE_DIGITS, GPT2)),
+    "refact": SplitRules((SINGLE_DIGITS, GPT2)),  # of Granite
+    "command-r": SplitRules((SINGLE_DIGITS, GPT2)),
     "llama-bpe": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
     "llama-v3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
     "llama3": SplitRules((LLAMA3,), keeps_words=True, adds_bos=True),
+    "glm4": SplitRules((LLAMA3,)),
+    "chatglm-bpe": SplitRules((LLAMA3,)),
+    "gpt-4o": SplitRules((GPT4O,)),
+    "llama4": SplitRules((GPT4O,)),
     "tekken": SplitRules((TEKKEN,), keeps_words=True, adds_bos=True),
     "qwen2": SplitRules((QWEN2,), composes=True),
     "deepseek-r1-qwen": SplitRules((QWEN2,), composes=True),

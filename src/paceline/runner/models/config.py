@@ -383,7 +383,7 @@ class ModelConfig:
             local_rope=local,
             rotary_dim=gguf_config.rotary_dim(read, head_dim),
             unrotated=traits.unrotated(windows),
-            growth=read.get("query_growth"),
+            growth=gguf_config.growth(read),
             attention_bias=tensors.has_bias("attn_q") or tensors.has_bias("attn_qkv"),
             output_bias=tensors.has_bias("attn_output"),
             mlp_bias=tensors.has_bias("ffn_down"),

@@ -373,4 +373,5 @@ def experts_of_gguf(
             of_inputs=traits.shares_of_inputs,
         ),
         shared_width=(shared or width * read.get("expert_shared_count", 1)) if traits.shared else 0,
+        clamp=traits.clamp,
     )

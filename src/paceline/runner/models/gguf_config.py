@@ -9,7 +9,15 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.architecture import Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import have_routers
-from paceline.runner.models.rope import Frequencies, Rope, RopeChoice, divided, frequencies, scaled
+from paceline.runner.models.rope import (
+    Frequencies,
+    QueryGrowth,
+    Rope,
+    RopeChoice,
+    divided,
+    frequencies,
+    scaled,
+)
 from paceline.runner.models.traits import Traits, named_in_gguf
 
 HEAD = "output.weight"  # a file without it has a tied head
@@ -135,6 +143,13 @@ def norm_eps(read: ConfigEntries, traits: Traits) -> float:
     return float(read.need(f"attention.{name}"))
 
 
+def growth(read: ConfigEntries) -> QueryGrowth | None:
+    """Of queries: as the architecture has it, or in steps of the length before scaling."""
+    if (factor := read.get("attention.temperature_scale")) is None:
+        return read.get("query_growth")
+    return QueryGrowth(float(factor), read.number("rope.scaling.original_context_length"), 0)
+
+
 def multipliers(read: ConfigEntries, traits: Traits) -> Multipliers:
     logits = float(read.get("logit_scale", 1.0))
     return Multipliers(
@@ -188,8 +203,11 @@ def _scaling(read: ConfigEntries) -> dict[str, Any]:
         "rope.scaling.original_context_length"
     ) or read.number("context_length")
     if kind == "yarn":
+        scaling["truncate"] = read.get("rope.scaling.truncate", True)
         scaling["beta_fast"] = read.get("rope.scaling.yarn_beta_fast")
         scaling["beta_slow"] = read.get("rope.scaling.yarn_beta_slow")
+        if every := read.get("rope.scaling.yarn_log_multiplier"):  # of queries and keys alike
+            scaling["mscale"] = scaling["mscale_all_dim"] = every
         if (amplitude := read.get("rope.scaling.attn_factor")) is not None:
             scaling["attention_factor"] = amplitude * (1 + 0.1 * log(factor))
     return scaling

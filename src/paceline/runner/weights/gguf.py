@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint, with the names and layouts of HF."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -233,11 +234,13 @@ class GGUF:
         self._tensors = {name: tensors[name] for name in tensors if name not in known}
         for name, form in self._forms.items():
             if form.name in tensors:
-                self._add(name, tensors[form.name], form.part)
+                self._add(name, tensors[form.name], form.part, self._wanted[name])
 
-    def _add(self, name: str, stored: GGUFTensor, part: int | None) -> None:
+    def _add(self, name: str, stored: GGUFTensor, part: int | None, shape: Shape) -> None:
+        """The format has no dimensions of 1 in front."""
         if part is None:
-            self._tensors[name] = stored
+            is_flat = (1, *stored.shape) == shape
+            self._tensors[name] = replace(stored, shape=shape) if is_flat else stored
         elif part < stored.shape[0]:
             self._tensors[name] = stored.part(part)
 

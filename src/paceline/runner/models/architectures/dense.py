@@ -78,7 +78,9 @@ ARCHITECTURES = {
     # a window in every layer, if the file gives one
     "mistral": Traits(global_every=0),
     "ministral": Traits(global_every=0),
-    "ministral3": Traits(global_every=0, entries=ministral3_entries),
+    "ministral3": Traits(
+        gguf="mistral3", global_every=0, paired_in_gguf=True, entries=ministral3_entries
+    ),
     # Phi-3, Phi-3.5 and Phi-4: linears of the same input are stored as one
     "phi3": Traits(fused_linears=True, global_every=0),
     # Qwen 2 and 2.5: queries, keys and values have a bias

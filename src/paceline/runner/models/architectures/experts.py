@@ -19,6 +19,9 @@ MIXTRAL = Traits(
 QWEN3MOE = Traits(qk_norm=True, experts=ExpertTraits("mlp"))
 # gpt-oss: sinks, a window in every other layer, and experts with biases and clamped gates
 GPTOSS = Traits(
+    gguf="gpt-oss",
+    gguf_defaults=(("rope.scaling.truncate", False),),
+    norms=NormNames(mlp_in_gguf="post_attention_norm"),
     global_every=2,
     sinks=True,
     experts=ExpertTraits(
@@ -55,6 +58,7 @@ GLM4MOE = Traits(
 )
 # ERNIE 4.5: a router of softmax with a correction
 ERNIE4_5_MOE = Traits(
+    gguf="ernie4_5-moe",
     adjacent_pairs=True,
     tied_embedding=True,
     experts=ExpertTraits(
