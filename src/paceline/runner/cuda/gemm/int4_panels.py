@@ -1,8 +1,7 @@
 """Linears of 4-bit weights, as fast as they can be read, in CUDA C++ and with decoded weights.
 
 The kernel is `int4_gemm.cu`. This module arranges weights for it, chooses its shape and launches
-it. It is not in the list of kernels in `linears.py`, and so computes no model, until the tests of
-`tests/gpu/test_quantized_linears.py` have passed on a GPU and it is faster there than `int4.py`.
+it.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
@@ -38,7 +37,7 @@ CODE_BYTES = PANEL * PANEL // 2
 GROUPS = (32, 64, 128)  # inputs that share a scale
 ZERO_BITS = 31  # the lowest bits of a scale: its zero
 LEAST_ROWS, MOST_TILE, WIDE_TILE = 8, 128, 64  # rows of a launch; up to WIDE_TILE, blocks are wider
-MOST_ROWS = 512  # beyond, decoding the weights costs less than to read them several times
+MOST_ROWS = 64  # beyond, sums over multiprocessors cost more than decoding the weights
 MOST_STAGES = 12
 
 
