@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_speculation
     python -m benchmarks.gpu_speculation qwen3-8b triton 1 8 64 --proposers ngram,suffix,scripted
+    python -m benchmarks.gpu_speculation qwen3-8b triton 1 8 64 256 --proposers mtp
 
 Weights are random, in the shapes of the named models: the speed is the same. What they sample is
 known. It needs numpy, torch and triton alone.
@@ -11,9 +12,13 @@ known. It needs numpy, torch and triton alone.
                   differ from it in some places: without drafts, with `fixed`, and with `adaptive`
     right         the same with a scripted proposer, by the share of its drafts that are right;
                   `adaptive` has to notice what does not pay
+    head          the same with an MTP head, whose drafts are computed and then replaced, so that
+                  four of five are right. `no head` is the model alone, to which ratios refer
 """
 
 import argparse
+import gc
+from dataclasses import replace
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -21,43 +26,81 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, Counting, drawn, submit
+from benchmarks.gpu import DEPTH, MAX_MODEL_LEN, ROWS, Bench, Counting, OneToken, drawn, submit
 from paceline import Scheduler, StepResult
 from paceline.core.capabilities import StepTimes
 from paceline.core.plan import Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.engine.loop.turn_times import TurnTimer
-from paceline.runner.proposer import Proposer, load
+from paceline.runner.cuda.drafting.mtp import CudaMtp
+from paceline.runner.draft_heads.mtp import MTPWeights
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.models.traits import MTPNames
+from paceline.runner.proposer import DraftInput, Drafts, Proposer, load
+from paceline.runner.proposers.ngram import Ngram
 from paceline.wiring.device import MEASURED_S
 
 CONTEXT, OUTPUT, DRAFTS = 512, 256, 4
-SHARES = (0.0, 0.5, 0.9)
+SHARES, HEAD_SHARE = (0.0, 0.5, 0.9), 0.8
 ROUNDS = 2
 QUOTING_DRAFTS = 8
 PASSAGE, EDITED, BEGINNING = 480, 24, 8  # tokens of a passage, between its edits, and quoted
 
 
-class Scripted(Proposer):
-    """Proposes the token that the model always samples, or another where it is to be wrong,
-    without reading on the host.
+class Script:
+    """Says the token that the model always samples, or another where drafts are to be wrong. A
+    request is known by the first token of its prompt."""
 
-    A slot is known by the first token of its prompt.
-    """
+    def __init__(self) -> None:
+        self.token = torch.zeros((), dtype=torch.int64, device="cuda")  # what the model samples
+        # By the first token of the prompt; in place, because graphs read it.
+        self.wrong = torch.zeros((ROWS, MAX_MODEL_LEN), dtype=torch.bool, device="cuda")
+
+    def guess(self, first: Tensor, known: Tensor, most: int) -> Tensor:
+        """Drafts [rows, most] behind so many known tokens [rows], by first tokens [rows]."""
+        places = torch.arange(most, device=first.device)
+        at = (known[:, None] + places).clamp(max=self.wrong.shape[1] - 1).long()
+        return self.token + self.wrong[first[:, None].long().clamp(max=ROWS - 1), at]
+
+
+class Scripted(Proposer):
+    """Proposes what a script says, without reading on the host."""
 
     on_device = True
 
     def __init__(self, config: SpeculationConfig) -> None:
         super().__init__(config)
-        self.token = torch.zeros((), dtype=torch.int64, device="cuda")  # what the model samples
-        # By the first token of the prompt; in place, because graphs read it.
-        self.wrong = torch.zeros((ROWS, MAX_MODEL_LEN), dtype=torch.bool, device="cuda")
+        self.script = Script()
 
     def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
         places = torch.arange(most, device=tokens.device)
-        at = (known[:, None] + places).clamp(max=self.wrong.shape[1] - 1)
-        prompt = tokens[:, :1].long().clamp(max=ROWS - 1)
-        guess = self.token + self.wrong[prompt, at]
+        guess = self.script.guess(tokens[:, 0], known, most)
         return torch.where(places < number[:, None], guess, -1)
+
+
+class ScriptedHead(CudaMtp):
+    """Drafts with a head, and returns what a script says instead."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.script = Script()
+
+    @staticmethod
+    def of(name: str) -> "ScriptedHead":
+        """With random weights, for a model of any shape."""
+        config = ModelConfig.of_hf(Bench.shape(name))
+        traits = replace(config.traits, mtp=MTPNames())
+        config = replace(config, tied_embedding=False, traits=traits)
+        weights = MTPWeights(OneToken(config, device="cuda"))
+        head = ScriptedHead.load_head(weights, MAX_MODEL_LEN)
+        speculation = SpeculationConfig(num_speculative_tokens=DRAFTS, proposer="mtp")
+        return ScriptedHead(speculation, head, weights.target_ids(), None, torch.bfloat16)
+
+    def draft(self, rows: DraftInput) -> Drafts:
+        found = super().draft(rows).ids
+        first = self.runner.columns.tokens[rows.slot.long(), 0]
+        guess = self.script.guess(first, rows.known, found.shape[1])
+        return Drafts(torch.where(found >= 0, guess, -1))
 
 
 def prompts_of(rows: int) -> list[list[int]]:
@@ -180,14 +223,49 @@ def quote(name: str, attention: str, proposer: str, rows: list[int]) -> None:
             bench.say(case=f"quoting rows:{number}", proposer=proposer, **found)
 
 
-def script(bench: Bench, proposer: Scripted, rows: int, times: StepTimes) -> None:
-    """Drafts of which a given share is right."""
+def decide(script: Script, rows: int, share: float) -> None:
+    """Let a share of the drafts of each request be right."""
     random = torch.rand((rows, MAX_MODEL_LEN), generator=torch.Generator().manual_seed(1)).cuda()
+    script.wrong.zero_()
+    script.wrong[:rows] = random >= share
+
+
+def follow_script(bench: Bench, script: Script, rows: int, times: StepTimes) -> None:
+    """Drafts of which a given share is right."""
     for share in SHARES:
-        proposer.wrong[:rows] = random >= share
+        decide(script, rows, share)
         for found in compare(bench, rows, times, DRAFTS):
             bench.say(case=f"rows:{rows} right:{share}", proposer="scripted", **found)
-    proposer.wrong.zero_()
+    script.wrong.zero_()
+
+
+def head(name: str, attention: str, rows: list[int]) -> None:
+    """A head of which most drafts are right, beside the model without it."""
+    plain = Bench(name, attention, proposer=Ngram(SpeculationConfig()))
+    unmeasured = StepTimes(((1, 1.0), (2, 1.0)), ((1, 1.0), (2, 1.0)))
+    alone = {
+        number: max(
+            (run(plain, number, unmeasured) for _ in range(ROUNDS)),
+            key=lambda found: found["tokens_per_s"],
+        )
+        for number in rows
+    }
+    del plain
+    gc.collect()  # graphs and their buffers refer to each other
+    torch.cuda.empty_cache()
+    proposer = ScriptedHead.of(name)
+    bench = Bench(name, attention, proposer=proposer)
+    proposer.script.token.fill_(only_token(bench))
+    times = measured(bench)
+    bench.say(case="step times", plain=times.plain, drafted=times.drafted, least=times.least)
+    for number, first in alone.items():
+        case = {"case": f"rows:{number} right:{HEAD_SHARE}", "proposer": "mtp"}
+        bench.say(**case, speculation="no head", **{**first, "ratio": 1.0})
+        decide(proposer.script, number, HEAD_SHARE)
+        for found in compare(bench, number, times, DRAFTS):
+            ratio = round(found["tokens_per_s"] / first["tokens_per_s"], 3)
+            bench.say(**case, **{**found, "ratio": ratio})
+        proposer.script.wrong.zero_()
 
 
 def main() -> None:
@@ -195,19 +273,22 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="qwen3-8b")
     parser.add_argument("attention", nargs="?", default="triton")
     parser.add_argument("rows", nargs="*", type=int, default=[1, 256])
-    parser.add_argument("--proposers", default="ngram", help="ngram, suffix, scripted")
+    parser.add_argument("--proposers", default="ngram", help="ngram, suffix, scripted, mtp")
     options = parser.parse_args()
     for name in options.proposers.split(","):
+        if name == "mtp":
+            head(options.model, options.attention, options.rows)
+            continue
         if name != "scripted":
             quote(options.model, options.attention, name, options.rows)
             continue
         proposer = Scripted(SpeculationConfig(num_speculative_tokens=DRAFTS))
         bench = Bench(options.model, options.attention, proposer=proposer)
-        proposer.token.fill_(only_token(bench))
+        proposer.script.token.fill_(only_token(bench))
         times = measured(bench)
         bench.say(case="step times", plain=times.plain, drafted=times.drafted)
         for number in options.rows:
-            script(bench, proposer, number, times)
+            follow_script(bench, proposer.script, number, times)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Models with states: long prompts, and files of models that read images."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,20 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
+from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
 from paceline.runner.models.traits import architectures, find
+from paceline.runner.proposer import Proposer
+from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import DELTA, SHARED, SIZES, Case, tokens_of
 from tests.golden.support import is_greedy, same, saved, their_logits
-from tests.runner.driving import SETTINGS, drive, for_states
+from tests.runner.driving import SETTINGS, TIGHT, drive, for_states, requests
 from tests.runner.sequences import OnCPU, Sequences, logits_of
 from tests.runner.test_runner import runner_for
 
@@ -58,6 +63,59 @@ def test_turns_of_a_chat_begin_with_snapshots(architecture: str, tmp_path: Path)
     assert both["0_both"] == both["1_both"]
     assert is_greedy(theirs, second, both["0_both"], 6)
     assert scheduler.snapshot()["prefix_hits"] >= 4
+
+
+class Foretold(Proposer):
+    """Drafts what follows in known sequences, but for every third token, which is wrong."""
+
+    def __init__(self, sequences: list[list[int]]) -> None:
+        super().__init__(SpeculationConfig(num_speculative_tokens=3))
+        self._sequences = sequences
+
+    def propose(self, tokens: Tensor, known: Tensor, number: Tensor, most: int) -> Tensor:
+        found = torch.full((len(tokens), most), -1)
+        for row, (end, count) in enumerate(zip(known.tolist(), number.tolist(), strict=True)):
+            prefix = tokens[row, :end].tolist()
+            whole = next((one for one in self._sequences if one[:end] == prefix), prefix)
+            drafts = [(one + (at % 3 == 0)) % 100 for at, one in enumerate(whole)][
+                end : end + count
+            ]
+            found[row, : len(drafts)] = torch.tensor(drafts)
+        return found
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "bamba": {"depth": 3},
+    "lfm2": {"max_num_batched_tokens": 8},
+    "qwen3_5": {**TIGHT, "depth": 2},
+}
+
+
+@pytest.mark.parametrize("architecture", WAYS)
+def test_rejected_drafts_leave_states_as_they_were(architecture: str) -> None:
+    """The second request begins with the turn of the first, whose state was kept."""
+    model = Model.load(Dummy(Case(architecture).config(), seed=3))
+    settings = {**SETTINGS, "num_blocks": 500, **WAYS[architecture]}
+    depth, sequences = settings.pop("depth", 1), list[list[int]]()
+
+    def turns(**drafting: Any) -> tuple[list[list[int]], Scheduler]:
+        scheduler = Scheduler.create(**for_states({**settings, **drafting}, model.config))
+        runner = runner_for(model, scheduler, drafter=Foretold(sequences))
+        asked = requests(sampling=GREEDY)
+        got = drive(scheduler, runner, asked, depth)
+        found = [[*one.prompt.tolist(), *got[one.id]] for one in asked]
+        second = [
+            replace(one, id=f"again {one.id}", prompt=[*whole, 5, 9])
+            for one, whole in zip(asked, found, strict=True)
+        ]
+        got = drive(scheduler, runner, second, depth)
+        return found + [[*one.prompt.tolist(), *got[one.id]] for one in second], scheduler
+
+    sequences, _ = turns()
+    drafted, scheduler = turns(num_speculative_tokens=3, speculation="fixed")
+    assert drafted == sequences
+    assert 50 < scheduler.stats.accepted < scheduler.stats.drafted - 30
+    assert scheduler.stats.preemptions or scheduler.snapshot()["prefix_hits"] > 20
 
 
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 24}

@@ -9,14 +9,15 @@ from torch import Tensor
 from paceline import Request, Scheduler
 from paceline.runner.attention_backend import load
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head
+from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import Eagle3Folder
 from tests.runner.driving import SETTINGS, drive
 from tests.runner.eagle3 import PlainHead, head_config, head_folder, head_tensors
 from tests.runner.support import Piece, batch_of
@@ -25,7 +26,7 @@ LAYERS = (0, 1, 1)
 CHANGES: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": LAYERS, "norm_before_residual": True}
 
 
-class NotedOnGPU(CudaEagle3):
+class NotedDrafts(CudaHeadDrafter):
     """Notes the tokens of every row, and its drafts. It reads them on the host."""
 
     on_device = False
@@ -39,6 +40,9 @@ class NotedOnGPU(CudaEagle3):
             if number:
                 self.noted.append((tokens[slot, :known].long().cpu(), ids[:number]))
         return found
+
+
+class NotedOnGPU(NotedDrafts, CudaEagle3): ...
 
 
 def states_of(model: Model, tokens: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def test_rank_0_encodes_images_for_all(tmp_path: Path) -> None:
     head = str(head_folder(tmp_path / "head", checkpoint.config))
     drafting = {"proposer": "eagle3", "speculative_model": head, "speculation": "fixed"}
     settings = {**sizes, **drafting, "num_speculative_tokens": 2}
-    draft = find_draft_weights(settings, own, "cuda", lambda *_: None)
+    draft = find_draft_weights(settings, own, "cuda", lambda *_: None, checkpoint)
     own = replace(own, tensor_parallel_size=2)
     load = ModelLoad(settings, own, checkpoint, draft=draft)
     scheduler, runner = assemble_ranks(device_named("cuda"), model, load)

@@ -23,6 +23,7 @@ from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.model import Model
@@ -31,7 +32,6 @@ from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring.model import embedding_for
 from tests.conformance.architectures import Case
 from tests.interpreted.host_device import large_programs, use_host

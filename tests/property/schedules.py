@@ -84,7 +84,7 @@ class Drive:
     pictured: bool = False  # with images, and little room for them
     remote: bool = False  # with a connector that loads and stores KV
     grouped: bool = False  # with several attention groups, or windows
-    stateful: bool = False  # with layers that keep a state; without drafts and swapping
+    stateful: bool = False  # with layers that keep a state; without swapping
     moved: bool = False  # with requests that other engines began
     random: Random = field(init=False)
     more: Random = field(init=False)  # for those, so that they do not change what the seed means
@@ -346,7 +346,7 @@ class Drive:
             "state_blocks": r.choice([1, 1, 2, 5]),
             "snapshots": r.choice(["auto", "auto", "auto", "block", "last", "none"]),
             "num_blocks": self.settings["num_blocks"] + r.choice([0, 0, 4, 40]),
-            "num_speculative_tokens": 0,
+            "num_speculative_tokens": Random(f"drafts {self.seed}").choice([0, 0, 1, 4]),
             "lookahead_slots": 0,
             "preemption_mode": "recompute",
             "swap_space": 0,

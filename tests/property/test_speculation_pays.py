@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline import Plan, Request, Scheduler, StepResult
-from paceline.core.capabilities import StepTimes
+from paceline.core.capabilities import MEASURED_ROWS, StepTimes
 from paceline.sched.speculation import Adaptive, Curve
 from tests.property.schedules import random_step_times
 
@@ -101,6 +101,70 @@ def test_drafting_begins_again_when_text_becomes_predictable(seed: int) -> None:
     accept = [0.0] * 12 + [1.0] * 24
     plain, drafting = (spent(times, accept, drafts, seed) for drafts in (0, 4))
     assert drafting.tokens_per_s > 1.3 * plain.tokens_per_s
+
+
+class DraftingDevice:
+    """Reads its weights in a second, and computes `knee` positions in that time. A pass of the
+    drafter takes `pass_s`. Steps are measured as engines measure them."""
+
+    MOST = 4
+
+    def __init__(self, knee: int, pass_s: float, accept: list[float]) -> None:
+        self._knee, self._pass_s, self._accept = knee, pass_s, accept
+        self._random, self.spent_s, self.tokens = Random(3), 0.0, 0
+
+    def seconds(self, positions: int, deepest: int) -> float:
+        return max(1.0, positions / self._knee) + deepest * self._pass_s
+
+    def times(self) -> StepTimes:
+        plain = {rows: self.seconds(rows, 0) for rows in MEASURED_ROWS}
+        each = {rows * (1 + self.MOST): rows for rows in MEASURED_ROWS}
+        drafted = {size: self.seconds(size, self.MOST) for size in each}
+        least = {rows: self.seconds(rows + 1, 1) for rows in MEASURED_ROWS}
+        found = StepTimes.measured(plain, drafted, least)
+        assert found is not None
+        return found
+
+    def run(self, plan: Plan) -> StepResult:
+        rows, found = plan.rows, dict[str, list[int]]()
+        prompts = (rows.count - rows.drafts > 1).any()
+        if not prompts:
+            self.spent_s += self.seconds(plan.total, int(rows.drafts.max(initial=0)))
+        for row in np.flatnonzero(rows.samples).tolist():
+            name, right = str(rows.request_id[row]), 0
+            while right < rows.drafts[row] and self._random.random() < self._accept[int(name)]:
+                right += 1
+            found[name] = [7] * (right + 1)
+        self.tokens += 0 if prompts else sum(map(len, found.values()))
+        return StepResult.of(plan, found)
+
+
+def gain(rows: int, drafts: int, device: DraftingDevice) -> float:
+    """Tokens per second while `rows` requests decode."""
+    sizes = {"max_num_seqs": rows, "max_num_batched_tokens": 4096, "max_model_len": 256}
+    scheduler = Scheduler.create(num_blocks=9000, num_speculative_tokens=drafts, **sizes)
+    scheduler.measure_steps(device.times())
+    for name in range(rows):
+        request = Request(id=str(name), prompt=[1] * 4, max_tokens=120, ignore_eos=True)
+        scheduler.submit(request, 0.0)
+    while scheduler.view.running == rows or not device.tokens:
+        plan = scheduler.plan(0.0)
+        scheduler.commit(plan, device.run(plan), 0.0)
+    return device.tokens / device.spent_s
+
+
+@pytest.mark.parametrize(("rows", "knee"), [(1, 48), (8, 48), (64, 48), (64, 300), (256, 300)])
+def test_drafts_of_all_rows_together_never_take_longer_than_none(rows: int, knee: int) -> None:
+    """The head takes a tenth of a step for a draft, of which four of five are right on average."""
+    random = Random(rows)
+    for accept in ([0.8] * rows, [random.choice([0.6, 1.0]) for _ in range(rows)]):
+        plain, drafting = (
+            gain(rows, drafts, DraftingDevice(knee, 0.1, accept))
+            for drafts in (0, DraftingDevice.MOST)
+        )
+        assert drafting > (1.8 if accept == [0.8] else 0.985) * plain
+        if knee == 300 and rows == 64:
+            assert drafting > 1.3 * plain
 
 
 # -- bugs put in on purpose, which the schedules must notice -----------------

@@ -11,7 +11,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ALLOWED = {"paceline", "numpy", "torch"}
 READERS = {
     "weights/safetensors.py": {"safetensors"},
-    "weights/eagle3.py": {"safetensors"},
+    "draft_heads/eagle3_folder.py": {"safetensors"},
     "adapters/weights.py": {"safetensors"},
     "layers/packed_cache.py": {"safetensors"},
 }
@@ -22,7 +22,7 @@ BACKENDS = {
 KERNELS = "cuda/"  # the folder whose modules may use triton
 HEAVY = "paceline.runner.weights.safetensors"
 PACKED = "paceline.runner.layers.packed_cache"  # nothing that a GPU needs may import it either
-MAY_IMPORT_HEAVY = {"weights/eagle3.py", "weights/files.py"}
+MAY_IMPORT_HEAVY = {"draft_heads/eagle3_folder.py", "weights/files.py"}
 
 
 def imported(path: Path) -> set[str]:

@@ -14,6 +14,7 @@ from paceline.core.sampling import Sampling
 from paceline.runner.attention_backend import load
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.model import Model
+from paceline.runner.proposer import Drafter
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.sampling.token_choice import TokenCounts
@@ -30,13 +31,18 @@ def model() -> Model:
 
 
 def runner_for(
-    model: Model, scheduler: Scheduler, backend: str = "paged", masks: TokenMasks | None = None
+    model: Model,
+    scheduler: Scheduler,
+    backend: str = "paged",
+    masks: TokenMasks | None = None,
+    drafter: Drafter | None = None,
 ) -> TorchRunner:
     config = scheduler.config
     blocks, groups = config.cache.num_blocks, groups_for(model.config, config.cache)
     kv = KVStore(model.config, blocks, config.cache.block_size, groups=groups)
     sizes = config.step.max_num_seqs, config.step.max_model_len
-    runner = TorchRunner(model, kv, load(backend), Ngram(config.speculation), *sizes, masks)
+    drafter = drafter or Ngram(config.speculation)
+    runner = TorchRunner(model, kv, load(backend), drafter, *sizes, masks)
     runner.reserve_host(config.preemption.swap_space)
     return runner
 

@@ -89,8 +89,10 @@ def test_drafts_that_cost_nothing_are_all_taken() -> None:
 
 def test_drafts_that_cost_as_much_as_tokens_are_not_taken_however_likely() -> None:
     found = adaptive(STEEP)
-    found.verified(DraftedStep(2, 2, 2, 0, is_decode=True))  # nothing is left to try with
-    found.verified(DraftedStep(2, 2, 2, 0, is_decode=True))
+    found.verified(
+        DraftedStep(2, 2, 2, 0, deepest=1, is_decode=True)
+    )  # nothing is left to try with
+    found.verified(DraftedStep(2, 2, 2, 0, deepest=1, is_decode=True))
     assert found.drafts(decodes([4, 4], [0.9, 0.99])).tolist() == [0, 0]
 
 
@@ -103,8 +105,10 @@ def test_many_rows_take_their_time_however_few_the_drafts_are() -> None:
     """Positions are free, but a step of three rows with a draft takes twice as long."""
     found = Adaptive(SpeculationConfig())
     found.measure(StepTimes(FLAT, FLAT, ((1, 1.0), (3, 2.0), (1000, 2.0))))
-    found.verified(DraftedStep(3, 3, 1, 0, is_decode=True))  # nothing is left to try with
-    found.verified(DraftedStep(3, 3, 1, 0, is_decode=True))
+    found.verified(
+        DraftedStep(3, 3, 1, 0, deepest=1, is_decode=True)
+    )  # nothing is left to try with
+    found.verified(DraftedStep(3, 3, 1, 0, deepest=1, is_decode=True))
     likely = [0.9, 0.2, 0.2]
     assert found.drafts(decodes([2, 0, 0], likely)).tolist() == [0, 0, 0]
     assert found.drafts(decodes([2], [0.9])).tolist() == [2]
@@ -127,11 +131,37 @@ def test_no_other_choice_is_expected_to_yield_more(seconds: Points) -> None:
         assert rate * Adaptive.WORTH >= by_trial(most, acceptance, curve.one) * (1 - 1e-6)
 
 
+def test_rows_share_drafts_where_each_further_one_of_a_row_takes_a_pass() -> None:
+    """A pass takes as long as half a step without drafts, and positions are free: eight rows have
+    one draft each, since a second one of any row is not worth a pass."""
+    plain = tuple((rows, 1.0) for rows in (1, 2, 4, 8))
+    drafted = tuple((5 * rows, 3.0) for rows in (1, 2, 4, 8))
+    found = Adaptive(SpeculationConfig())
+    found.measure(StepTimes(plain, drafted, tuple((rows, 1.5) for rows in (1, 2, 4, 8))))
+    assert found.drafts(decodes([4] * 8, [0.7] * 8)).tolist() == [1] * 8
+    assert found.drafts(decodes([4], [0.99])).tolist() == [4]
+    found.measure(StepTimes(plain, tuple((size, 1.5) for size, _ in drafted)))
+    assert found.drafts(decodes([4] * 8, [0.7] * 8)).tolist() == [4] * 8
+
+
+def test_the_reason_names_drafts_that_pay_and_tries() -> None:
+    found = adaptive(KNEE)
+    found.drafts(decodes([8, 8], [0.9, 0.6]))
+    assert found.reason == (
+        "those of the latest step: 6 that promise 2.90 times the tokens per second"
+    )
+    found = adaptive(COSTLY)
+    assert found.drafts(decodes([3], [0.5], step=0)).any()
+    assert found.reason == "those of the latest step: 1 to learn whether drafts pay"
+    assert not found.drafts(decodes([3], [0.5], wait=[5], step=0)).any()
+    assert found.reason == ""
+
+
 def test_a_gain_too_small_to_notice_is_no_gain() -> None:
     """One more position takes 49 % longer, and is right with even odds."""
     nearly: Points = ((1, 1.0), (2, 1.49), (3, 9.0))
     found = adaptive(nearly)
-    found.verified(DraftedStep(1, 1, 2, 0, is_decode=True))
+    found.verified(DraftedStep(1, 1, 2, 0, deepest=2, is_decode=True))
     assert found.drafts(decodes([1], [0.5])).tolist() == [0]
     assert adaptive(((1, 1.0), (2, 1.3), (3, 9.0))).drafts(decodes([1], [0.5])).tolist() == [1]
 
@@ -139,7 +169,7 @@ def test_a_gain_too_small_to_notice_is_no_gain() -> None:
 def test_drafts_of_a_step_that_computes_prompts_are_compared_with_that_step() -> None:
     """A step with drafts is slower from its first position on, and so is one with prompts."""
     found = adaptive(((1, 1.0), (2, 1.0)), ((1, 3.0), (100, 3.1)))
-    found.verified(DraftedStep(1, 1, 2, 0, is_decode=True))
+    found.verified(DraftedStep(1, 1, 2, 0, deepest=2, is_decode=True))
     assert found.drafts(decodes([1], [0.6])).tolist() == [0]
     beside = replace(decodes([1, 0], [0.6, 0.5]), positions=40)
     assert found.drafts(beside).tolist() == [1, 0]
@@ -157,7 +187,7 @@ def test_without_a_measurement_a_large_batch_wants_likelier_drafts() -> None:
     assert adaptive(most=40).drafts(decodes([1] * 20, [0.9] * 20)).tolist() == [1] * 20
     poor = adaptive(most=40)
     for _ in range(6):
-        poor.verified(DraftedStep(20, 20, 20, 0, is_decode=True))
+        poor.verified(DraftedStep(20, 20, 20, 0, deepest=1, is_decode=True))
     assert poor.drafts(decodes([1] * 20, [0.3] * 20, step=0)).tolist() == [0] * 20
 
 
@@ -180,7 +210,7 @@ def test_a_row_that_is_not_worth_it_tries_one_while_the_allowance_pays() -> None
     found, rows = adaptive(COSTLY), decodes([3], [0.5], step=0)
     for _ in range(2):
         assert found.drafts(rows).tolist() == [1]
-        found.verified(DraftedStep(1, 1, 1, 0, is_decode=True))
+        found.verified(DraftedStep(1, 1, 1, 0, deepest=1, is_decode=True))
     assert found.drafts(rows).tolist() == [0]
 
 
@@ -188,7 +218,7 @@ def test_the_allowance_grows_by_a_hundredth_of_a_step_each_step() -> None:
     """0.4 steps are left, and 0.4 are missing: after 40 steps, or one more, it may try again."""
     found = adaptive(COSTLY)
     for _ in range(2):
-        found.verified(DraftedStep(1, 1, 1, 0, is_decode=True))
+        found.verified(DraftedStep(1, 1, 1, 0, deepest=1, is_decode=True))
     assert found.drafts(decodes([3], [0.5], step=0)).tolist() == [0]
     assert found.quiet in (40, 41)
     assert found.drafts(decodes([3], [0.5], step=39)).tolist() == [0]
@@ -198,9 +228,9 @@ def test_the_allowance_grows_by_a_hundredth_of_a_step_each_step() -> None:
 def test_drafts_that_were_right_pay_for_further_tries() -> None:
     found = adaptive(COSTLY)
     for _ in range(2):
-        found.verified(DraftedStep(1, 1, 1, 0, is_decode=True))
+        found.verified(DraftedStep(1, 1, 1, 0, deepest=1, is_decode=True))
     for _ in range(3):
-        found.verified(DraftedStep(1, 1, 1, 1, is_decode=True))
+        found.verified(DraftedStep(1, 1, 1, 1, deepest=1, is_decode=True))
     assert found.drafts(decodes([3], [0.5], step=0)).tolist() == [1]
 
 
@@ -209,7 +239,7 @@ def test_a_proposer_that_has_nothing_costs_the_time_of_proposing() -> None:
     found = adaptive(((1, 1.0), (2, 1.0)), ((1, 1.5), (3, 1.5)))
     for _ in range(4):
         assert found.drafts(decodes([1], [0.5], step=0)).tolist() == [1]
-        found.verified(DraftedStep(1, 1, 0, 0, is_decode=True))
+        found.verified(DraftedStep(1, 1, 0, 0, deepest=0, is_decode=True))
     assert found.drafts(decodes([1], [0.5], step=0)).tolist() == [0]
     assert found.drafts(decodes([1], [0.5], step=51)).tolist() == [1]
 
@@ -219,7 +249,7 @@ def test_below_zero_nobody_drafts_however_likely() -> None:
     found = adaptive(cheap)
     assert found.drafts(decodes([2], [0.95], step=0)).tolist() == [2]
     for _ in range(4):
-        found.verified(DraftedStep(1, 1, 2, 0, is_decode=True))
+        found.verified(DraftedStep(1, 1, 2, 0, deepest=2, is_decode=True))
     assert found.drafts(decodes([2], [0.95], step=0)).tolist() == [0]
     assert found.drafts(decodes([2], [0.95], step=199)).tolist() == [0]
     assert found.drafts(decodes([2], [0.95], step=201)).tolist() == [2]
@@ -248,7 +278,9 @@ def test_drafts_that_are_always_wrong_cost_a_hundredth_of_the_time(rows: int, sl
         spent += curve.one(rows + int(drafts.sum()))
         tried, none = drafts > 0, np.zeros(rows, np.int32)
         if tried.any():
-            found.verified(DraftedStep(rows, rows, int(drafts.sum()), 0, is_decode=True))
+            found.verified(
+                DraftedStep(rows, rows, int(drafts.sum()), 0, int(drafts.max()), is_decode=True)
+            )
         acceptance = np.where(tried, learned(acceptance, none, drafts), acceptance)
         misses = np.where(tried, missed(misses, none, drafts, acceptance), misses)
         draft_at = np.where(tried, number + waits(misses), draft_at)

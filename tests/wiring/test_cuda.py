@@ -33,20 +33,21 @@ from paceline.runner.adapters.weights import AdapterWeights
 from paceline.runner.attention.triton import Triton
 from paceline.runner.attention_backend import AttentionSupport
 from paceline.runner.cuda import runner as runners
-from paceline.runner.cuda.drafting.eagle3 import CudaEagle3Head
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.gemm.library import Library
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import RING_BYTES
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import Eagle3Folder
 from paceline.wiring import cuda
 from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import Hardware, resolve, sort_settings
+from tests.conformance.architectures import Case
 from tests.golden.image_models import QWEN, random_image
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
@@ -126,8 +127,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(cuda, "ranks_on_gpu", lambda _: 1)
     monkeypatch.setattr(cuda, "KVStore", on_host)
     monkeypatch.setattr(CudaModel, "load", partial(CudaModel.load, device="cpu"))
-    head_on_host = partial(CudaEagle3Head.load, device="cpu")
-    monkeypatch.setattr(CudaEagle3Head, "load", head_on_host)
+    monkeypatch.setattr(CudaEagle3, "load_head", partial(CudaEagle3.load_head, device="cpu"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return Launches(monkeypatch)
 
@@ -422,3 +422,10 @@ def test_the_log_says_how_far_the_start_is(
     ]
     assert stages.count("capturing CUDA graphs") == cuda.LINES
     assert re.search(r"capturing CUDA graphs: \d+ of \d+", caplog.text)
+
+
+def test_models_with_states_do_not_draft_on_a_gpu() -> None:
+    settings = {"num_speculative_tokens": 2, "max_model_len": 64}
+    types = torch.bfloat16, torch.bfloat16
+    with pytest.raises(ConfigError, match=r"rejected drafts would stay in the states .* 'cpu'"):
+        cuda.drafter_of(settings, None, Dummy(Case("qwen3_5").config()), types, None)

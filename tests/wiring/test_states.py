@@ -11,6 +11,7 @@ from paceline.core.settings.load import LoadConfig
 from paceline.hub.repository_files import silent
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.parallel.divide import check_size
+from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.memory import kv_groups, state_bytes
 from paceline.wiring.model import find_draft_weights
 from paceline.wiring.settings import (
@@ -22,6 +23,7 @@ from paceline.wiring.settings import (
     resolve,
 )
 from tests.conformance.architectures import Case
+from tests.runner.support import tiny
 
 MODEL = Case("qwen3_5").config()
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4}
@@ -56,7 +58,6 @@ def test_states_of_all_slots_are_set_aside() -> None:
 @pytest.mark.parametrize(
     ("load", "settings", "message"),
     [
-        ({}, {"num_speculative_tokens": 2}, "drafts that are rejected"),
         ({"swap_space": 1.0}, {}, "states are not swapped"),
         ({"kv_connector": "host"}, {}, "kv_connector is 'host'.* remove the setting"),
     ],
@@ -86,4 +87,6 @@ def test_models_with_states_do_not_draft(tmp_path: Path) -> None:
     settings = {"proposer": "draft_model", "speculative_model": str(tmp_path)}
     load = LoadConfig(load_format="dummy")
     with pytest.raises(ConfigError, match=r"layers with states.* use another model"):
-        find_draft_weights({**settings, "num_speculative_tokens": 2}, load, "cpu", silent)
+        find_draft_weights(
+            {**settings, "num_speculative_tokens": 2}, load, "cpu", silent, Dummy(tiny())
+        )

@@ -1,7 +1,7 @@
 """The messages of a step: the plan, its result, and what clients get."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -70,6 +70,9 @@ class Rows:
         ids: list[str] = self.request_id.tolist()
         return [child_label(*pair) for pair in zip(ids, self.child.tolist(), strict=True)]
 
+    def only(self, kept: Bool) -> "Rows":
+        return Rows(*(getattr(self, column.name)[kept] for column in fields(self)))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
@@ -81,12 +84,9 @@ class Grown:
     more: "tuple[Grown, ...]" = ()  # of the groups from 1 on; this one is of group 0
 
     def followed_by(self, other: "Grown") -> "Grown":
-        return Grown(
-            np.concatenate([self.slot, other.slot]),
-            np.concatenate([self.index, other.index]),
-            np.concatenate([self.block, other.block]),
-            _each_followed_by(self.more, other.more),
-        )
+        slot, index = np.append(self.slot, other.slot), np.append(self.index, other.index)
+        block = np.append(self.block, other.block)
+        return Grown(slot, index, block, _each_followed_by(self.more, other.more))
 
 
 def _each_followed_by(first: tuple[Grown, ...], then: tuple[Grown, ...]) -> tuple[Grown, ...]:
@@ -106,8 +106,8 @@ SlotBlocks = tuple[tuple[int, Blocks], ...]  # slots, and the blocks of a state 
 class StateMoves:
     """Copies of states, which the device makes in the order of these fields.
 
-    A model with states has a working state for each slot. A row that starts at position 0 begins
-    from zeros, and each row advances the state of its slot. Elsewhere, a state takes
+    A model with states has a working state for each slot. Rows at position 0 begin from zeros, and
+    each row advances its state up to the last accepted draft. Elsewhere, a state takes
     `CacheConfig.state_blocks` blocks. An admission behind position 0 has a load or, forked, a copy.
     """
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.plan import Plan
+from paceline.core.plan import Pairs, Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.kv_store import BlockMoves, KVStore
 from paceline.runner.models.config import ModelConfig
@@ -31,6 +31,7 @@ class ModelDrafter(Drafter):
         self._kv: KVStore | None = None
         self._moves: BlockMoves | None = None
         self._runner: DraftingFor | None = None
+        self._copies_after: Pairs = ()  # that the latest plan lists behind its rows
 
     @abstractmethod
     def store_config(self) -> ModelConfig:
@@ -62,6 +63,8 @@ class ModelDrafter(Drafter):
 
     def follow(self, plan: Plan) -> None:
         assert self._moves is not None, "no runner is attached"
+        self.kv.copy(self._copies_after)  # those of the plan before
+        self._copies_after = plan.states.block_copies
         self._moves.carry_out(plan)
 
     @torch.inference_mode()

@@ -98,7 +98,8 @@ class Drafter(ABC):
     layers: tuple[int, ...] = ()  # of the model, whose inputs are passed to `observe`
     cell_bytes = 0  # of its KV, per position
     store_count = 0  # its KV stores, whose blocks are swapped too
-    weights: Literal["none", "model", "eagle3 head"] = "none"  # the kind of `speculative_model`
+    # "mtp head": in the checkpoint of the model; the others are named by `speculative_model`
+    weights: Literal["none", "model", "eagle3 head", "mtp head"] = "none"
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.capabilities import Capabilities, StepCost
 from paceline.core.masks import TokenMasks
+from paceline.core.multimodal import NOTHING_EMBEDDED
 from paceline.core.plan import Plan, StepResult
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
@@ -162,30 +163,62 @@ class TorchRunner:
         slot = from_numpy(plan.rows.slot.astype(np.int64))
         if plan.rows.drafts.any():
             plan, drafts = self._draft(plan, slot)
-            return replace(self._compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
+            compute = self._compute if self._states is None else self._compute_with_states
+            return replace(compute(plan, slot, drafts), computed_drafts=plan.rows.drafts)
         return self._compute(plan, slot, None)
 
+    def _compute_with_states(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
+        """Compute a step, whose rejected drafts must leave no trace in states: rows that have some
+        get their states back, and compute the accepted positions again."""
+        assert self._states is not None
+        rows, start = plan.rows, self._state.position[slot]
+        drafted = from_numpy(rows.drafts > 0)
+        before = self._states.read(slot[drafted])
+        result = self._compute(plan, slot, drafts)
+        count = self._state.position[slot] - start
+        short = count < from_numpy(rows.count)
+        self._states.write(slot[short], before[short[drafted]])
+        again = short & (count > 0)  # a row that failed has no accepted position
+        if bool(again.any()):
+            self._advance_states(plan, again, start[again], count[again])
+        return result
+
+    def _advance_states(self, plan: Plan, chosen: Tensor, start: Tensor, count: Tensor) -> None:
+        """Compute some rows from these positions on once more. Nothing is sampled."""
+        some = plan.rows.only(chosen.numpy())
+        none = np.zeros_like(some.drafts)
+        rows = replace(some, count=count.numpy().astype(np.int32), drafts=none)
+        plan = replace(plan, rows=rows, embedded=NOTHING_EMBEDDED)
+        slot = from_numpy(rows.slot.astype(np.int64))
+        self._state.position[slot] = start
+        self._model.forward(self._batch(plan, slot), self._kv, self._attention, slot[:0])
+        self._state.advance(slot, count)
+
     def _compute(self, plan: Plan, slot: Tensor, drafts: Drafts | None) -> StepResult:
-        rows = plan.rows
-        count = from_numpy(rows.count.astype(np.int64))
-        batch = self._with_states(self._state.batch(plan, slot, count), slot)
-        if self._images is not None:
-            batch = self._images.merged(batch, plan, slot)
+        rows, batch = plan.rows, self._batch(plan, slot)
         report = self._reports.of_step(plan, batch)
         wanted = batch.sample_at if report is None else None  # reports may need any position
         inputs = self._inputs(batch)
-        if self._adapters is not None:
-            batch = replace(batch, adapters=self._adapters.of_step(rows))
         hidden = self._model.forward(batch, self._kv, self._attention, wanted, inputs)
         if rows.samples.any():
             logits = self._model.logits(hidden[batch.sample_at] if wanted is None else hidden)
             result = self._sample(plan, batch, logits, drafts)
         else:
-            self._state.advance(slot, count)
+            self._state.advance(slot, from_numpy(rows.count.astype(np.int64)))
             result = StepResult.of(plan, {})
         if self._drafter.observes:
             self._drafter.observe(batch, slot, None if inputs is None else inputs.rows)
         return result if report is None else self._tokens.reported(report, result, hidden)
+
+    def _batch(self, plan: Plan, slot: Tensor) -> Batch:
+        """The tensors of a step."""
+        count = from_numpy(plan.rows.count.astype(np.int64))
+        batch = self._with_states(self._state.batch(plan, slot, count), slot)
+        if self._images is not None:
+            batch = self._images.merged(batch, plan, slot)
+        if self._adapters is not None:
+            batch = replace(batch, adapters=self._adapters.of_step(plan.rows))
+        return batch
 
     def _with_states(self, batch: Batch, slot: Tensor) -> Batch:
         """The same with the states of its rows, which have these slots."""

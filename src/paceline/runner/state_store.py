@@ -63,6 +63,14 @@ class StateStore:
             sources, destinations = (indices(ends, device) for ends in zip(*pairs, strict=True))
             self.content.index_copy_(0, destinations, self.content.index_select(0, sources))
 
+    def read(self, slots: Tensor) -> Tensor:
+        """A copy of the states of slots."""
+        return self.content.index_select(0, slots)
+
+    def write(self, slots: Tensor, content: Tensor) -> None:
+        """Put copies back."""
+        self.content.index_copy_(0, slots, content)
+
     def save(self, saves: SlotBlocks, kv: KVStore) -> None:
         """Copy states of slots to KV blocks."""
         for slot, blocks in saves:

@@ -41,6 +41,36 @@ class Curve:
         return float(self.at(np.array([positions]))[0])
 
 
+class DraftedSeconds:
+    """Seconds of steps with drafts.
+
+    They were measured with a single draft, and with as many of each row as allowed. A drafter that
+    is a model takes a pass for each further draft of a row: the first size that was measured, in
+    which few positions cost nothing, says how long a pass takes.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        self.by_positions = Curve(times.drafted)
+        self._least = Curve(times.least) if times.least else None
+        self._most, self._pass_s = 0, 0.0
+        if times.least:
+            (rows, single), (size, full) = times.least[0], times.drafted[0]
+            self._most = size // rows - 1
+            self._pass_s = max(full - single, 0.0) / max(self._most - 1, 1)
+
+    def of(self, positions: int, drafts: I64, deepest: I64) -> F64:
+        """Seconds of steps of `positions` before drafts are added, by their drafts and by the most
+        that one row has. They are at least those with a single draft."""
+        fewer = np.maximum(self._most - deepest, 0)
+        seconds = self.by_positions.at(positions + drafts) - fewer * self._pass_s
+        least = 0.0 if self._least is None else self._least.one(positions)
+        found: F64 = np.maximum(seconds, least + np.maximum(deepest - 1, 0) * self._pass_s)
+        return found
+
+    def one(self, positions: int, drafts: int, deepest: int) -> float:
+        return float(self.of(positions, np.array([drafts]), np.array([deepest]))[0])
+
+
 LEARNING = 8.0  # weight of a sequence's earlier acceptance, in drafts
 EXPECTING = 64.0  # the same for all sequences together, from which new ones start
 MOST_MISSES = 7  # tries in a row without accepted drafts: the next one waits 64 steps
@@ -91,6 +121,7 @@ class DraftedStep:
     samples: int  # tokens of the step without drafts
     computed: int
     accepted: int
+    deepest: int  # most drafts of a row
     is_decode: bool  # every row had one position besides its drafts
 
 
@@ -107,6 +138,11 @@ class Speculation(ABC):
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
         self.times: StepTimes | None = None  # None: the device was not measured
+
+    @property
+    def reason(self) -> str:
+        """Why the latest step has its drafts, as a clause for `explain`."""
+        return ""
 
     @abstractmethod
     def drafts(self, rows: DraftRows) -> I32:
@@ -137,7 +173,8 @@ class Adaptive(Speculation):
 
     by the measured step times. Without them a step with drafts has at most
     `speculation_max_batch_tokens` positions, and its time is assumed to be proportional to that
-    number plus its positions.
+    number plus its positions. A model that drafts takes longer the more drafts one row has, so rows
+    share the drafts that a step can afford.
 
     The odds of a row are learned only from drafts, so rows that are not worth a draft try some now
     and then: one, or as many as could pay. An allowance, counted in steps, limits these tries. Each
@@ -154,20 +191,33 @@ class Adaptive(Speculation):
         super().__init__(config)
         self._largest = config.speculation_max_batch_tokens or UNMEASURED
         free = float(self._largest)
-        self._plain = self._drafted = Curve(((1, free + 1), (2, free + 2)))
-        self._least: Curve | None = None  # by positions without drafts
+        assumed: Points = ((1, free + 1), (2, free + 2))
+        self._plain, self._drafted = Curve(assumed), DraftedSeconds(StepTimes(assumed, assumed))
         self._allowance = self.FIRST
         self._step = 0  # the latest one decided
+        # Of the latest step: drafts that pay, how much they promise, and drafts that are tries.
+        self._worthy, self._gain, self._tried = 0, 1.0, 0
+
+    @property
+    def reason(self) -> str:
+        found: list[str] = []
+        if self._worthy:
+            found.append(
+                f"{self._worthy:,} that promise {self._gain:.2f} times the tokens per second"
+            )
+        if self._tried:
+            found.append(f"{self._tried:,} to learn whether drafts pay")
+        return f"those of the latest step: {', '.join(found)}" if found else ""
 
     def measure(self, times: StepTimes) -> None:
         super().measure(times)
-        self._plain, self._drafted = Curve(times.plain), Curve(times.drafted)
-        self._least = Curve(times.least) if times.least else None
+        self._plain, self._drafted = Curve(times.plain), DraftedSeconds(times)
         self._largest = self.config.speculation_max_batch_tokens or FOREVER
 
     def drafts(self, rows: DraftRows) -> I32:
         self._add(self.EARNED * (rows.step - self._step))
         self._step = rows.step
+        self._worthy = self._tried = 0
         room = max(self._largest - rows.positions, 0)
         ready = np.where(rows.wait <= 0, np.minimum(rows.most, room), 0)
         later = rows.wait[(rows.wait > 0) & (rows.most > 0)]
@@ -178,18 +228,19 @@ class Adaptive(Speculation):
             return ready
         drafts = self._worth(rows, ready, room)
         trying = np.where(drafts == 0, ready, 0)
-        if trying.any():
-            drafts += self._tries(rows, trying, int(drafts.sum()), room)
-        if drafts.any():
+        tries = self._tries(rows, trying, drafts, room) if trying.any() else trying
+        self._tried = int(tries.sum())
+        if (drafts + tries).any():
             self.quiet, self.is_paused = 0, False
-        return drafts
+        return drafts + tries
 
     def verified(self, step: DraftedStep) -> None:
         if not step.samples:
             return
         base = self._base(step.positions, step.is_decode)
         # Proposing takes time even if it finds no draft.
-        cost = self._seconds(step.positions, step.computed) / base - 1.0
+        seconds = self._drafted.one(step.positions, step.computed, step.deepest)
+        cost = seconds / base - 1.0
         self._add(step.accepted / step.samples - max(cost, 0.0))
 
     def _worth(self, rows: DraftRows, ready: I32, room: int) -> I32:
@@ -197,28 +248,29 @@ class Adaptive(Speculation):
         if self._allowance < 0.0:
             self._hold(-self._allowance)
             return np.zeros_like(ready)
-        odds, row = in_order(ready, rows.acceptance)
-        odds, row = odds[:room], row[:room]
+        odds, row, place = (one[:room] for one in in_order(ready, rows.acceptance))
         gained = np.concatenate([[0.0], np.cumsum(odds)])
-        seconds = self._drafted.at(rows.positions + np.arange(len(gained)))
-        if self._least is not None:
-            seconds = np.maximum(seconds, self._least.one(rows.positions))
+        deepest = np.concatenate([[0], np.maximum.accumulate(place)])
+        seconds = self._drafted.of(rows.positions, np.arange(len(gained)), deepest)
         seconds[0] = self._base(rows.positions, rows.is_decode)
         rate = (rows.samples + gained) / seconds
         number = int(np.argmax(rate))
         if rate[number] < self.WORTH * rate[0]:
             number = 0
+        self._worthy, self._gain = number, float(rate[number] / rate[0])
         found: I32 = np.bincount(row[:number], minlength=len(ready)).astype(np.int32)
         return found
 
-    def _tries(self, rows: DraftRows, trying: I32, taken: int, room: int) -> I32:
-        """Drafts that rows try, at most `trying`, in a step with `taken` drafts of other rows. If
-        the allowance is too small, the answer holds until it is not."""
-        base = self._base(rows.positions, rows.is_decode)
-        now = self._seconds(rows.positions, taken) if taken else base
+    def _tries(self, rows: DraftRows, trying: I32, others: I32, room: int) -> I32:
+        """Drafts that rows try, at most `trying`, in a step in which others have some. If the
+        allowance is too small, the answer holds until it is not."""
+        base, taken = self._base(rows.positions, rows.is_decode), int(others.sum())
+        now = self._drafted.one(rows.positions, taken, int(others.max())) if taken else base
         for found in (np.minimum(trying, 1), trying):
             drafts = int(found.sum())
-            cost = (self._seconds(rows.positions, taken + drafts) - now) / base
+            deepest = int(np.maximum(others, found).max())
+            seconds = self._drafted.one(rows.positions, taken + drafts, deepest)
+            cost = (seconds - now) / base
             pays = rows.samples + drafts >= self.WORTH * (1.0 + cost) * rows.samples
             if taken + drafts > room or not pays:  # even if all were accepted
                 continue
@@ -232,21 +284,17 @@ class Adaptive(Speculation):
         """Keep the answer until the allowance has grown by `steps`."""
         self.quiet = min(self.quiet, int(steps / self.EARNED) + 1)
 
-    def _seconds(self, positions: int, drafts: int) -> float:
-        """Seconds of a step with drafts, at least those of its positions without them."""
-        least = 0.0 if self._least is None else self._least.one(positions)
-        return max(self._drafted.one(positions + drafts), least)
-
     def _base(self, positions: int, is_decode: bool) -> float:
         """Seconds of a step without drafts."""
-        return (self._plain if is_decode else self._drafted).one(positions)
+        return (self._plain if is_decode else self._drafted.by_positions).one(positions)
 
     def _add(self, steps: float) -> None:
         self._allowance = min(self._allowance + steps, self.MOST)
 
 
-def in_order(most: I32, acceptance: F32) -> tuple[F64, Index]:
-    """All possible drafts, likeliest first: the odds of acceptance of each, and its row.
+def in_order(most: I32, acceptance: F32) -> tuple[F64, Index, I64]:
+    """All possible drafts, likeliest first: the odds of acceptance of each, its row, and its number
+    within the row, from 1.
 
     A draft is accepted if it and all before it in its row are right. Among equal odds, earlier
     drafts of a row go first.
@@ -258,7 +306,7 @@ def in_order(most: I32, acceptance: F32) -> tuple[F64, Index]:
     index, row = np.nonzero(np.arange(width)[:, None] < most)
     found = odds[row, index]
     order = np.argsort(-found, kind="stable")
-    return found[order], row[order]
+    return found[order], row[order], index[order] + 1
 
 
 # -- learning from results --------------------------------------------------

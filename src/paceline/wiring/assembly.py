@@ -223,7 +223,9 @@ def build(
         rest["enable_kv_cache_events"] = True
     with collection_paused():
         source: ModelSource = find_model(model, load_config, device, progress)
-        draft = find_draft_weights(rest, load_config, device, progress, source)
+        draft = find_draft_weights(
+            rest, load_config, device, progress, source.checkpoint, source.tokenizer
+        )
         on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)
     sizes = source.checkpoint.config

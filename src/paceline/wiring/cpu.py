@@ -17,25 +17,24 @@ from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Coordinates
+from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
+from paceline.runner.draft_heads.head_drafter import HeadDrafter
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
 from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.model_drafter import ModelDrafter
-from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import Drafter, class_of
 from paceline.runner.proposers.draft_model import DraftModel
-from paceline.runner.proposers.eagle3 import Eagle3
 from paceline.runner.runner import TorchRunner
 from paceline.runner.step_times import StepTimer
 from paceline.runner.vision.image_encoder import ImageEncoder
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import DraftWeights, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.device import (
@@ -197,9 +196,8 @@ def give_weights(
 ) -> None:
     """Load the weights of a drafter, if it is one that has some. A head without an embedding uses
     that of the model."""
-    if isinstance(drafter, DraftModel) and not isinstance(draft, Eagle3Folder):
+    if isinstance(drafter, DraftModel) and not isinstance(draft, HeadWeights):
         drafter.use(load_model(draft, load_config, length), attention)
-    elif isinstance(drafter, Eagle3) and isinstance(draft, Eagle3Folder):
+    elif isinstance(drafter, HeadDrafter) and isinstance(draft, HeadWeights):
         embedding = None if embedding is None else embedding.float()
-        head = Eagle3Head.load(draft, draft.head, max_model_len=length)
-        drafter.use(head, draft.target_ids(), embedding, attention)
+        drafter.use(drafter.load_head(draft, length), draft.target_ids(), embedding, attention)

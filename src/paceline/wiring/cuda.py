@@ -21,10 +21,13 @@ from paceline.runner import attention_backend
 from paceline.runner.attention_backend import Attention
 from paceline.runner.cuda.adapters import AdapterSizes
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
-from paceline.runner.cuda.drafting.eagle3 import CudaEagle3, CudaEagle3Head, check_embedding
+from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
+from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
+from paceline.runner.cuda.drafting.mtp import CudaMtp
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
+from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
 from paceline.runner.parallel.divide import Shard
@@ -32,7 +35,6 @@ from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
 from paceline.runner.proposer import PACKAGE, Drafter, class_of
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import DraftWeights, Eagle3Folder
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring import memory
@@ -61,6 +63,7 @@ PROPOSERS: Mapping[str, str | type[Drafter]] = {
     **classes_of(PACKAGE),
     "draft_model": CudaDraftModel,
     "eagle3": CudaEagle3,
+    "mtp": CudaMtp,
 }
 SUPPORT = CUDA
 DEPTH: int = 2
@@ -226,21 +229,27 @@ def drafter_of(
         part_of(StepConfig, settings).max_model_len,
     )
     kind, (dtype, kv_dtype) = class_of(config, PROPOSERS), dtypes
+    if config.num_speculative_tokens and checkpoint.config.states is not None:
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, and on a GPU rejected "
+            "drafts would stay in the states of the model: remove it, or use device 'cpu'"
+        )
     if draft is None:
         return kind(config) if decides(group) else AwaitedDrafts(config, kind, kind.cell_bytes)
-    if not issubclass(kind, (CudaDraftModel, CudaEagle3)):
+    if not issubclass(kind, (CudaDraftModel, CudaHeadDrafter)):
         raise ConfigError(f"proposer {config.proposer!r} does not draft on a GPU")
     if not decides(group):
         return AwaitedDrafts(config, kind, kind.bytes_of(draft.config, *dtypes))
     if issubclass(kind, CudaDraftModel):
-        assert not isinstance(draft, Eagle3Folder), "a draft model is a checkpoint"
+        assert not isinstance(draft, HeadWeights), "a draft model is a checkpoint"
         return kind(config, CudaModel.load(draft, length, dtype), kv_dtype)
-    assert isinstance(draft, Eagle3Folder), "a head is in a folder of its own"
-    if not draft.has_embedding:
+    assert isinstance(draft, HeadWeights), "a head is no checkpoint of a model"
+    if draft.embedding is None:
         check_embedding(checkpoint.config)
     embedding = embedding_for(draft, checkpoint, group)
-    head = CudaEagle3Head.load(draft, draft.head, length, dtype)
-    return kind(config, head, draft.target_ids(), embedding, kv_dtype)
+    return kind(
+        config, kind.load_head(draft, length, dtype), draft.target_ids(), embedding, kv_dtype
+    )
 
 
 def sizes_of(step: StepConfig, load_config: LoadConfig) -> RunnerSizes:

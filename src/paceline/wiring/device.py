@@ -10,12 +10,12 @@ from paceline.core.capabilities import StepCost
 from paceline.core.masks import TokenMasks
 from paceline.core.settings.config import Config
 from paceline.core.settings.load import LoadConfig
+from paceline.runner.draft_heads.head import DraftWeights
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import Checkpoint
-from paceline.runner.weights.eagle3 import DraftWeights
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.settings import Hardware

@@ -14,14 +14,16 @@ from paceline.core.system.files import json_object
 from paceline.hub.catalogue import repository_named
 from paceline.hub.pull import pull
 from paceline.hub.repository_files import Progress
+from paceline.runner.draft_heads.eagle3 import Eagle3Config
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
+from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
+from paceline.runner.draft_heads.mtp import MTPWeights
 from paceline.runner.model_drafter import check_vocab
 from paceline.runner.models.describe import config_in, describe, named_shapes
-from paceline.runner.models.eagle3 import Eagle3Config
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.proposer import class_of
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import EMBEDDING, DraftWeights, Eagle3Folder
 from paceline.runner.weights.files import open_checkpoint
 from paceline.runner.weights.gguf import GGUF
 from paceline.runner.weights.safetensors import SafetensorsFolder
@@ -94,20 +96,21 @@ def find_draft_weights(
     load_config: LoadConfig,
     device: str,
     on: Progress,
-    source: ModelSource | None = None,
+    model: Checkpoint,
+    tokenizer: Tokenizer | None = None,
 ) -> DraftWeights | None:
-    """The weights that the settings name, if the proposer has some. They must suit the model, if
-    that is given."""
+    """The weights that the settings name, if the proposer has some. They must suit the model; the
+    tokenizer is compared if it is given."""
     chosen = part_of(SpeculationConfig, settings)
     name, proposer = chosen.speculative_model, chosen.proposer
     weights = class_of(chosen).weights
-    if weights == "none":
+    if weights in ("none", "mtp head"):
         if name:
             raise ConfigError(
-                f"speculative_model is {name!r}, but proposer {proposer!r} has no weights: set "
-                "proposer to 'draft_model' or 'eagle3'"
+                f"speculative_model is {name!r}, but proposer {proposer!r} has no weights of its "
+                "own: remove it, or set proposer to 'draft_model' or 'eagle3'"
             )
-        return None
+        return None if weights == "none" else MTPWeights(model)
     if not name:
         raise ConfigError(f"proposer {proposer!r} needs weights: set speculative_model")
     if weights == "model":
@@ -117,25 +120,23 @@ def find_draft_weights(
                 f"speculative_model is {name!r}, which has layers with states: drafts that are "
                 "rejected would stay in them; use another model"
             )
-        if source is not None:
-            model = source.checkpoint.config
-            check_vocab(drafts.config, model)
-            tokenizer = load_tokenizer(path, load_config.load_format)
-            compare_tokens(tokenizer, source.tokenizer, model.vocab)
+        check_vocab(drafts.config, model.config)
+        if tokenizer is not None:
+            of_drafts = load_tokenizer(path, load_config.load_format)
+            compare_tokens(of_drafts, tokenizer, model.config.vocab)
         return drafts
     head = find_head(name, on)
-    if source is not None:
-        head.head.layers_of(source.checkpoint.config)  # refuses a head for another model
+    head.head.layers_of(model.config)  # refuses a head for another model
     return head
 
 
 def embedding_for(draft: DraftWeights, model: Checkpoint, group: RankGroup | None) -> Tensor | None:
-    """The embedding of an EAGLE-3 head; None if it can use that of the model in memory, of which
-    each of several ranks has a part."""
-    if not isinstance(draft, Eagle3Folder) or not decides(group):
+    """The embedding of a head; None if it can use that of the model in memory, of which each of
+    several ranks has a part."""
+    if not isinstance(draft, HeadWeights) or not decides(group):
         return None
-    if draft.has_embedding:
-        return draft.read(EMBEDDING)
+    if draft.embedding is not None:
+        return draft.read(draft.embedding)
     return None if group is None else model.read(describe(model.config).embedding.name)
 
 

@@ -30,7 +30,7 @@ TENSOR_NAMES = (
 DESCRIBED = (MODELS, *map(MODELS.joinpath, ("architectures", "description", "states")))
 DESCRIBED += (RUNNER / "encoders",)
 # of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
-OTHER_FILES = ("eagle3.py", "pixtral.py", "qwen.py", "square.py", "gptq.py")
+OTHER_FILES = ("eagle3.py", "eagle3_folder.py", "pixtral.py", "qwen.py", "square.py", "gptq.py")
 
 
 def sources() -> Iterator[tuple[str, ast.AST]]:

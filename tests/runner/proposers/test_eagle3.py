@@ -13,15 +13,16 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import load as load_attention
 from paceline.runner.batch import ImageEmbeddings
+from paceline.runner.draft_heads.eagle3 import Eagle3Head
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
+from paceline.runner.draft_heads.head_drafter import show
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.norm import LayerInputs
-from paceline.runner.models.eagle3 import Eagle3Head
 from paceline.runner.models.model import Model
 from paceline.runner.proposer import DraftInput, Drafts
-from paceline.runner.proposers.eagle3 import Eagle3, show
+from paceline.runner.proposers.eagle3 import Eagle3
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.eagle3 import EMBEDDING, Eagle3Folder
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.eagle3 import PlainHead, head_config, head_folder, head_tensors
 from tests.runner.support import Piece, batch_of, tiny
@@ -59,7 +60,7 @@ class Noted(Eagle3):
 
 def using(kind: type[Eagle3], folder: Path) -> Any:
     drafter, files = kind(SpeculationConfig(**DRAFTS)), Eagle3Folder(folder)
-    embedding = files.read(EMBEDDING) if files.has_embedding else None
+    embedding = None if files.embedding is None else files.read(files.embedding)
     drafter.use(Eagle3Head.load(files, files.head), files.target_ids(), embedding, PAGED)
     return drafter
 

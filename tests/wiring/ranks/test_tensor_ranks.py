@@ -142,7 +142,7 @@ def test_rank_0_drafts_for_all(
     named = {"proposer": proposer, "speculative_model": weights[proposer]}
     own = replace(OWN, kv_cache_gib=0.0, num_gpu_blocks_override=10, swap_space=0.001)
     settings = SETTINGS | TIGHT | {"max_model_len": 32} | named
-    draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
+    draft = find_draft_weights(settings, own, "cpu", lambda *_: None, checkpoint)
     one = assembled("cpu", settings, own, checkpoint, draft=draft)
     due = drive(*one, asked(sampling), depth=2)
     scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
@@ -166,7 +166,7 @@ def test_rank_0_encodes_images_for_all(ranks: RankProcesses, tmp_path: Path) -> 
     head = str(head_folder(tmp_path / "head", checkpoint.config))
     named = {"proposer": "eagle3", "speculative_model": head, "encoder_cache_size": 8}
     settings, own = SETTINGS | TIGHT | named, replace(OWN, swap_space=0.001)
-    draft = find_draft_weights(settings, own, "cpu", lambda *_: None)
+    draft = find_draft_weights(settings, own, "cpu", lambda *_: None, checkpoint)
     due = drive(*assembled("cpu", settings, own, checkpoint, draft=draft), shown)
     scheduler, runner = on_ranks(ranks, model, settings, own, draft=draft)
     assert drive(scheduler, runner, shown, depth=2) == due

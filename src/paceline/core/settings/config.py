@@ -332,8 +332,7 @@ class Config:
             "max_step_s cuts images, which disable_chunked_mm_input does not allow",
         )
         if self.cache.state_blocks:
-            drafts, swapped = self.speculation.num_speculative_tokens, self.preemption.swap_space
-            require(not drafts, "drafts that are rejected would stay in states; remove them")
+            swapped = self.preemption.swap_space
             require(not swapped, "states are not swapped; set swap_space to 0")
 
     @property

@@ -178,7 +178,8 @@ class SpeculationConfig:
             none.
         proposer: What proposes draft tokens: ngram, which finds the latest tokens earlier in the
             sequence and proposes what followed them; suffix, which also looks in past outputs;
-            draft_model or eagle3, which need a speculative_model; or a dotted path to a class.
+            draft_model or eagle3, which need a speculative_model; mtp, a head in the checkpoint of
+            the model; or a dotted path to a class.
         speculative_model: draft_model, eagle3: the model that proposes draft tokens.
         prompt_lookup_min (tokens): ngram: minimum number of latest tokens that must match.
         prompt_lookup_max (tokens): ngram: maximum number of latest tokens to match; longer matches

@@ -14,6 +14,7 @@ from paceline.runner.cuda.mixers.latent_attention import CudaLatentAttention
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.mixers.per_layer_input import CudaPerLayerInput
 from paceline.runner.cuda.states.mixers import CudaStateMixer
+from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mlp import xielu_numbers
 from paceline.runner.models.architecture import LayerSpec, MLPSpec
@@ -75,6 +76,11 @@ class CudaLayer:
         for mixer, one in zip(self._after_mlp, mixed[len(self._mixers) :], strict=True):
             mixer.add_to(hidden, one, adapters)
         return hidden
+
+    def store(self, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore) -> None:
+        """Write what the layer keeps of positions [n] to cells of the store [n], and no more."""
+        for mixer in self._mixers:
+            mixer.store(hidden, position, cells, kv)
 
     def _add_mlp(self, hidden: Tensor, adapters: Tensor | None) -> None:
         if self._mlp is not None:

@@ -196,7 +196,8 @@ class CudaModel:
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of all positions are in the store afterwards, in these cells [groups, positions],
-        and what some layers read in `inputs`."""
+        and what some layers read in `inputs`; the number of layers means the output of the last
+        one."""
         hidden = self._embed(batch.tokens)
         rotary = self._rotary_of(batch.coordinates)
         own = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
@@ -204,14 +205,19 @@ class CudaModel:
             *(batch.position, cells.unbind(), kv, attention, batch.adapters, rotary, own),
             states=CudaStateRows.of(batch),
         )
-        last = len(self._layers) - 1
+        last, output = len(self._layers) - 1, len(self._layers)
+        is_kept = inputs is not None and output in inputs.layers
+        early = None if is_kept else wanted  # wanted after attention of the last layer
         for number, layer in enumerate(self._layers):
             if self.deep_images is not None:
                 self.deep_images.add_before(number, hidden, batch.tokens)
             if inputs is not None:
                 inputs.keep(number, hidden)
-            hidden = layer(hidden, step, wanted if number == last else None)
-        return hidden
+            hidden = layer(hidden, step, early if number == last else None)
+        if inputs is None or not is_kept:
+            return hidden
+        inputs.keep(output, hidden)
+        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def _rotary_of(self, coordinates: Tensor | None) -> Mapping[RotaryTable, Tensor]:
         """Rotary cos/sin of positions by table, where they depend on coordinates."""

@@ -124,7 +124,7 @@ class NativeStack:
         """Keep the inputs of some layers, with one call for the layers before each. Returns the
         decoder of the remaining layers."""
         decoder, first = DecoderStruct.from_buffer_copy(self._decoder), 0
-        for layer in sorted(inputs.layers):
+        for layer in sorted(layer for layer in inputs.layers if layer < self._decoder.count):
             decoder.first, decoder.count = first, layer
             everything = None, -1, None
             if layer > first:

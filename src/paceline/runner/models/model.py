@@ -91,7 +91,7 @@ class Model:
     ) -> Tensor:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
-        `inputs`."""
+        `inputs`; the number of layers means the output of the last one."""
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
@@ -102,7 +102,11 @@ class Model:
             prepared = attention.prepare(batch, kv)
         else:
             prepared = ChunkedStep(attention, batch, kv, chunk)
-        return layers(hidden, batch, kv, prepared, wanted, inputs)
+        if inputs is None or self.config.layers not in inputs.layers:
+            return layers(hidden, batch, kv, prepared, wanted, inputs)
+        hidden = layers(hidden, batch, kv, prepared, None, inputs)
+        inputs.keep(self.config.layers, hidden)
+        return hidden if wanted is None else hidden[wanted]
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""

@@ -23,12 +23,13 @@ class DecoderNames:
     """Prefix of the decoder's tensors in HF's files.
 
     `older` is the prefix in files of older versions of transformers, and `older_head` the head;
-    empty: the same.
+    empty: the same. `layers` is what the names of a layer begin with, behind the prefix.
     """
 
     prefix: str = "model"
     older: str = ""
     older_head: str = ""
+    layers: str = "layers.{}"
 
 
 # Describes a tower by config.json, the width of the decoder, and settings of the image processor.
@@ -74,6 +75,25 @@ class QKNorms:
     whole: bool = False
     rotated: bool = False
     bare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MTPNames:
+    """Names of the parts of an MTP head in HF's files: see `MTPSpec`.
+
+    stem           what all of them begin with; {prefix} is that of the decoder, and {layers} the
+                   number of its layers
+    layer          what the names of its layer begin with, behind the stem
+    hidden_first   the linear reads the hidden state first, and then the embedding
+    """
+
+    stem: str = "{prefix}.layers.{layers}"
+    layer: str = ""
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    linear: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    hidden_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +162,8 @@ class Traits:
                        states; None: such files are not read
     names              of modules, where they are not those of Llama: pairs of Llama's and its own
     ignored            what the names of tensors begin with that are not computed
+    mtp                names of its head that drafts, which is not computed with the model; None:
+                       its models have none
 
     * unless the file says otherwise
     """
@@ -189,6 +211,7 @@ class Traits:
     header: Callable[[ConfigEntries], Mapping[str, Any]] | None = field(default=None, repr=False)
     names: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
+    mtp: MTPNames | None = None
 
     def name(self, module: str) -> str:
         """The name of a module of Llama in this architecture."""

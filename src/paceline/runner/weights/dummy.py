@@ -1,7 +1,10 @@
 """Random weights, for tests and benchmarks without a download."""
 
+from collections.abc import Sequence
+from copy import copy
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from paceline.runner.models.architecture import parts_of
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.linear_spec import NormSpec
-from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.models.tensor_spec import Shape, TensorSpec
 from paceline.runner.weights.weight_format import UNQUANTIZED
 
 # Numbers drawn for a tensor; a larger one repeats them. A prime, so that no two rows are alike.
@@ -29,19 +32,24 @@ class Dummy:
         self.is_quantized = config.quantization != UNQUANTIZED
         spec = describe(config)
         self.shapes: dict[str, Shape] = {tensor.name: tensor.shape for tensor in spec.tensors}
-        self._offset = {
-            norm.weight.name: norm.offset
-            for norm in parts_of(spec, NormSpec)
-            if not isinstance(norm.weight, int)
-        }
+        self._offset = offsets_of(spec)
         self._index = {name: index for index, name in enumerate(self.shapes)}
-        self._seed, self._device = seed, device
+        self._count, self._seed, self._device = len(self._index), seed, device
+
+    def beside(self, part: Any, tensors: Sequence[TensorSpec]) -> "Dummy":
+        """Tensors for a part that is not in the model. Those of the model stay the same."""
+        found = copy(self)
+        found.shapes = {tensor.name: tensor.shape for tensor in tensors}
+        further = [name for name in found.shapes if name not in self._index]
+        found._index = self._index | {name: -1 - at for at, name in enumerate(further)}
+        found._offset = self._offset | offsets_of(part)
+        return found
 
     def read(self, name: str) -> Tensor:
         """Random values; norm weights are near 1, and linears keep the scale of their inputs."""
         shape = self.shapes[name]
         generator = torch.Generator(self._device)
-        generator.manual_seed(self._seed * len(self._index) + self._index[name])
+        generator.manual_seed(self._seed * self._count + self._index[name])
         count = prod(shape)
         drawn = torch.randn(min(count, MOST_DRAWN), generator=generator, device=self._device)
         if count > MOST_DRAWN:
@@ -52,3 +60,12 @@ class Dummy:
         if name in self._offset:
             return drawn.mul_(0.1).add_(1.0 - self._offset[name])
         return drawn.mul_(shape[-1] ** -0.5)
+
+
+def offsets_of(part: Any) -> dict[str, float]:
+    """The offsets of norms with weights in a description, by the names of these."""
+    return {
+        norm.weight.name: norm.offset
+        for norm in parts_of(part, NormSpec)
+        if not isinstance(norm.weight, int)
+    }

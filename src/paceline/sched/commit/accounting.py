@@ -64,7 +64,8 @@ class DraftResults(ResultHook):
         stats.accepted += right
         width = planned.count - planned.drafts
         step = (int(width.sum()), int(planned.samples.sum()), number, right)
-        self._state.speculation.verified(DraftedStep(*step, is_decode=bool((width == 1).all())))
+        deepest, is_decode = int(computed.max()), bool((width == 1).all())
+        self._state.speculation.verified(DraftedStep(*step, deepest=deepest, is_decode=is_decode))
 
 
 class ForcedTokens(ResultHook):

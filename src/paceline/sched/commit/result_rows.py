@@ -1,6 +1,6 @@
 """The rows of a result, and hooks that process them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class ResultRows:
         rows, count = plan.rows, result.count
         if every(alive):
             return ResultRows(plan, result, rows, None, result.ids, count, count)
-        rows = Rows(*(getattr(rows, column.name)[alive] for column in fields(Rows)))
+        rows = rows.only(alive)
         origin, count = np.flatnonzero(alive), count[alive]
         return ResultRows(plan, result, rows, origin, result.ids[alive], count, count)
 

@@ -143,6 +143,8 @@ def drafting(sequence: Sequence, at: SchedulerState) -> str:
     line = f"drafts: {int(table.accepted[slot]):,} of {int(table.drafted[slot]):,} accepted"
     if at.speculation.is_paused:
         line += "; drafting is paused, because it would cost more time than it saves"
+    elif reason := at.speculation.reason:
+        line += f"; {reason}"
     return f"{line}."
 
 

@@ -179,7 +179,7 @@ def built(message: BuildRank, outbox: Outbox) -> RankLoop:
     on = device_named(load_config.device)
     on.choose_device(shard)
     checkpoint, _ = find_checkpoint(model.name, load_config, load_config.device, silent)
-    draft = find_draft_weights(settings, load_config, load_config.device, silent)
+    draft = find_draft_weights(settings, load_config, load_config.device, silent, checkpoint)
     outbox.send(Ready())  # rank 0 connects when all others do
     group = RankGroup.through_file(shard, message.store, model.backend)
     load = ModelLoad(settings, load_config, checkpoint, draft=draft, adapters=model.adapters)

@@ -15,8 +15,10 @@ from paceline.runner.cuda.kernels.attention.heads import (
     rotate,
     rotate_and_store,
 )
+from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, apart, residual_linear
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
+from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import AttentionSpec
 from paceline.runner.models.rope import Rope
@@ -50,14 +52,11 @@ class CudaAttention(CudaMixer):
 
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
         spec, attention = self._spec, step.attention
-        found, late = self._qkv(self._before(hidden), step.adapters)
-        heads = found.view(len(hidden), -1, spec.head_dim)
+        heads, late = self._heads(hidden, step.adapters)
         qkv = heads[:, spec.gates :]
         rotation, by_row = self._rotation, step.rotary.get(self._rotary)
         if by_row is not None:
             rotation = replace(rotation, cos_sin=by_row, is_by_row=True)
-        if self._whole is not None:
-            self._whole.apply_to(qkv, spec.heads, late)
         layer = self._layer if spec.reads is None else spec.reads
         how = layer, spec.window, spec.scale, spec.score_cap, self._sinks
         if attention.rotates and not late.width and self._can_rotate_late(hidden, step):
@@ -72,6 +71,19 @@ class CudaAttention(CudaMixer):
         if spec.gated:
             gate_heads(seen, heads[:, : spec.gates], late)
         return seen.view(len(hidden), -1)  # [positions, heads * head_dim]
+
+    def store(self, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore) -> None:
+        heads, late = self._heads(hidden, None)
+        qkv = heads[:, self._spec.gates :]
+        rotate_and_store(qkv, self._rotation, late, position, cells, kv, self._layer)
+
+    def _heads(self, hidden: Tensor, adapters: Tensor | None) -> tuple[Tensor, DeferredNorm]:
+        """Gates, queries, keys and values before the rotation, [positions, …, head_dim]."""
+        found, late = self._qkv(self._before(hidden), adapters)
+        heads = found.view(len(hidden), -1, self._spec.head_dim)
+        if self._whole is not None:
+            self._whole.apply_to(heads[:, self._spec.gates :], self._spec.heads, late)
+        return heads, late
 
     def _can_rotate_late(self, hidden: Tensor, step: CudaLayerContext) -> bool:
         """Whether the kernel of attention may rotate queries and keys. It follows a linear that is

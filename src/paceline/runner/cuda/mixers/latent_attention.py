@@ -10,6 +10,7 @@ from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.kernels.attention.latent_heads import LatentRotation
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm, residual_linear
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
+from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.latent_weights import LatentWeights
 from paceline.runner.models.latent import LatentAttentionSpec
@@ -49,6 +50,10 @@ class CudaLatentAttention(CudaMixer):
 
     def add_to(self, hidden: Tensor, mixed: Tensor, adapters: Tensor | None) -> None:
         self._output(hidden, mixed, adapters)
+
+    def store(self, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore) -> None:
+        latent = self._latent(self._before(hidden))
+        self._rotation.store(latent, position, cells, kv, self._layer)
 
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
         spec, n, layer = self._spec, len(hidden), self._layer

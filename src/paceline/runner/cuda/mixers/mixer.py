@@ -34,6 +34,10 @@ class CudaMixer(ABC):
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
         """Everything but the last linear, [positions, inputs of this linear]."""
 
+    def store(self, hidden: Tensor, position: Tensor, cells: Tensor, kv: KVStore) -> None:
+        """Write what the layer keeps of positions [n] to cells of the store [n], and no more."""
+        raise AssertionError("it keeps nothing of a position")
+
     @abstractmethod
     def add_to(self, hidden: Tensor, mixed: Tensor, adapters: Tensor | None) -> None:
         """Add the last linear of what was mixed to the residual stream."""

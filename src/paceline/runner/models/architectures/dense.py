@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import QueryGrowth
-from paceline.runner.models.traits import BEHIND, NormNames, QKNorms, Traits
+from paceline.runner.models.traits import BEHIND, MTPNames, NormNames, QKNorms, Traits
 
 # OLMo 2 and 3: norms behind attention and MLP, and norms over all heads
 OLMO2 = Traits(norms=BEHIND, qk_norm=True, qk_norms=QKNorms(whole=True))
@@ -54,6 +54,14 @@ QK_LAYERNORMS = (
     ("self_attn.q_norm", "self_attn.query_layernorm"),
     ("self_attn.k_norm", "self_attn.key_layernorm"),
 )
+MIMO_MTP = MTPNames(
+    stem="model.mtp_layers.0",
+    embedding_norm="token_layernorm",
+    hidden_norm="hidden_layernorm",
+    linear="input_proj",
+    norm="final_layernorm",
+    hidden_first=True,
+)
 
 
 def ministral3_entries(read: ConfigEntries) -> Mapping[str, Any]:
@@ -77,8 +85,8 @@ ARCHITECTURES = {
     "phi3": Traits(fused_linears=True, global_every=0),
     # Qwen 2 and 2.5: queries, keys and values have a bias
     "qwen2": Traits(qkv_bias=True),
-    # MiMo 7B: the same with layers that draft tokens, which are not computed
-    "mimo": Traits(qkv_bias=True, ignored=("model.mtp_layers.",)),
+    # MiMo: Qwen 2 with a head that drafts
+    "mimo": Traits(qkv_bias=True, ignored=("model.mtp_layers.",), mtp=MIMO_MTP),
     # queries and keys are normalised instead of biased
     "qwen3": Traits(qk_norm=True),
     "olmo2": OLMO2,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paceline.runner.models.architectures.dense import QK_LAYERNORMS
 from paceline.runner.models.experts import ClampedGate, ExpertStack, ExpertTraits
-from paceline.runner.models.traits import NormNames, QKNorms, Traits
+from paceline.runner.models.traits import MTPNames, NormNames, QKNorms, Traits
 
 MIXTRAL_EXPERTS = ExpertTraits(
     "block_sparse_moe", gate="w1", up="w3", down="w2", shares_sum_to_one=True
@@ -54,6 +54,7 @@ GLM4MOE = Traits(
     output_bias=False,
     norms=NormNames(mlp_in_gguf="post_attention_norm"),
     experts=CORRECTED,
+    mtp=MTPNames(),
 )
 # ERNIE 4.5: a router of softmax with a correction
 ERNIE4_5_MOE = Traits(
@@ -104,7 +105,7 @@ DEEPSEEKV2 = Traits(
     experts=ExpertTraits("mlp", shared="shared_experts", sums_in_gguf=False),
 )
 # DeepSeek V3, and models of the same architecture: Kimi K2, Moonlight
-DEEPSEEKV3 = Traits(latent=True, experts=CORRECTED)
+DEEPSEEKV3 = Traits(latent=True, experts=CORRECTED, mtp=MTPNames())
 # OLMoE: norms over all heads
 OLMOE = Traits(
     qk_norm=True,

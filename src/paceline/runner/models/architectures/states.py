@@ -16,7 +16,7 @@ from paceline.runner.models.states.kda import kda
 from paceline.runner.models.states.mamba1 import mamba1
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, NormNames, TextPart, Traits
+from paceline.runner.models.traits import DecoderNames, MTPNames, NormNames, TextPart, Traits
 from paceline.runner.vision import qwen
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
@@ -39,6 +39,14 @@ def qwen_entries(read: ConfigEntries) -> Mapping[str, Any]:
 
 
 HEADS_THAT_DRAFT = ("mtp.",)
+QWEN_MTP = MTPNames(
+    stem="mtp",
+    layer=".layers.0",
+    embedding_norm="pre_fc_norm_embedding",
+    hidden_norm="pre_fc_norm_hidden",
+    linear="fc",
+    norm="norm",
+)
 SHARED_WITH_GATE = ExpertTraits(
     "mlp", shared="shared_expert", shared_gate="shared_expert_gate", shares_sum_to_one=True
 )
@@ -50,6 +58,7 @@ QWEN3_NEXT = Traits(
     states=gated_delta_by_key_head,
     entries=qwen_entries,
     ignored=HEADS_THAT_DRAFT,
+    mtp=QWEN_MTP,
 )
 QWEN3_5 = Traits(
     qk_norm=True,
@@ -58,6 +67,7 @@ QWEN3_5 = Traits(
     states=gated_delta,
     entries=qwen_entries,
     ignored=HEADS_THAT_DRAFT,
+    mtp=QWEN_MTP,
     text_part=TextPart(
         DecoderNames("model.language_model"),
         defaults=(),

@@ -75,7 +75,8 @@ class LayerTensors:
 
     def _names(self, name: str, gguf: str) -> tuple[str, str]:
         name = self.config.traits.name(name)
-        return f"layers.{self.layer}.{name}", f"blk.{self.layer}.{gguf}"
+        layer = self.config.traits.decoder.layers.format(self.layer)
+        return f"{layer}.{name}", f"blk.{self.layer}.{gguf}"
 
 
 def tensor_names(config: ModelConfig, name: str) -> tuple[str, str]:

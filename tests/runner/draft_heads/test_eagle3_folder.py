@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import ConfigError
-from paceline.runner.weights.eagle3 import Eagle3Folder
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from tests.runner.eagle3 import head_folder
 from tests.runner.support import tiny
 
@@ -33,7 +33,7 @@ def test_files_of_torch_and_of_speculators_are_read_too(tmp_path: Path) -> None:
     second = Eagle3Folder(other)
     assert first.shapes == second.shapes
     assert all(torch.equal(first.read(name), second.read(name)) for name in first.shapes)
-    assert not first.has_embedding
+    assert first.embedding is None
 
 
 def test_a_head_may_have_an_embedding_and_every_id(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_head_may_have_an_embedding_and_every_id(tmp_path: Path) -> None:
     tensors["embed_tokens.weight"] = torch.zeros(MODEL.vocab, MODEL.width)
     save_file(tensors, head / "model.safetensors")
     found = Eagle3Folder(head)
-    assert found.has_embedding
+    assert found.embedding is not None
     assert found.target_ids().tolist() == list(range(MODEL.vocab))
 
 

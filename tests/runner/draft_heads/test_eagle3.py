@@ -8,9 +8,9 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.runner.attention_backend import load
+from paceline.runner.draft_heads.eagle3 import Eagle3Config, Eagle3Head
+from paceline.runner.draft_heads.eagle3_folder import Eagle3Folder
 from paceline.runner.kv_store import KVStore
-from paceline.runner.models.eagle3 import Eagle3Config, Eagle3Head
-from paceline.runner.weights.eagle3 import Eagle3Folder
 from tests.runner.eagle3 import PlainHead, head_config, head_folder, head_tensors
 from tests.runner.support import Piece, batch_of, tiny
 

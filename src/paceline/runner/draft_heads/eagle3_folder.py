@@ -10,17 +10,18 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import json_object
+from paceline.runner.draft_heads.eagle3 import Eagle3Config, describe_head
+from paceline.runner.draft_heads.head import HeadWeights
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.models.eagle3 import Eagle3Config, describe_head
 from paceline.runner.models.tensor_spec import Shape
-from paceline.runner.weights.checkpoint import Checkpoint, compare
+from paceline.runner.weights.checkpoint import compare
 from paceline.runner.weights.safetensors import files_in
 
 EMBEDDING, TO_TARGET, OF_TARGET = "model.embed_tokens.weight", "d2t", "t2d"
 BIN = "pytorch_model.bin"
 
 
-class Eagle3Folder:
+class Eagle3Folder(HeadWeights):
     """The checkpoint of a head: config.json, and tensors in .safetensors files or one .bin file.
 
     Tensors get the names of a decoder with one layer. Two may be missing: the embedding, if it is
@@ -42,18 +43,16 @@ class Eagle3Folder:
 
     @property
     def config(self) -> ModelConfig:
-        """The configuration of the layer, as a decoder."""
         return self.head.decoder
 
     @property
-    def has_embedding(self) -> bool:
-        return EMBEDDING in self.shapes
+    def embedding(self) -> str | None:
+        return EMBEDDING if EMBEDDING in self.shapes else None
 
     def read(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def target_ids(self) -> Tensor:
-        """The token ids that the head can draft, [draft_vocab]."""
         ids = torch.arange(self.head.draft_vocab)
         if TO_TARGET in self._tensors:
             ids += self._tensors[TO_TARGET]
@@ -67,7 +66,7 @@ class Eagle3Folder:
         spec = describe_head(self.head)
         tensors = (*spec.decoder.tensors, *spec.fuse.weights)
         needed = {tensor.name: tensor.shape for tensor in tensors}
-        if not self.has_embedding:
+        if self.embedding is None:
             del needed[EMBEDDING]
         if self.head.draft_vocab < self.config.vocab:
             needed[TO_TARGET] = (self.head.draft_vocab,)
@@ -93,6 +92,3 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-
-
-DraftWeights = Checkpoint | Eagle3Folder

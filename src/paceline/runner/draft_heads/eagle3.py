@@ -152,15 +152,7 @@ def named(name: str, *shape: int) -> TensorSpec:
 
 
 class Eagle3Head:
-    """Weights in their final form. `forward` changes only the KV store.
-
-    Position i reads the token at i + 1 and the hidden state at i: the model's, or, where the model
-    has not computed it yet, the head's own.
-
-        tokens          | t1   | t2   | t3   | d4   |        t0 … t3 are known, and the model
-        hidden states   | h0   | h1   | h2   | g2   |        computed 0 … 2
-        results         | g0   | g1   | g2   | g3   |        g2 gives draft d4, g3 gives d5
-    """
+    """An EAGLE-3 head: its weights in their final form."""
 
     def __init__(
         self, factory: LayerFactory[Linear], spec: Eagle3Spec, config: Eagle3Config
@@ -193,18 +185,21 @@ class Eagle3Head:
             factory = LayerFactory(checkpoint, dtype, "cpu", DenseLinear.of)
             return Eagle3Head(factory, describe_head(config, max_model_len), config)
 
+    @property
+    def decoder(self) -> ModelConfig:
+        return self.config.decoder
+
+    def layers_of(self, model: ModelConfig) -> tuple[int, ...]:
+        return self.config.layers_of(model)
+
     @torch.inference_mode()
     def fuse(self, states: Tensor) -> Tensor:
-        """One hidden state from what layers of the model read, [n, layers * width of the model]."""
         return self._fuse(states)
 
     @torch.inference_mode()
     def forward(
         self, embedded: Tensor, hidden: Tensor, batch: Batch, kv: KVStore, attention: Attention
     ) -> Tensor:
-        """Return the hidden state after each position, [positions, width], from embeddings of the
-        next tokens and hidden states, both [positions, width]. Keys and values are in the store
-        afterwards. The tokens of the batch do not matter."""
         rotations = {self._rope: Rotation.of(batch.position, self._frequencies, self._dtype)}
         cells = kv.cells(batch.write_cell).unbind()
         context = LayerContext(batch.position, rotations, kv, cells, attention.prepare(batch, kv))
@@ -218,5 +213,4 @@ class Eagle3Head:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of ids that can be drafted, [n, draft_vocab], in float32."""
         return self._head(self._norm(hidden)).float()

@@ -1,0 +1,1 @@
+"""Heads that guess tokens from hidden states of a model."""
