@@ -30,7 +30,7 @@ SPECIAL = [
     *TILES,
     *("<img>", "</img>", "<IMG_CONTEXT>"),
     *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
-    *("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    *("[IMG]", "[IMG_BREAK]", "[IMG_END]", "<unused>"),  # an even number, for two ranks
 ]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {word: 256 + place for place, word in enumerate(SPECIAL)}

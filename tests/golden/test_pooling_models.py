@@ -208,7 +208,7 @@ def test_gemma_3_generates_without_images(tmp_path: Path) -> None:
         ("RobertaForTokenClassification", "is not supported"),
         ("DistilRobertaModel", "the nearest is DistilBertModel"),
         ("PaliGemmaForConditionalGeneration", "models with images are .*qwen2_5_vl"),
-        ("Llama4ForCausalLM", "the nearest is llama; supported models that generate text are"),
+        ("Llama9ForCausalLM", "the nearest is llama; supported models that generate text are"),
     ],
 )
 def test_a_refusal_names_what_is_near(tmp_path: Path, architecture: str, message: str) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from paceline.runner.attention.triton import context_cut
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels import context_parts
+from paceline.runner.cuda.kernels.attention import context_parts
 from paceline.runner.cuda.kernels.attention.context_parts import CLASSES, ContextCut, PartList
 
 Fields = tuple[int, ...]
