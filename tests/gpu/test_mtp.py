@@ -6,20 +6,16 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.sampling import Sampling
+from paceline.runner.cuda.drafting.mtp import CudaMtp
 from paceline.runner.draft_heads.mtp import MTPWeights
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case
+from tests.gpu.eagle3 import driven
+from tests.gpu.mtp import compare_drafts, drafter_on
 from tests.gpu.support import ON_GPU
 from tests.runner.driving import SETTINGS, TIGHT, drive, requests
 from tests.runner.test_runner import runner_for
-
-try:
-    from paceline.runner.cuda.drafting.mtp import CudaMtp
-    from tests.gpu.eagle3 import driven
-    from tests.gpu.mtp import compare_drafts, drafter_on
-except ImportError:
-    pytest.skip("needs triton", allow_module_level=True)
 
 pytestmark = ON_GPU
 

@@ -64,9 +64,9 @@ class FewExperts(ExpertKernel):
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "FewExperts | None":
-        codes = [KernelMatrix.of(one) for one in (weights.gate_up, weights.down)]
-        if codes[0] is not None and codes[1] is not None and fp8_of(weights.down) is None:
-            weights = replace(weights, gate_up=codes[0], down=codes[1])
+        first, second = (KernelMatrix.of(one) for one in (weights.gate_up, weights.down))
+        if first is not None and second is not None:
+            weights = replace(weights, gate_up=first, down=second)
         gate_up = Operand.of(weights.gate_up, weights.dtype)
         down = Operand.of(weights.down, weights.dtype)
         return None if gate_up is None or down is None else cls(weights, gate_up, down)

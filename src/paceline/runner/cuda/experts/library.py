@@ -35,7 +35,8 @@ class LibraryExperts(ExpertKernel):
         gate_up, down = fp8_of(weights.gate_up), fp8_of(weights.down)
         if gate_up is None or down is None or weights.dtype != torch.bfloat16:
             return None
-        is_plain = weights.gate_up_bias is None and weights.gate.clamp is None
+        further = weights.gate_up_bias, weights.down_bias, weights.gate.clamp
+        is_plain = all(one is None for one in further)
         is_known = gate_up.is_by_row and down.is_by_row and can_multiply(down.weight)
         return cls(weights, gate_up, down) if is_plain and is_known else None
 
