@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
@@ -37,10 +38,12 @@ ROUNDED = (5e-2, 1e-1)  # inputs are rounded to 8 bits
 KINDS: dict[Kind, tuple[dict[str, Quantized], Bounds]] = {
     CodedFew: (CODED, CODES),
     CodedDecoded: (CODED, CODES),
+    Int4Gemv: (INT4, CODES),
     Int4Panels: (INT4, CODES),
     PanelsDecoded: (INT4, CODES),
     ScaledFew: (SCALED, SCALES),
     ScaledDecoded: (SCALED, SCALES),
+    Fp8Gemv: (FP8_SCALED, CODES),
     Fp8Library: (FP8_SCALED, ROUNDED),
     Fp8Streamed: (FP8_SCALED, ROUNDED),
 }
@@ -49,7 +52,7 @@ CASES = [
     for kind, (matrices, bounds) in KINDS.items()
     for name in matrices
 ]
-ROWS = (1, 5, 16, 17, 64, 100, 128, 192, 300)
+ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 300)
 WIDE = (5120, 17408)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
@@ -34,11 +35,13 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     SplitK,
     Streamed,
     Library,
+    Fp8Gemv,
     Fp8Streamed,
     ScaledFew,
     Fp8Library,
     Int8Library,
     ScaledDecoded,
+    Int4Gemv,
     Int4Panels,
     PanelsDecoded,
     CodedFew,
@@ -111,9 +114,9 @@ class NormedLinear:
         self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
         self._weights, self._floor = linear.weights, None if norm is None else norm.floor
 
-    @property
-    def is_normed(self) -> bool:
-        return self._floor is not None
+    def is_ordered(self, rows: int) -> bool:
+        """Whether the next kernel starts when all kernels before this linear have ended."""
+        return self._floor is not None and self._kernels.of(rows).is_ordered
 
     def __str__(self) -> str:
         return str(self._kernels)

@@ -69,6 +69,8 @@ class LinearKernel(ABC):
 
     name: ClassVar[str]
     most_rows: int = ANY
+    # After `normed`, the next kernel starts when all earlier kernels have ended.
+    is_ordered: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -127,7 +127,10 @@ class Kernel:
         self._attributes[0].value[:3] = cluster, 1, 1
         self._attributes[1].value[0] = 1
 
-    def launch(self, programs: int, arguments: Sequence[Argument]) -> None:
+    def launch(
+        self, programs: int, arguments: Sequence[Argument], shared: int | None = None
+    ) -> None:
+        """With `shared` bytes of shared memory, if fewer than the most will do."""
         values: list[Any] = []
         for argument in arguments:
             if isinstance(argument, TensorMap):
@@ -140,7 +143,7 @@ class Kernel:
         launch = LaunchConfig(
             (programs, 1, 1),
             (self._threads, 1, 1),
-            self._shared,
+            self._shared if shared is None else shared,
             torch.cuda.current_stream().cuda_stream,
             self._attributes,
             len(self._attributes),
