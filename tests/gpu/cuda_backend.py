@@ -98,7 +98,9 @@ class OnCUDA:
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
     whole = case.config()
-    sizes = READING if whole.reading_layers else SMALL
+    sizes: dict[str, Any] = READING if whole.reading_layers else SMALL
+    if kinds := {**case.entries, **sizes}.get("layer_types"):
+        sizes = {**sizes, "layer_types": kinds[-sizes["num_hidden_layers"] :]}
     config = whole if whole.states is not None else case.config(**sizes)  # of several kinds
     source = Dummy(config, seed=3)
     ours = CudaModel.load(source, LENGTH, torch.float32, device)
