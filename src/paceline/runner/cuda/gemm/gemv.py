@@ -20,9 +20,10 @@ from paceline.runner.tensors import processors_of
 
 UNIT, LINES = 128, 16  # inputs of a unit, outputs of a tile
 MOST_ROWS = 8
-ROW_BYTES = 190 << 10  # of all rows in shared memory
-PAD_BYTES = 16  # behind a row there
-WARPS = 16
+SHARED_BYTES = 220 << 10
+PAD_BYTES = 16  # behind a row in shared memory
+WARPS, BUFFERS, TILES = 15, 4, 2  # of a block, at most
+SUM_BYTES = WARPS * BUFFERS * TILES * LINES * 4  # of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,13 @@ class Gemv(LinearKernel):
 
     is_ordered = True
     is_fp8: ClassVar[bool]
+    ahead: ClassVar[tuple[int, int]]  # units that registers hold, with one tile and with two
 
     def __init__(self, weights: LinearWeights, content: Tensor, scale: Tensor, group: int) -> None:
         self._weights, self._content, self._scale, self._group = weights, content, scale, group
         self._processors, inputs = processors_of(content.device), weights.matrix.shape[1]
-        self._row_bytes = 2 * inputs + PAD_BYTES
-        self.most_rows = min(MOST_ROWS, ROW_BYTES // self._row_bytes)
+        self._row_bytes = row_bytes(inputs)
+        self.most_rows = min(MOST_ROWS, SHARED_BYTES // self._row_bytes)
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Gemv | None":
@@ -61,7 +63,7 @@ class Gemv(LinearKernel):
         halves = 2 if use is Use.GATED else 1
         if outputs % (halves * LINES) or inputs % UNIT or weights.dtype != torch.bfloat16:
             return None
-        is_short = 2 * inputs + PAD_BYTES <= ROW_BYTES
+        is_short = row_bytes(inputs) <= SHARED_BYTES
         device = weights.matrix.tensors[0].device
         return cls._of(weights) if is_short and can_compile(device) else None
 
@@ -103,7 +105,7 @@ class Gemv(LinearKernel):
             group=self._group,
             warps=min(inputs // UNIT, WARPS),
             tiles=tiles,
-            ahead=4 if tiles == 1 else 2,
+            ahead=self.ahead[tiles - 1],
             normed=floor is not None,
             factored=factor is not None,
             biased=bias is not None,
@@ -123,7 +125,7 @@ class Int4Gemv(Gemv):
     """4-bit weights in panels."""
 
     name = "int4_gemv"
-    is_fp8 = False
+    is_fp8, ahead = False, (5, 3)
 
     @classmethod
     def _of(cls, weights: LinearWeights) -> "Int4Gemv | None":
@@ -137,7 +139,7 @@ class Fp8Gemv(Gemv):
     """Fp8 weights with scales of rows or of blocks. Rows are not quantized."""
 
     name = "fp8_gemv"
-    is_fp8 = True
+    is_fp8, ahead = True, (4, 2)
 
     @classmethod
     def _of(cls, weights: LinearWeights) -> "Fp8Gemv | None":
@@ -147,7 +149,12 @@ class Fp8Gemv(Gemv):
         return cls(weights, matrix.weight, matrix.scale, 0 if matrix.is_by_row else UNIT)
 
 
+def row_bytes(inputs: int) -> int:
+    """Shared memory that a row needs, with its sums."""
+    return 2 * inputs + PAD_BYTES + SUM_BYTES
+
+
 @cache
 def kernel_for(variant: Variant, most_shared: int) -> Kernel:
     constants = {name.upper(): int(value) for name, value in asdict(variant).items()}
-    return Kernel(source_of("gemv", constants, ""), "gemv", variant.warps * 32, most_shared)
+    return Kernel(source_of("gemv", constants, ""), "gemv", variant.warps * 32 + 32, most_shared)

@@ -2,7 +2,8 @@
 //
 // Blocks stay on their multiprocessor and take turns with tiles: TILES times 16 outputs, and all inputs, so that a block
 // computes the norm, the activation and the sum around the linear by itself. Its warps take turns with units of 128
-// inputs of these tiles; the sums of a tile are added in the order of the warps.
+// inputs of these tiles. One more warp adds the sums of a tile, in the order of the warps, while they go on: they wait
+// only if it is BUFFERS tiles behind.
 //
 //   tile      | 0                               | 1                               | …     of a block
 //   unit      | 0      | 1      | 2      | 3    | 0      | 1      | 2      | 3    | …
@@ -15,7 +16,8 @@
 // of fp8: 128 for blocks of 128 x 128, 0 for rows), WARPS, TILES, AHEAD, NORMED, FACTORED, BIASED, ADDED, GATED, SILU.
 
 #define UNIT 128
-#define MOST_ROWS 8
+#define BUFFERS 4
+#define THREADS (WARPS * 32 + 32)
 #define PAD 8  // numbers between rows in shared memory, so that lanes read from different banks
 #if FP8
 #define WORDS 16  // of a lane, a tile and a unit
@@ -170,12 +172,12 @@ __device__ __forceinline__ void use(const Unit& unit, const u16* row, bool is_ro
 #endif
 
 // Copy rows to shared memory, times the factor. With a norm, also the squares of each row, by warps.
-__device__ __forceinline__ void fetch_rows(u16* to, float (*squares)[WARPS], const u16* x, const float* factor, int rows,
+__device__ __forceinline__ void fetch_rows(u16* to, float (*squares)[WARPS + 1], const u16* x, const float* factor, int rows,
                                            int inputs) {
   for (int row = 0; row < rows; row++) {
     const u16* from = x + (u64)row * inputs;
     float sum = 0.f;
-    for (int i = threadIdx.x * 8; i < inputs; i += WARPS * 32 * 8) {
+    for (int i = threadIdx.x * 8; i < inputs; i += THREADS * 8) {
       uint4 given = *reinterpret_cast<const uint4*>(from + i);
       u32* const parts[4] = {&given.x, &given.y, &given.z, &given.w};
 #pragma unroll
@@ -224,24 +226,26 @@ struct Output {
   float floor;
 };
 
-// Add up the sums of all warps for the tiles of a turn, and write what they give.
-__device__ __forceinline__ void finish(const Output& to, const float (*sums)[TILES * 16][MOST_ROWS],
-                                       const float (*squares)[WARPS], const int (&tiles)[TILES], int first) {
+// Add up the sums of all warps, [warps, lines, rows], for the tiles of a turn, and write what they give.
+__device__ __forceinline__ void finish(const Output& to, const float* sums, const float (*squares)[WARPS + 1],
+                                       const int (&tiles)[TILES]) {
   const int lines = GATED ? 16 : TILES * 16;
-  for (int i = (threadIdx.x + first) % (WARPS * 32); i < lines * to.rows; i += WARPS * 32) {
+  for (int i = threadIdx.x % 32; i < lines * to.rows; i += 32) {
     const int line = i % lines, row = i / lines;
     float found[2] = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < (GATED ? 2 : 1); j++) {
+      const float* from = sums + (j * 16 + line) * to.rows + row;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) found[j] += sums[k][j * 16 + line][row];
+      for (int k = 0; k < WARPS; k++) found[j] += from[k * TILES * 16 * to.rows];
       if (FP8 && !SCALES) found[j] *= __ldg(to.scale + tiles[j] * 16 + line);
     }
     if (NORMED) {
       float length = to.floor * to.floor;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) length += squares[row][k];
-      found[0] *= rsqrtf(length), found[1] *= rsqrtf(length);
+      for (int k = 0; k <= WARPS; k++) length += squares[row][k];
+      length = rsqrtf(length);
+      found[0] *= length, found[1] *= length;
     }
     if (BIASED) {
       found[0] += low(__ldg(to.bias + tiles[0] * 16 + line));
@@ -255,16 +259,22 @@ __device__ __forceinline__ void finish(const Output& to, const float (*sums)[TIL
 }
 
 // scale: of rows or blocks of fp8. outputs: columns of `out`. floor: the smallest length that a norm divides by.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(THREADS)
     gemv(const char* weight, const float* scale, const u16* x, const float* factor, const u16* bias, u16* out, int rows,
          int inputs, int outputs, float floor) {
-  extern __shared__ __align__(16) u16 held[];
-  __shared__ float sums_of[2][WARPS][TILES * 16][MOST_ROWS];
-  __shared__ float squares[MOST_ROWS][WARPS];
+  extern __shared__ __align__(16) u16 held[];  // rows, then sums [buffers, warps, lines, rows]
+  __shared__ float squares[8][WARPS + 1];
+  __shared__ alignas(8) u64 barriers[2 * BUFFERS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, units = inputs / UNIT;
   const int all = outputs / (GATED ? 16 : 16 * TILES), turns = (all - (int)blockIdx.x - 1) / (int)gridDim.x + 1;
-  const Output to{out, scale, bias, rows, outputs, floor};
-  Spot last{0, warp}, now = last;  // the unit to be read next, and the one to be used next
+  const u32 full = place(barriers), empty = full + 8 * BUFFERS;
+  const int size = TILES * 16 * rows;  // of the sums of a warp
+  float* const sums_of = reinterpret_cast<float*>(held + rows * (inputs + PAD));
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < BUFFERS; i++) barrier_init(full + 8 * i, WARPS), barrier_init(empty + 8 * i, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  Spot last{0, warp};  // the unit to be read next
   Unit ahead[AHEAD];
   auto fetch = [&](Unit& unit) {
     if (last.turn < turns) {
@@ -275,30 +285,46 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     }
     last.advance(units);
   };
+  if (warp < WARPS)
 #pragma unroll
-  for (int i = 0; i < AHEAD; i++) fetch(ahead[i]);
+    for (int i = 0; i < AHEAD; i++) fetch(ahead[i]);
   wait_for_front();
   asm volatile("griddepcontrol.launch_dependents;");
   fetch_rows(held, squares, x, factor, rows, inputs);
   __syncthreads();
+  if (warp == WARPS) {
+    const Output to{out, scale, bias, rows, outputs, floor};
+    for (int turn = 0; turn < turns; turn++) {
+      const int buffer = turn % BUFFERS;
+      int tiles[TILES];
+#pragma unroll
+      for (int i = 0; i < TILES; i++) tiles[i] = Spot{turn, 0}.tile(i, all);
+      barrier_wait(full + 8 * buffer, turn / BUFFERS % 2);
+      finish(to, sums_of + buffer * WARPS * size, squares, tiles);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + 8 * buffer);
+    }
+    return;
+  }
+  Spot now{0, warp};  // the unit to be used next
   float sums[TILES][4] = {};
   const u16* row = held + lane / 4 * (inputs + PAD);
   int turn = 0;
-  // Every warp has a unit of every turn, so that all of them come here equally often.
+  // Every warp has a unit of every turn.
   auto end_turn = [&]() {
-    float(&to_)[TILES * 16][MOST_ROWS] = sums_of[turn % 2][warp];
+    const int buffer = turn % BUFFERS;
+    if (turn >= BUFFERS) barrier_wait(empty + 8 * buffer, turn / BUFFERS % 2 ^ 1);
+    float* to = sums_of + (buffer * WARPS + warp) * size;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        to_[i * 16 + j / 2 * 8 + lane / 4][lane % 4 * 2 + j % 2] = sums[i][j];
+        const int at = lane % 4 * 2 + j % 2;
+        if (at < rows) to[(i * 16 + j / 2 * 8 + lane / 4) * rows + at] = sums[i][j];
         sums[i][j] = 0.f;
       }
-    __syncthreads();
-    int tiles[TILES];
-#pragma unroll
-    for (int i = 0; i < TILES; i++) tiles[i] = Spot{turn, 0}.tile(i, all);
-    finish(to, sums_of[turn % 2], squares, tiles, turn * 64);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(full + 8 * buffer);
     turn++;
   };
   while (now.turn < turns)
