@@ -10,8 +10,10 @@ from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ExpertRouter
 from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.deep_gemm import DeepGemmExperts
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.humming import HummingExperts, HummingExpertsFp8
 from paceline.runner.cuda.experts.library import LibraryExperts
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
@@ -38,6 +40,9 @@ KERNELS: tuple[type[ExpertKernel], ...] = (
     Grouped,
     GroupedFp8,
     GroupedCodes,
+    HummingExperts,
+    HummingExpertsFp8,
+    DeepGemmExperts,
 )
 
 
