@@ -1,44 +1,45 @@
-"""Linears of weights of 4 to 8 bits by the kernels of humming, an optional package."""
+"""Linears of 4 and 8 bits by the kernels of humming, an optional package that compiles them."""
 
 # The package has no stubs, and is imported when weights are accepted.
 # pyright: standard
 
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
-from paceline.runner.cuda.gemm.library import deferred
-from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.core.system.files import folder_for
+from paceline.runner.cuda.gemm.library import FactoredLinear
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 from paceline.runner.weights.fp4 import Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import Matrix
-from paceline.runner.weights.quantized_matrix import (
-    FP8,
-    INT4_BITS,
-    CodedMatrix,
-    GroupedMatrix,
-    ScaledMatrix,
-)
+from paceline.runner.weights.quantized_matrix import INT4_BITS, CodedMatrix, GroupedMatrix, unpacked
 
+log = logging.getLogger(__name__)
 PACKAGE = "humming"
 LINES = 128  # outputs are padded to a multiple
 INPUTS = 64  # must be a multiple
+GROUPS = (16, 32, 64, 128)  # inputs that share a scale
 ROWS = (8, 16, 32, 64, 128, 256, 2048)  # each range has a kernel of its own
 MOST = 1 << 30  # rows
 LOCKS = 2048  # counters of programs that share a sum
-BLOCK = 128  # inputs that share a scale, if they are quantized
 SIGN = 128  # of bytes
+MOST_ZERO = 15  # of 4 bits
+SHAPES = 4  # whose kernels are compiled at the same time, each in as many processes as it has
 IS_SERIAL = "HUMMING_DISABLE_PARALLEL_BUILD"
+FOLDERS = {"HUMMING_CACHE_DIR": "cache", "HUMMING_TMP_DIR": "tmp"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,20 +54,18 @@ class Packed:
     def of(matrix: Matrix, dtype: torch.dtype) -> "Packed | None":
         """None: the package has no such weights."""
         match matrix:
-            case GroupedMatrix(weight, scale, zero):
+            case GroupedMatrix(weight, scale, zero) if int(zero.max()) <= MOST_ZERO:
                 packed = _in_groups("uint4", weight, scale.to(dtype))
                 packed.tensors["zero_point"] = zeros(zero)
                 packed.names["has_zero_point"] = True
                 return packed
-            case CodedMatrix(weight, step) if matrix.offset is None or matrix.bits == INT4_BITS:
-                return _coded(matrix, weight, step, dtype)
-            case ScaledMatrix(weight, scale) if weight.dtype == FP8:
-                if matrix.is_by_row:
-                    return Packed({"b_dtype": "float8e4m3"}, _named(weight, scale.to(dtype)))
-                names = {"b_dtype": "float8e4m3", "weight_scale_group_size_n": matrix.block[0]}
-                names["weight_scale_group_size"] = matrix.block[1]
-                is_whole = not any(size % BLOCK for size in matrix.shape)
-                return Packed(names, _named(weight, scale)) if is_whole else None
+            case GroupedMatrix(weight, scale, zero):
+                return _with_offsets(unpacked(weight), scale, -zero.float() * scale, dtype)
+            case CodedMatrix(weight, step) if matrix.bits == INT4_BITS:
+                offset = torch.zeros_like(step) if matrix.offset is None else matrix.offset
+                return _with_offsets(weight, step, offset, dtype)
+            case CodedMatrix(weight, step, None):  # codes from 0 to 255, 128 of which stands for 0
+                return _in_groups("uint8", weight.view(torch.uint8) ^ SIGN, step.to(dtype))
             case Mxfp4Matrix(weight, exponent):
                 scale = exponent.view(torch.float8_e8m0fnu)
                 return _in_groups("float4e2m1", weight, scale, "float8e8m0")
@@ -78,9 +77,9 @@ class Packed:
             case _:
                 return None
 
-
-def _named(weight: Tensor, scale: Tensor) -> dict[str, Tensor]:
-    return {"weight": weight.contiguous().view(torch.int32), "weight_scale": scale.contiguous()}
+    @property
+    def group(self) -> int:
+        return self.names["weight_scale_group_size"]
 
 
 def _in_groups(codes: str, weight: Tensor, scale: Tensor, kind: str | None = None) -> Packed:
@@ -88,15 +87,18 @@ def _in_groups(codes: str, weight: Tensor, scale: Tensor, kind: str | None = Non
     names: dict[str, Any] = {"b_dtype": codes, "weight_scale_group_size": group}
     if kind is not None:
         names["bs_dtype"] = kind
-    return Packed(names, _named(weight, scale))
+    words = weight.contiguous().view(torch.int32)
+    return Packed(names, {"weight": words, "weight_scale": scale.contiguous()})
 
 
-def _coded(matrix: CodedMatrix, weight: Tensor, step: Tensor, dtype: torch.dtype) -> Packed:
-    if matrix.bits != INT4_BITS:  # codes from 0 to 255, 128 of which stands for 0
-        return _in_groups("uint8", weight.view(torch.uint8) ^ SIGN, step.to(dtype))
-    packed = _in_groups("uint4", weight[..., ::2] | weight[..., 1::2] << 4, step.to(dtype))
-    offset = torch.zeros_like(step) if matrix.offset is None else matrix.offset
-    packed.tensors["zero_point"] = (-offset / step.clamp(min=1e-30)).to(dtype)
+def _with_offsets(codes: Tensor, step: Tensor, offset: Tensor, dtype: torch.dtype) -> Packed:
+    """Codes of 4 bits, and zeros that are no integers. The weights of a group without a step are
+    its offset."""
+    is_flat = step == 0
+    spread = is_flat.repeat_interleave(codes.shape[-1] // step.shape[-1], dim=-1)
+    codes, step = codes.masked_fill(spread, 0), torch.where(is_flat, offset.abs(), step)
+    packed = _in_groups("uint4", codes[..., ::2] | codes[..., 1::2] << 4, step.to(dtype))
+    packed.tensors["zero_point"] = (-offset / step).nan_to_num(0.0).to(dtype)
     packed.names.update(has_zero_point=True, is_fp_zero_point=True)
     return packed
 
@@ -109,25 +111,39 @@ def zeros(zero: Tensor) -> Tensor:
 
 @cache
 def package() -> Any:
-    """The package, or None if it is not installed."""
+    """The package; None: it is not installed, or finds no compiler of CUDA."""
     if find_spec(PACKAGE) is None:
         return None
-    before = os.environ.get(IS_SERIAL)
-    os.environ[IS_SERIAL] = "1"  # or else the import starts compilers for what wheels have
+    for name, folder in FOLDERS.items():
+        os.environ.setdefault(name, str(folder_for(Path(PACKAGE) / folder)))
     try:
-        for part in ("transform", "schema", "tune", "kernel.humming", "ops"):
-            import_module(f"{PACKAGE}.{part}")
+        with _building_nothing():
+            for part in ("transform", "schema", "tune", "kernel.humming", "ops"):
+                import_module(f"{PACKAGE}.{part}")
+            import_module(f"{PACKAGE}.utils.nvrtc").get_nvrtc_library_path()
+    except (ImportError, OSError, RuntimeError) as error:
+        log.warning("humming is installed but not used: %s", error)
+        return None
+    return import_module(PACKAGE)
+
+
+@contextmanager
+def _building_nothing() -> Iterator[None]:
+    """Without this, an import starts compilers for programs that wheels have."""
+    before = os.environ.get(IS_SERIAL)
+    os.environ[IS_SERIAL] = "1"
+    try:
+        yield
     finally:
         if before is None:
             del os.environ[IS_SERIAL]
         else:
             os.environ[IS_SERIAL] = before
-    return import_module(PACKAGE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HummingMatrix(Matrix):
-    """Weights in the order of the package.
+    """Weights in the order of the package. They cannot be decoded.
 
     parts    tensors by their names
     config   what the package knows of the weights
@@ -142,37 +158,36 @@ class HummingMatrix(Matrix):
 
     @staticmethod
     def of(
-        matrix: Matrix, dtype: torch.dtype, bias: Tensor | None = None, is_fp8: bool = False
+        matrix: Matrix, dtype: torch.dtype, bias: Tensor | None = None
     ) -> "HummingMatrix | None":
         """None: the package is not installed, or cannot compute these weights. A bias is for
-        experts; with `is_fp8`, inputs are quantized too."""
+        experts."""
         if isinstance(matrix, HummingMatrix):
             return matrix
-        (outputs, inputs), is_half = matrix.shape, dtype == torch.bfloat16
-        packed = Packed.of(matrix, dtype) if is_half and package() is not None else None
-        if packed is None or inputs % INPUTS or not packed.tensors["weight"].is_cuda:
+        is_known = dtype == torch.bfloat16 and matrix.shape[1] % INPUTS == 0
+        if not is_known or not matrix.tensors[0].is_cuda or package() is None:
             return None
-        *experts, _, _ = packed.tensors["weight"].shape
-        tensors = dict(packed.tensors)
+        packed = Packed.of(matrix, dtype)
+        if packed is None or packed.group not in GROUPS:
+            return None
         if bias is not None:
-            tensors["bias"] = bias.to(dtype)
-        schema, transform = package().schema, package().transform
-        read = schema.HummingWeightSchema(**packed.names)
-        given = None
-        if is_fp8:
-            is_blocked = read.weight_scale_group_size > 0
-            group = BLOCK if is_blocked else 0
-            given = schema.HummingInputSchema(
-                a_dtype=package().dtypes.float8e4m3, input_scale_group_size=group
-            )
+            packed.tensors["bias"] = bias.to(dtype)
+        return HummingMatrix.arranged(packed, matrix.shape, matrix.form, dtype)
+
+    @staticmethod
+    def arranged(
+        packed: Packed, size: tuple[int, int], name: str, dtype: torch.dtype
+    ) -> "HummingMatrix":
+        (outputs, inputs), tensors, transform = size, packed.tensors, package().transform
+        *experts, _, _ = tensors["weight"].shape
         config = transform.prepare_layer_config(
             outputs,
             inputs,
-            read,
-            given,
+            package().schema.HummingWeightSchema(**packed.names),
+            None,
             num_experts=experts[0] if experts else None,
             pad_n_to_multiple=LINES,
-            has_bias=bias is not None,
+            has_bias="bias" in tensors,
             torch_dtype=dtype,
             device=tensors["weight"].device,
             tensors=tensors,
@@ -182,7 +197,7 @@ class HummingMatrix(Matrix):
         scale = parts["weight_scale"]
         if scale.element_size() == 1:  # bytes, which torch can index
             parts["weight_scale"] = scale.view(tensors["weight_scale"].dtype)
-        return HummingMatrix(parts, config, (outputs, inputs), matrix.form)
+        return HummingMatrix(parts, config, size, name)
 
     @property
     def form(self) -> str:
@@ -197,7 +212,10 @@ class HummingMatrix(Matrix):
         return tuple(self.parts.values())
 
     def dense(self) -> Tensor:
-        raise ConfigError(f"weights in {self.name} are in the order of {PACKAGE}, for its kernels")
+        raise ConfigError(
+            f"weights in {self.name} are in the order of humming's kernels and cannot be decoded; "
+            "without the package, they can"
+        )
 
 
 def padded_to(tensor: Tensor, name: str, outputs: int) -> Tensor:
@@ -216,44 +234,21 @@ def padded_to(tensor: Tensor, name: str, outputs: int) -> Tensor:
 
 
 class Launches:
-    """The kernels for some weights, one for each range of rows, compiled at the start."""
+    """The kernels for some weights, one for each range of rows."""
 
     def __init__(
-        self,
-        matrix: HummingMatrix,
-        kind: str = "dense",
-        rows: Sequence[int] = ROWS,
-        is_turned: bool = False,
+        self, matrix: HummingMatrix, kind: str = "dense", rows: Sequence[int] = ROWS
     ) -> None:
-        """`is_turned`: scales of inputs are [groups, rows]."""
-        self._matrix, config = matrix, matrix.config
-        device = matrix.tensors[0].device
-        ways = {"gemm_type": kind, "use_m_major_input_scale": is_turned}
-        tune, below, ranges = package().tune, 0, []
-        for most in (*rows, MOST):
-            sample = rows[-1] if most == MOST else most
-            tuned = tune.get_heuristics_config(config, shape_m=sample, device=device, **ways)
-            ranges.append((below, most, tuned))
-            below = most
-        kernel = package().kernel.humming.HummingKernel
-        self._configs = kernel.prepare_kernels(
-            config.to_str(), json.dumps(ways), ranges, device=device
-        )
+        self._matrix, device = matrix, matrix.tensors[0].device
+        self._kernels = compiling(matrix.config.to_str(), kind, tuple(rows), device)
         self._locks = torch.zeros(LOCKS, dtype=torch.int32, device=device)
 
-    def run(
-        self,
-        x: Tensor,
-        out: Tensor,
-        scale: Tensor | None = None,
-        ends: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, out: Tensor, ends: Tensor | None = None) -> Tensor:
         """`ends`, of experts: 0, and where the rows of each expert end."""
         package().ops.launch_kernel(
-            configs=self._configs,
+            configs=self._kernels.result(),
             inputs=x,
             outputs=out,
-            input_scale=scale,
             expert_layout=ends,
             locks=self._locks,
             **self._matrix.parts,
@@ -261,73 +256,58 @@ class Launches:
         return out
 
 
-class Humming(LinearKernel):
-    """Any number of rows in 16 bits."""
+@cache
+def compiling(
+    weights: str, kind: str, rows: tuple[int, ...], device: torch.device
+) -> Future[Tensor]:
+    """The kernels of a shape, which are compiled while further weights are loaded. All are there
+    before the first graph is captured, because every linear runs once before that."""
+    return _compilers().submit(_compiled, weights, kind, rows, device)
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(SHAPES, thread_name_prefix=PACKAGE)
+
+
+def _compiled(weights: str, kind: str, rows: tuple[int, ...], device: torch.device) -> Tensor:
+    config = {key: one for key, one in json.loads(weights).items() if key != "sublayer_name"}
+    below, ranges = 0, []
+    for most in (*rows, MOST):
+        sample = rows[-1] if most == MOST else most
+        tuned = package().tune.get_heuristics_config(
+            config, shape_m=sample, device=device, gemm_type=kind
+        )
+        ranges.append((below, most, tuned))
+        below = most
+    kernel, ways = package().kernel.humming.HummingKernel, json.dumps({"gemm_type": kind})
+    try:
+        return kernel.prepare_kernels(weights, ways, ranges, device=device)
+    except (AssertionError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"humming cannot compile its kernels for {config['shape_n']} x {config['shape_k']} in "
+            f"{config['b_dtype']}: {error}; without the package, paceline has its own"
+        ) from error
+
+
+class Humming(FactoredLinear):
+    """Any number of rows in 16 bits. The weights are in an order that other kernels cannot read,
+    so the few rows that a GEMV computes as fast are computed here too."""
 
     name = "humming"
-    is_fp8 = False
 
     def __init__(self, weights: LinearWeights, matrix: HummingMatrix) -> None:
-        self._weights, self._outputs = weights, matrix.shape[0]
-        self._is_blocked = matrix.config.input_scale_group_size > 0
-        self._launches = Launches(matrix, is_turned=self._is_blocked)
+        super().__init__(weights)
+        self._outputs, self._launches = matrix.shape[0], Launches(matrix)
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Humming | None":
         """All uses."""
-        matrix = HummingMatrix.of(weights.matrix, weights.dtype, is_fp8=cls.is_fp8)
+        matrix = HummingMatrix.of(weights.matrix, weights.dtype)
         if matrix is None:
             return None
         weights.matrix = matrix
         return cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        factor = self._weights.factor
-        return self._multiplied(x if factor is None else (x * factor).to(x.dtype))
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        factor = self._weights.factor
-        if factor is None:
-            x, late = deferred(hidden, floor, self._weights)
-        else:
-            x, late = normalized(hidden, floor, factor), DeferredNorm(hidden, 0.0, 0)
-        return self._multiplied(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
-
-    def _multiplied(self, x: Tensor) -> Tensor:
-        found, bias = x.new_empty((len(x), self._outputs)), self._weights.bias
-        self._launches.run(x, found)
-        return found if bias is None else found.add_(bias)
-
-
-class HummingFp8(Humming):
-    """Weights of fp8 and inputs that are quantized too."""
-
-    name = "humming_fp8"
-    is_fp8 = True
-
-    @classmethod
-    def of(cls, weights: LinearWeights, use: Use) -> "Humming | None":
-        matrix = weights.matrix
-        is_fp8 = isinstance(matrix, ScaledMatrix) and matrix.weight.dtype == FP8
-        return super().of(weights, use) if is_fp8 else None
-
-    def plain(self, x: Tensor) -> Tensor:
-        return self._quantized(x, None)
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        return self._quantized(hidden, floor), DeferredNorm(hidden, 0.0, 0)
-
-    def _quantized(self, x: Tensor, floor: float | None) -> Tensor:
-        group = BLOCK if self._is_blocked else 0
-        codes, scale = quantized_rows(x, self._weights.factor, floor, group)
-        found, bias = x.new_empty((len(codes), self._outputs)), self._weights.bias
-        self._launches.run(codes, found, scale.t() if self._is_blocked else scale)
-        found = found[: len(x)]
-        return found if bias is None else found.add_(bias)
+    def multiplied(self, x: Tensor) -> Tensor:
+        return self._launches.run(x, x.new_empty((len(x), self._outputs)))
