@@ -26,7 +26,7 @@ WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class GemvVariant:
     """The constants of `gemv.cu`, by their names there."""
 
     fp8: bool
@@ -98,7 +98,7 @@ class Gemv(LinearKernel):
         (rows, inputs), outputs = x.shape, out.shape[1]
         factor, bias = self._weights.factor, self._weights.bias
         tiles = 1 if is_silu is None else 2
-        variant = Variant(
+        variant = GemvVariant(
             fp8=self.is_fp8,
             group=self._group,
             warps=min(inputs // UNIT, WARPS),
@@ -148,6 +148,6 @@ class Fp8Gemv(Gemv):
 
 
 @cache
-def kernel_for(variant: Variant, most_shared: int) -> Kernel:
+def kernel_for(variant: GemvVariant, most_shared: int) -> Kernel:
     constants = {name.upper(): int(value) for name, value in asdict(variant).items()}
     return Kernel(source_of("gemv", constants, ""), "gemv", variant.warps * 32, most_shared)
