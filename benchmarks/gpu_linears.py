@@ -7,8 +7,9 @@
     python -m benchmarks.gpu_linears qwen3-30b-a3b:fp8 1 64 256
 
 Results are compared with those of decoded weights in float32: `off` is their distance. `load_s` is
-the time to arrange weights and to compile kernels, `floor_us` the time to read the weights once, or
-to compute. Copies of the weights take turns, so that no cache holds them.
+the time to arrange weights, and to compile kernels if they are not compiled beside it; `floor_us`
+the time to read the weights once, or to compute. Copies of the weights take turns, so that no cache
+holds them.
 """
 
 import json

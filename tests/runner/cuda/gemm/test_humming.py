@@ -1,7 +1,10 @@
 """Weights as humming takes them, decoded again by its rules."""
 
+import json
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.coded_formats import codes_in_groups
 from paceline.core.errors import ConfigError
+from paceline.runner.cuda.gemm import humming
 from paceline.runner.cuda.gemm.humming import LINES, HummingMatrix, Packed, padded_to
 from paceline.runner.weights.fp4 import VALUES, Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import Matrix, stacked
@@ -120,3 +124,32 @@ def test_arranged_weights_are_not_decoded() -> None:
     matrix = HummingMatrix({"weight": torch.zeros(1)}, None, (64, 512), "int4 by groups of 128")
     with pytest.raises(ConfigError, match="int4 by groups of 128 are in the order of humming"):
         matrix.dense()
+
+
+def test_layers_of_a_shape_share_kernels_and_errors_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in for the package, which needs a GPU."""
+
+    def tuned(config: dict[str, Any], shape_m: int, **_: Any) -> dict[str, int]:
+        assert "sublayer_name" not in config
+        return {"rows": shape_m}
+
+    def prepared(weights: str, _: str, ranges: list[Any], device: torch.device) -> Tensor:
+        assert "uint8" not in weights, "no such tile"
+        return torch.tensor([(below, most, one["rows"]) for below, most, one in ranges])
+
+    kernel = SimpleNamespace(humming=SimpleNamespace(HummingKernel=SimpleNamespace()))
+    kernel.humming.HummingKernel.prepare_kernels = prepared
+    stand_in = SimpleNamespace(tune=SimpleNamespace(get_heuristics_config=tuned), kernel=kernel)
+    monkeypatch.setattr(humming, "package", lambda: stand_in)
+
+    def compiling(kind: str) -> Any:
+        weights = {"shape_n": 256, "shape_k": 512, "b_dtype": kind, "sublayer_name": "test"}
+        return humming.compiling(json.dumps(weights), "dense", (8, 64), torch.device("cpu"))
+
+    assert compiling("uint4") is compiling("uint4")
+    due = [[0, 8, 8], [8, 64, 64], [64, humming.MOST, 64]]
+    assert compiling("uint4").result().tolist() == due
+    with pytest.raises(ConfigError, match="256 x 512 in uint8: no such tile"):
+        compiling("uint8").result()

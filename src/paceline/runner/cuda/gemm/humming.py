@@ -29,6 +29,7 @@ from paceline.runner.weights.quantized_matrix import INT4_BITS, CodedMatrix, Gro
 
 log = logging.getLogger(__name__)
 PACKAGE = "humming"
+TAKEN = (GroupedMatrix, CodedMatrix, Mxfp4Matrix, Nvfp4Matrix)
 LINES = 128  # outputs are padded to a multiple
 INPUTS = 64  # must be a multiple
 GROUPS = (16, 32, 64, 128)  # inputs that share a scale
@@ -164,8 +165,10 @@ class HummingMatrix(Matrix):
         experts."""
         if isinstance(matrix, HummingMatrix):
             return matrix
-        is_known = dtype == torch.bfloat16 and matrix.shape[1] % INPUTS == 0
-        if not is_known or not matrix.tensors[0].is_cuda or package() is None:
+        is_whole = dtype == torch.bfloat16 and matrix.shape[1] % INPUTS == 0
+        if not is_whole or not isinstance(matrix, TAKEN) or not matrix.tensors[0].is_cuda:
+            return None
+        if package() is None:
             return None
         packed = Packed.of(matrix, dtype)
         if packed is None or packed.group not in GROUPS:
