@@ -10,6 +10,7 @@ from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
+from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
@@ -41,6 +42,7 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Library,
     Int8Library,
     ScaledDecoded,
+    Humming,
     Int4Gemv,
     Int4Panels,
     PanelsDecoded,

@@ -12,6 +12,7 @@ from paceline.runner.cuda.experts.choice import ExpertRouter
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LibraryExperts
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 # In order: the first that accepts the experts and a number of rows computes them.
 KERNELS: tuple[type[ExpertKernel], ...] = (
+    HummingExperts,
     FewExperts,
     LibraryExperts,
     Grouped,

@@ -27,7 +27,7 @@ SUM_BYTES = WARPS * BUFFERS * TILES * LINES * 4  # of a row
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class GemvVariant:
     """The constants of `gemv.cu`, by their names there."""
 
     fp8: bool
@@ -100,7 +100,7 @@ class Gemv(LinearKernel):
         (rows, inputs), outputs = x.shape, out.shape[1]
         factor, bias = self._weights.factor, self._weights.bias
         tiles = 1 if is_silu is None else 2
-        variant = Variant(
+        variant = GemvVariant(
             fp8=self.is_fp8,
             group=self._group,
             warps=min(inputs // UNIT, WARPS),
@@ -155,6 +155,6 @@ def row_bytes(inputs: int) -> int:
 
 
 @cache
-def kernel_for(variant: Variant, most_shared: int) -> Kernel:
+def kernel_for(variant: GemvVariant, most_shared: int) -> Kernel:
     constants = {name.upper(): int(value) for name, value in asdict(variant).items()}
     return Kernel(source_of("gemv", constants, ""), "gemv", variant.warps * 32 + 32, most_shared)
