@@ -170,7 +170,10 @@ def _invert(
     at = each.to(tl.int64) * HEADS + head
     decay = tl.load(total + at, mask=each < end, other=0.0)
     rates = tl.load(rate + at, mask=each < end, other=0.0)
-    between = tl.where(i > j, decay[:, None] - decay[None, :], float("-inf"))
+    # Lines behind the end of the chunk must be 0, since products take them too: they have no decay,
+    # so what is between them and a position may be infinite.
+    between = (i > j) & (begin + i < end)
+    between = tl.where(between, decay[:, None] - decay[None, :], float("-inf"))
     matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
     matrix *= rates[:, None] * tl.exp(between)
     # 1 + A is inverted block by block. From (1, 0; b, 1) with inverted blocks on the diagonal, each
