@@ -31,7 +31,7 @@ from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.models.states.state_layout import StateLayout
-from paceline.runner.models.states.state_sizes import StateTensor
+from paceline.runner.models.states.state_sizes import StateTensor, StateUpdate
 from paceline.runner.state_store import RowStates, StateStore
 
 DTYPE, TAPS = torch.bfloat16, 4
@@ -76,7 +76,8 @@ class Layer:
         self.gates = OutputGates(norm, self.channels if sizes.corrects else 0)
         state = StateTensor((heads, sizes.key_dim, sizes.value_dim), is_recurrent=True)
         tail = StateTensor((TAPS - 1, self.channels), is_recurrent=False)
-        self.layout = StateLayout(((state, tail),), DTYPE.itemsize)
+        update = StateUpdate(heads, groups, inner)
+        self.layout = StateLayout(((state, tail),), DTYPE.itemsize, update)
 
     def drawn(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device, dtype=DTYPE)
@@ -100,7 +101,7 @@ class Layer:
         out = inputs.new_empty(len(inputs), self.sizes.heads * self.sizes.value_dim)
         state, tails = rows.of_layer(0)
         step(inputs, rows, (state, tails), self.convolution, self.sizes, self.decay, out)
-        finish(out, inputs, rows, self.gates, self.convolution, tails)
+        finish(out, inputs, rows, self.gates, self.convolution, 0)
         return out
 
     def prompt(self, inputs: Tensor, rows: CudaStateRows) -> dict[str, Callable[[], object]]:
@@ -119,7 +120,7 @@ class Layer:
             "decays": partial(with_decays, inputs, mixed, rows, sizes, decay),
             "carry": partial(carry, chunks, states, inverse),
             "read": partial(read, chunks, carried, decay, out),
-            "finish": partial(finish, out, inputs, rows, self.gates, convolution, tails),
+            "finish": partial(finish, out, inputs, rows, self.gates, convolution, 0),
         }
         return found | ({"inverted": partial(inverted, chunks)} if sizes.corrects else {})
 

@@ -229,11 +229,6 @@ def drafter_of(
         part_of(StepConfig, settings).max_model_len,
     )
     kind, (dtype, kv_dtype) = class_of(config, PROPOSERS), dtypes
-    if config.num_speculative_tokens and checkpoint.config.states is not None:
-        raise ConfigError(
-            f"num_speculative_tokens is {config.num_speculative_tokens}, and on a GPU rejected "
-            "drafts would stay in the states of the model: remove it, or use device 'cpu'"
-        )
     if draft is None:
         return kind(config) if decides(group) else AwaitedDrafts(config, kind, kind.cell_bytes)
     if not issubclass(kind, (CudaDraftModel, CudaHeadDrafter)):

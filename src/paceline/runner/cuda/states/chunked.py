@@ -118,7 +118,8 @@ def _carry(
     tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
-    if end <= first + 1:
+    chunk = tl.load(first_chunk + row)
+    if tl.load(first_chunk + row + 1) == chunk:
         return
     # The state is transposed, so that results of products are left sides of the next ones: those
     # may stay in registers.
@@ -130,7 +131,6 @@ def _carry(
     own += head * (KEY_DIM * VALUE_DIM) + keys * VALUE_DIM + values
     is_old = begins(row_start, context, row) == 0
     state = tl.load(own, mask=inside & is_old, other=0.0)
-    chunk = tl.load(first_chunk + row)
     for begin in range(first, end, CHUNK):
         here, position = begin + i < end, (begin + i).to(tl.int64)
         at = position * HEADS + head

@@ -49,11 +49,11 @@ def finish(
     rows: CudaStateRows,
     gates: OutputGates,
     convolution: Convolution,
-    tails: Tensor,
+    layer: int,
 ) -> None:
     """Gate x [positions, width] in place, where positions of no row become 0, and keep the tails of
     the convolution."""
-    (n, width), norm = x.shape, gates.norm
+    (n, width), norm, tails = x.shape, gates.norm, rows.of_layer(layer)[-1]
     groups = 1 if norm is None else norm.groups
     each = width // groups
     padded = triton.next_power_of_2(each)
@@ -61,9 +61,9 @@ def finish(
     lines = max(min(most // padded, triton.next_power_of_2(groups)), 1)
     programs = triton.cdiv(groups, lines)
     # Where each row is one position, the same programs can keep the tails.
-    keeps = not rows.chunks and programs * LINE * MOST_LINES >= convolution.channels
+    keeps = rows.is_decode and programs * LINE * MOST_LINES >= convolution.channels
     if not keeps:
-        convolution.keep(inputs, rows, tails)
+        convolution.keep(inputs, rows, layer)
     _finish[(n, programs)](
         *(x, inputs, tails, rows.slot, rows.row_start, rows.context, rows.end),
         x if norm is None else norm.factor,
@@ -78,7 +78,7 @@ def finish(
         LINES=lines,
         NORMED=norm is not None,
         GATES_FIRST=norm is not None and norm.gates_first,
-        FILLED=not rows.chunks,
+        FILLED=rows.is_decode,
         KEEPS=keeps,
         FIRST=convolution.first,
         CHANNELS=convolution.channels,

@@ -8,6 +8,7 @@ from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_line
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
+from paceline.runner.cuda.states.drafted import step_with_drafts
 from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
@@ -24,9 +25,9 @@ from paceline.runner.models.tensor_spec import TensorSpec
 class BetweenLinears(Protocol):
     """A layer with a state between its two linears."""
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
         """From outputs of the first linear to inputs of the last one, [positions, ...]. Advances
-        the states of the rows."""
+        the states of the rows, or keeps the inputs of those with drafts."""
         ...
 
 
@@ -43,15 +44,18 @@ class Recurrent:
         self._convolution, self._sizes, self._decay = convolution, sizes, decay
         self._gates = gates
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
-        convolution, sizes, (state, tails) = self._convolution, self._sizes, states
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        convolution, sizes, (state, tails) = self._convolution, self._sizes, rows.of_layer(layer)
         read = inputs.new_empty((len(inputs), sizes.heads * sizes.value_dim))
-        step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
+        if rows.drafts is None:
+            step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
+        else:
+            step_with_drafts(inputs, rows, layer, convolution, sizes, self._decay, read)
         if rows.chunks:
             mixed = convolution.empty(inputs)
             convolution.chunks(inputs, rows, tails, mixed)
             advance(inputs, mixed, rows, state, sizes, self._decay, read)
-        finish(read, inputs, rows, self._gates, convolution, tails)
+        finish(read, inputs, rows, self._gates, convolution, layer)
         return read
 
 
@@ -61,14 +65,14 @@ class ShortConvolution:
     def __init__(self, convolution: Convolution) -> None:
         self._convolution = convolution
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
-        convolution, (tails,) = self._convolution, states
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        convolution, (tails,) = self._convolution, rows.of_layer(layer)
         found = convolution.empty(inputs)
-        if rows.chunks:
+        if not rows.is_decode:
             found.zero_()  # some positions belong to no row
-        convolution.singles(inputs, rows, tails, found)
+        convolution.short(inputs, rows, tails, found)
         convolution.chunks(inputs, rows, tails, found)
-        convolution.keep(inputs, rows, tails)
+        convolution.keep(inputs, rows, layer)
         return found
 
 
@@ -172,7 +176,7 @@ class CudaStateMixer(CudaMixer):
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
         assert step.states is not None, "a step without states"
         inputs = self._inputs.finished(hidden)
-        return self._between(inputs, step.states, step.states.of_layer(self._layer))
+        return self._between(inputs, step.states, self._layer)
 
     def add_to(self, hidden: Tensor, mixed: Tensor, adapters: Tensor | None) -> None:
         self._output(hidden, mixed)

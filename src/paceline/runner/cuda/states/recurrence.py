@@ -147,6 +147,13 @@ def softplus(x):
 
 
 @triton.jit
+def unit(x, mask):
+    """A vector of length 1; a short one stays shorter."""
+    x = tl.where(mask, x, 0.0)
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, 0) + 1e-6))
+
+
+@triton.jit
 def log_decay(x, rate, speed, bias, factor, least, most, CORRECTS: tl.constexpr):
     """The logarithm of a decay, and the rate."""
     time = tl.minimum(tl.maximum(softplus(x * factor + bias), least), most)
@@ -202,6 +209,7 @@ def _step(
     row, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(row_start + row)
     if tl.load(row_start + row + 1) != position + 1:
+        tl.extra.cuda.gdc_wait()  # the next kernel waits for this one alone
         return
     at = tl.load(slot + row).to(tl.int64)
     is_new = begins(row_start, context, row)
@@ -226,10 +234,8 @@ def _step(
     value += value_weight * tl.load(x + FIRST + of_value, mask=values, other=0.0).to(tl.float32)
     query, key, value = activated(query, True), activated(key, True), activated(value, True)
     if CORRECTS:
-        query = tl.where(keys, query, 0.0)
-        key = tl.where(keys, key, 0.0)
-        query *= SCALE / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
-        key *= 1.0 / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
+        query = unit(query, keys) * SCALE
+        key = unit(key, keys)
     decay, rate = log_decay(
         tl.load(x + DECAY + head).to(tl.float32),
         tl.load(x + RATE + head).to(tl.float32),
@@ -242,7 +248,8 @@ def _step(
     new = value
     if CORRECTS:
         new -= tl.sum(key[:, None] * state, 0)
-    state += key[:, None] * (rate * new)[None, :]
+    new *= rate
+    state += key[:, None] * new[None, :]
     tl.store(cells, state, mask=inside)
     read = tl.sum(query[:, None] * state, 0)
     if SKIPS:
