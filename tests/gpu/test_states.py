@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_states import DELTA, MAMBA2, Layer
+from benchmarks.gpu_states import DELTA, KDA, MAMBA2, Layer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.drafted import advance_accepted, step_with_drafts
 from paceline.runner.cuda.states.recurrence import RecurrenceSizes, step
@@ -39,19 +39,21 @@ def truth(layer: Layer, inputs: Tensor, tail: Tensor, state: Tensor) -> Tensor:
 
     query, key = (part(at, groups, sizes.key_dim) for at in (sizes.query, sizes.key))
     value = part(sizes.value, heads, sizes.value_dim)
-    rate, time = (inputs[:, at : at + heads].float() for at in (sizes.rate, sizes.decay))
-    time = torch.nn.functional.softplus(time + decay.bias)
+    rate = inputs[:, sizes.rate : sizes.rate + heads].float()
+    time = inputs[:, sizes.decay : sizes.decay + heads * sizes.decays].float()
+    time = torch.nn.functional.softplus(time + decay.bias).view(n, heads, -1)
     skip = 0.0 if decay.skip is None else value * decay.skip[:, None]
     if sizes.corrects:
         query, key = (torch.nn.functional.normalize(one, dim=-1) for one in (query, key))
         query, rates = query * sizes.scale, rate.sigmoid()[..., None]
     else:
-        value, rates = value * time[..., None], None
+        value, rates = value * time, None
     query, key = (one.repeat_interleave(sizes.shared, dim=1) for one in (query, key))
-    return run(state, Recurrence(query, key, value, (time * decay.speed)[..., None], rates)) + skip
+    decays = time * decay.speed[:, None]
+    return run(state, Recurrence(query, key, value, decays, rates)) + skip
 
 
-@pytest.mark.parametrize("sizes", [DELTA, MAMBA2], ids=["gated delta", "mamba2"])
+@pytest.mark.parametrize("sizes", [DELTA, KDA, MAMBA2], ids=["gated delta", "kda", "mamba2"])
 def test_rows_with_drafts(sizes: RecurrenceSizes) -> None:
     """States are those behind the accepted drafts."""
     torch.manual_seed(0)
@@ -93,7 +95,7 @@ def test_rows_with_drafts(sizes: RecurrenceSizes) -> None:
         assert torch.equal(tails[slot], last)
 
 
-@pytest.mark.parametrize("sizes", [DELTA, MAMBA2], ids=["gated delta", "mamba2"])
+@pytest.mark.parametrize("sizes", [DELTA, KDA, MAMBA2], ids=["gated delta", "kda", "mamba2"])
 def test_rows_of_any_length(sizes: RecurrenceSizes) -> None:
     """Results differ by roundings to bf16 alone, and are the same in a graph every time."""
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ DRAFTED = (
     ({3: (1, 7), 0: (3, 5)}, [0, 1]),
 )
 FEW_HEADS = {"qwen3_5": {"linear_num_key_heads": 1, "linear_num_value_heads": 2}}
-CASES = [Case("qwen3_5"), Case("falconh1", "norm before gate"), Case("lfm2")]
+CASES = [Case("qwen3_5"), Case("falconh1", "norm before gate"), Case("lfm2"), Case("kimilinear")]
 
 
 class Forgetful(Dummy):

@@ -18,8 +18,8 @@ from paceline.runner.cuda.states.recurrence import (
     WIDE,
     Decay,
     RecurrenceSizes,
-    log_decay,
-    unit,
+    advanced,
+    decays_of,
 )
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 from paceline.runner.state_store import StateStore
@@ -183,6 +183,7 @@ def _step_with_drafts(
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -217,32 +218,22 @@ def _step_with_drafts(
         query = _convolved(*of, QUERY + group, keys, STRIDE, FIRST, CHANNELS, TAPS, BIASED)
         key = _convolved(*of, KEY + group, keys, STRIDE, FIRST, CHANNELS, TAPS, BIASED)
         value = _convolved(*of, VALUE + own, values, STRIDE, FIRST, CHANNELS, TAPS, BIASED)
-        if CORRECTS:
-            query = unit(query, keys) * SCALE
-            key = unit(key, keys)
-        x = inputs + position.to(tl.int64) * STRIDE + head
-        decay, rate = log_decay(
-            tl.load(x + DECAY).to(tl.float32),
-            tl.load(x + RATE).to(tl.float32),
-            tl.load(speed + head),
-            tl.load(decay_bias + head),
-            *(factor, least, most),
-            CORRECTS,
-        )
-        state *= tl.exp(decay)
-        new = value
-        if CORRECTS:
-            new -= tl.sum(key[:, None] * state, 0)
-        new *= rate
-        state += key[:, None] * new[None, :]
-        read = tl.sum(query[:, None] * state, 0)
+        x = inputs + position.to(tl.int64) * STRIDE
+        its = speed, decay_bias, factor, least, most, head, i, keys
+        decay, rate = decays_of(x + DECAY, x + RATE, *its, KEY_DIM, CORRECTS, BY_KEY)
+        found = advanced(state, query, key, value, decay, rate, keys, SCALE, CORRECTS, BY_KEY)
+        state, read, key, new = found
         if SKIPS:
             read += tl.load(skip + head) * value
         to = out + position.to(tl.int64) * (HEADS * VALUE_DIM) + own
         tl.store(to, read.to(out.dtype.element_ty), mask=values)
         if is_drafted:
             line = at * MOST + offset
-            tl.store(kept_decay + line * HEADS + head, decay)
+            if BY_KEY:
+                cell = kept_decay + line * (HEADS * KEY_DIM) + head * KEY_DIM + i
+                tl.store(cell, decay, mask=keys)
+            else:
+                tl.store(kept_decay + line * HEADS + head, decay)
             tl.store(kept_key + line * (HEADS // SHARED * KEY_DIM) + group, key, mask=keys)
             tl.store(kept_value + line * (HEADS * VALUE_DIM) + own, new, mask=values)
     if is_drafted == 0:

@@ -34,13 +34,15 @@ class GroupNorm:
 class OutputGates:
     """norm(x) * silu(gate), or norm(x * silu(gate)).
 
-    first    where gates begin among the inputs
-    factor   of them
+    first        where gates begin among the inputs
+    factor       of them
+    is_sigmoid   a sigmoid of the gate instead
     """
 
     norm: GroupNorm | None
     first: int
     factor: float = 1.0
+    is_sigmoid: bool = False
 
 
 def finish(
@@ -72,6 +74,7 @@ def finish(
         tails.stride(0),
         STRIDE=inputs.stride(0),
         GATES=gates.first,
+        SIGMOID=gates.is_sigmoid,
         GROUPS=groups,
         WIDTH=each,
         PADDED=padded,
@@ -113,6 +116,7 @@ def _finish(
     tail_stride,
     STRIDE: tl.constexpr,
     GATES: tl.constexpr,
+    SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -141,7 +145,10 @@ def _finish(
     cell = x + line * (GROUPS * WIDTH) + at
     found = tl.load(cell, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(inputs + line * STRIDE + GATES + at, mask=mask, other=0.0).to(tl.float32)
-    gate = activated(gate * factor, True)
+    if SIGMOID:
+        gate = 1.0 / (1.0 + tl.exp(-gate))
+    else:
+        gate = activated(gate * factor, True)
     if GATES_FIRST:
         found *= gate
     if NORMED:

@@ -1,7 +1,9 @@
 """Layers with states on a GPU, by their descriptions."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
@@ -16,6 +18,7 @@ from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mixers.gated_delta import by_kind
 from paceline.runner.layers.mixers.mamba2 import by_output
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
+from paceline.runner.models.states.kda import KDASpec
 from paceline.runner.models.states.mamba2 import Mamba2Spec
 from paceline.runner.models.states.short_conv import ShortConvSpec
 from paceline.runner.models.states.state_sizes import StateSpec
@@ -29,6 +32,14 @@ class BetweenLinears(Protocol):
         """From outputs of the first linear to inputs of the last one, [positions, ...]. Advances
         the states of the rows, or keeps the inputs of those with drafts."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrow:
+    """A vector among the inputs, and a linear of it."""
+
+    at: slice
+    linear: CudaLinear
 
 
 class Recurrent:
@@ -57,6 +68,17 @@ class Recurrent:
             advance(inputs, mixed, rows, state, sizes, self._decay, read)
         finish(read, inputs, rows, self._gates, convolution, layer)
         return read
+
+
+class KimiDelta:
+    """A recurrence whose decays and gates are linears of narrow vectors among the inputs."""
+
+    def __init__(self, recurrent: Recurrent, decays: Narrow, gates: Narrow) -> None:
+        self._recurrent, self._narrow = recurrent, (decays, gates)
+
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        wide = [one.linear(inputs[:, one.at].contiguous()) for one in self._narrow]
+        return self._recurrent(torch.cat((inputs, *wide), dim=1), rows, layer)
 
 
 class ShortConvolution:
@@ -97,6 +119,39 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recu
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
     convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
     return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
+
+
+def kda(factory: LayerFactory[CudaLinear], spec: KDASpec) -> KimiDelta:
+    width, dim, heads = spec.width, spec.head_dim, spec.heads
+    rates = 3 * width + dim
+    narrow = rates + heads  # of gates
+    decays, gates = narrow + dim, narrow + dim + width  # behind the inputs
+    sizes = RecurrenceSizes(
+        heads=heads,
+        shared=1,
+        key_dim=dim,
+        value_dim=dim,
+        query=0,
+        key=width,
+        value=2 * width,
+        decay=decays,
+        rate=rates,
+        corrects=True,
+        by_key=True,
+    )
+    speed = factory.read(spec.log_decay).flatten().exp_().neg_()
+    weight = factory.joined(spec.convolutions)[:, 0].t().contiguous().to(factory.dtype)
+    factor = factory.factor(spec.head_norm).repeat(heads)
+    norm = GroupNorm(factor, heads, spec.head_norm.floor, gates_first=False)
+    recurrent = Recurrent(
+        Convolution(weight, None, unit=2 * width, width=dim),
+        sizes,
+        Decay(speed, factory.read(spec.decay_bias)),
+        OutputGates(norm, gates, is_sigmoid=True),
+    )
+    of_decays = Narrow(slice(rates - dim, rates), factory.linear(spec.decay))
+    of_gates = Narrow(slice(narrow, narrow + dim), factory.linear(spec.gate))
+    return KimiDelta(recurrent, of_decays, of_gates)
 
 
 def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
@@ -150,6 +205,7 @@ def taps(factory: LayerFactory[CudaLinear], convolution: TensorSpec) -> Tensor:
 
 KINDS: dict[type[StateSpec], Any] = {
     GatedDeltaSpec: gated_delta,
+    KDASpec: kda,
     Mamba2Spec: mamba2,
     ShortConvSpec: short_conv,
 }
