@@ -47,6 +47,7 @@ from paceline.wiring import cuda
 from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import Hardware, resolve, sort_settings
+from tests.conformance.architectures import Case
 from tests.golden.image_models import QWEN, random_image
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
@@ -421,3 +422,12 @@ def test_the_log_says_how_far_the_start_is(
     ]
     assert stages.count("capturing CUDA graphs") == cuda.LINES
     assert re.search(r"capturing CUDA graphs: \d+ of \d+", caplog.text)
+
+
+def test_models_with_mamba_1_do_not_draft_on_a_gpu() -> None:
+    settings = {"num_speculative_tokens": 2, "max_model_len": 64}
+    types = torch.bfloat16, torch.bfloat16
+    with pytest.raises(ConfigError, match=r"rejected drafts would stay in the states of 'jamba'"):
+        cuda.drafter_of(settings, None, Dummy(Case("jamba").config()), types, None)
+    drafter = cuda.drafter_of(settings, None, Dummy(Case("qwen3_5").config()), types, None)
+    assert drafter.config.num_speculative_tokens == 2

@@ -12,6 +12,7 @@ from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
 from paceline.runner.cuda.states.drafted import step_with_drafts
 from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
+from paceline.runner.cuda.states.mamba1 import CudaMamba1
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
@@ -19,6 +20,7 @@ from paceline.runner.layers.mixers.gated_delta import by_kind
 from paceline.runner.layers.mixers.mamba2 import by_output
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
 from paceline.runner.models.states.kda import KDASpec
+from paceline.runner.models.states.mamba1 import Mamba1Spec
 from paceline.runner.models.states.mamba2 import Mamba2Spec
 from paceline.runner.models.states.short_conv import ShortConvSpec
 from paceline.runner.models.states.state_sizes import StateSpec
@@ -206,6 +208,7 @@ def taps(factory: LayerFactory[CudaLinear], convolution: TensorSpec) -> Tensor:
 KINDS: dict[type[StateSpec], Any] = {
     GatedDeltaSpec: gated_delta,
     KDASpec: kda,
+    Mamba1Spec: CudaMamba1,
     Mamba2Spec: mamba2,
     ShortConvSpec: short_conv,
 }

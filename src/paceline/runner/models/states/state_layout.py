@@ -34,6 +34,12 @@ class StateLayout:
         update = next(one.update for one in states if one is not None)
         return StateLayout(tensors, value_bytes, update)
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether what a position does to a state can be kept, and done later."""
+        is_recurrent = any(one.is_recurrent for layer in self.tensors for one in layer)
+        return self.update is not None or not is_recurrent
+
     def bytes_of(self, tensor: StateTensor) -> int:
         each = RECURRENT_BYTES if tensor.is_recurrent else self.value_bytes
         return -(-prod(tensor.shape) * each // ALIGNED) * ALIGNED
