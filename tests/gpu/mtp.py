@@ -14,8 +14,9 @@ from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.models.model import Model
 from paceline.runner.weights.dummy import Dummy
 from tests.gpu.eagle3 import NotedDrafts, driven
-from tests.runner.driving import SETTINGS
-from tests.runner.support import Piece, batch_of
+from tests.runner.driving import SETTINGS, drive, for_states
+from tests.runner.support import Piece, batch_of, with_states
+from tests.runner.test_runner import runner_for
 
 PAGED = load("paged")
 
@@ -26,7 +27,7 @@ class NotedMtp(NotedDrafts, CudaMtp): ...
 def plain_drafts(model: Model, head: MTPHead, tokens: Tensor, most: int) -> list[int]:
     """The likeliest tokens behind all of these, of which the model computed all but one."""
     kept = LayerInputs((model.config.layers,), torch.empty(len(tokens) - 1, model.config.width))
-    batch = whole(tokens[:-1])
+    batch = with_states(whole(tokens[:-1]), model.config)
     model.forward(batch, KVStore(model.config, 16, 4), PAGED, None, kept)
     states, found = model.normed(kept.rows), list[int]()
     for _ in range(most):
@@ -51,14 +52,17 @@ def drafter_on(
 
 
 def compare_drafts(device: str, source: Dummy, asked: list[Request], **how: Any) -> None:
-    """All drafts under a scheduler are those of a head on a CPU."""
+    """All drafts under a scheduler are those of a head on a CPU, and all tokens those of the model
+    alone."""
     weights, depth = MTPWeights(source), how.pop("depth", 2)
     drafting = {"num_speculative_tokens": 2, "speculation": "fixed", **how}
-    scheduler = Scheduler.create(**{**SETTINGS, **drafting})
+    model, head = Model.load(source), MTPHead.load(weights)
+    plain = Scheduler.create(**for_states({**SETTINGS, "num_blocks": 64}, source.config))
+    due = drive(plain, runner_for(model, plain), asked)
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **drafting}, source.config))
     drafter: Any = drafter_on(device, NotedMtp, scheduler, weights)
     drafter.noted = []
-    driven(source, scheduler, drafter, asked, depth)
-    model, head = Model.load(source), MTPHead.load(weights)
+    assert driven(source, scheduler, drafter, asked, depth) == due
     assert drafter.noted
     for tokens, drafts in drafter.noted:
         assert drafts == plain_drafts(model, head, tokens, len(drafts))

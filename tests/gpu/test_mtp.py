@@ -1,5 +1,6 @@
 """MTP heads on a GPU: drafts of a head on a CPU, in graphs, and the CPU's tokens."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.conformance.architectures import Case
 from tests.gpu.eagle3 import driven
 from tests.gpu.mtp import compare_drafts, drafter_on
 from tests.gpu.support import ON_GPU
-from tests.runner.driving import SETTINGS, TIGHT, drive, requests
+from tests.runner.driving import SETTINGS, TIGHT, drive, for_states, requests
 from tests.runner.test_runner import runner_for
 
 pytestmark = ON_GPU
@@ -26,8 +27,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["mimo", "glm4moe", "deepseekv3"])
-@pytest.mark.parametrize("way", WAYS)
+ARCHITECTURES = ["mimo", "glm4moe", "deepseekv3", "qwen3_5", "qwen3next"]
+NOT_SWAPPED = {("swapped", "qwen3_5"), ("swapped", "qwen3next")}  # which have states
+
+
+@pytest.mark.parametrize(
+    ("way", "architecture"), sorted(set(product(WAYS, ARCHITECTURES)) - NOT_SWAPPED)
+)
 def test_drafts_are_those_of_a_head_on_a_cpu(way: str, architecture: str) -> None:
     source = Dummy(Case(architecture).config(), seed=3)
     how = {**WAYS[way], "enable_prefix_caching": False}
@@ -35,14 +41,14 @@ def test_drafts_are_those_of_a_head_on_a_cpu(way: str, architecture: str) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("architecture", ["mimo", "glm4moe", "deepseekv3"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_output_is_the_same_with_a_head_in_graphs(architecture: str, temperature: float) -> None:
     source = Dummy(Case(architecture).config(), seed=3)
     drafting = {"num_speculative_tokens": 3, "speculation": "fixed"}
-    scheduler = Scheduler.create(**{**SETTINGS, **drafting})
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **drafting}, source.config))
     drafter = drafter_on("cuda", CudaMtp, scheduler, MTPWeights(source))
     asked = requests(sampling=Sampling(temperature=temperature), seed=4)
     got = driven(source, scheduler, drafter, asked, 2)
-    plain = Scheduler.create(**SETTINGS)
+    plain = Scheduler.create(**for_states(SETTINGS, source.config))
     assert got == drive(plain, runner_for(Model.load(source), plain, "sdpa"), asked)
     assert scheduler.stats.drafted

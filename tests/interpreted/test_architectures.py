@@ -61,3 +61,9 @@ def test_sequences_that_are_preempted_and_swapped(architecture: str) -> None:
 def test_positions_that_are_not_wanted_are_left_out(architecture: str) -> None:
     model = INTERPRETED.compared(Case(architecture)).model
     compare_wanted(model, [Piece([3, 4, 5, 6, 7], 0, [7, 2])], [[4, 1, 1], []])
+
+
+@pytest.mark.parametrize("variant", ["ungated experts", "latent experts"])
+def test_experts_without_gates(variant: str) -> None:
+    case = Case("nemotronh", variant)
+    follow(INTERPRETED.compared(case), {"a": 9}, [{"a": 8}, {"a": 1}])

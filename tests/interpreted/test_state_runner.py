@@ -33,19 +33,25 @@ def requests() -> list[Request]:
     shared = tokens_of(7, seed=1)
     prompts = [shared, shared + tokens_of(2, seed=2), shared + tokens_of(1, seed=3)]
     return [
-        Request(id=f"r{number}", prompt=prompt, max_tokens=2, ignore_eos=True)
+        Request(id=f"r{number}", prompt=prompt, max_tokens=4, ignore_eos=True)
         for number, prompt in enumerate(prompts)
     ]
 
 
-def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt continues from a snapshot within a block."""
+DRAFTS = {"num_speculative_tokens": 2, "speculation": "fixed", "proposer": "ngram"}
+
+
+@pytest.mark.parametrize("drafting", [{}, DRAFTS], ids=["alone", "with drafts"])
+def test_tokens_are_those_of_a_cpu(
+    drafting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt continues from a snapshot within a block. Rejected drafts leave no trace."""
     settings = for_states(SETTINGS, SOURCE.config)
     roomy = Scheduler.create(**settings, num_blocks=64)
     due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
     large_programs(monkeypatch)
     use_host(monkeypatch)
-    scheduler = Scheduler.create(**settings, num_blocks=16)
+    scheduler = Scheduler.create(**settings, **drafting, num_blocks=16)
     model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
     kv = KVStore(model.config, 17, 2, groups=one_group(model.config.windows))
     drafter = Ngram(scheduler.config.speculation)
@@ -54,3 +60,4 @@ def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
     assert drive(scheduler, runner, requests(), depth=2) == due
     assert scheduler.stats.prefix_hits
+    assert (scheduler.stats.drafted > scheduler.stats.accepted) == bool(drafting)

@@ -424,8 +424,10 @@ def test_the_log_says_how_far_the_start_is(
     assert re.search(r"capturing CUDA graphs: \d+ of \d+", caplog.text)
 
 
-def test_models_with_states_do_not_draft_on_a_gpu() -> None:
+def test_models_with_mamba_1_do_not_draft_on_a_gpu() -> None:
     settings = {"num_speculative_tokens": 2, "max_model_len": 64}
     types = torch.bfloat16, torch.bfloat16
-    with pytest.raises(ConfigError, match=r"rejected drafts would stay in the states .* 'cpu'"):
-        cuda.drafter_of(settings, None, Dummy(Case("qwen3_5").config()), types, None)
+    with pytest.raises(ConfigError, match=r"rejected drafts would stay in the states of 'jamba'"):
+        cuda.drafter_of(settings, None, Dummy(Case("jamba").config()), types, None)
+    drafter = cuda.drafter_of(settings, None, Dummy(Case("qwen3_5").config()), types, None)
+    assert drafter.config.num_speculative_tokens == 2

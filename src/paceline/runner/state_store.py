@@ -14,6 +14,28 @@ from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.tensors import indices, to_ints
 
 
+class DraftInputs:
+    """What rows with drafts add to the states of their slots, kept until it is known how many
+    drafts are accepted: by layer with a state, slot, and position of the row.
+
+    tails    [layers, slots, positions, channels]; inputs of the convolution
+    decay    [layers, slots, positions, decays]; logarithms; see `StateUpdate`
+    key      [layers, slots, positions, keys]
+    value    [layers, slots, positions, values]
+    """
+
+    def __init__(self, layout: StateLayout, positions: int, tails: Sequence[Tensor]) -> None:
+        """`tails` are those of each layer, [slots, taps - 1, channels]."""
+        first, update = tails[0], layout.update
+        shape = len(tails), len(first), positions
+        self.positions = positions
+        self.tails = first.new_zeros((*shape, first.shape[-1]))
+        sizes = (0, 0, 0) if update is None else (update.decays, update.keys, update.values)
+        self.decay, self.key, self.value = (
+            first.new_zeros((*shape, size), dtype=torch.float32) for size in sizes
+        )
+
+
 class StateStore:
     """One state of each slot. All layers of a slot are contiguous, so a state is copied at once.
 
@@ -30,6 +52,8 @@ class StateStore:
     ) -> None:
         """`dtype` is that of tensors that are not recurrent."""
         assert dtype.itemsize == layout.value_bytes
+        self.layout = layout
+        self.drafts: DraftInputs | None = None  # None: rows have no drafts
         shape = slots, layout.bytes
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
@@ -51,6 +75,16 @@ class StateStore:
     def of(self, layer: int) -> tuple[Tensor, ...]:
         """The tensors of a layer, [slots, …] each; writing to them changes the states."""
         return self._layers[layer]
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have states."""
+        return [layer for layer, found in enumerate(self._layers) if found]
+
+    def keep_drafts(self, drafts: int) -> None:
+        """Make room for the inputs of rows with so many drafts."""
+        tails = [self.of(layer)[-1] for layer in self.layers]
+        self.drafts = DraftInputs(self.layout, 1 + drafts, tails)
 
     def clear(self, slots: Tensor) -> None:
         """Set states to zero, with which sequences begin."""
@@ -120,6 +154,7 @@ class RowStates:
     store: StateStore
     slot: Tensor  # [rows]
     longer: int | None = None  # at most so many rows have several positions; None: not known
+    drafts: Tensor | None = None  # [rows]; drafts at the end of each row; None: no row has some
 
 
 class StateRows:

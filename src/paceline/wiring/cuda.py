@@ -30,6 +30,7 @@ from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
 from paceline.runner.kv_store import KVStore
 from paceline.runner.models.layer_groups import LayerGroups
+from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup, decides
 from paceline.runner.parallel.tokens import AwaitedDrafts
@@ -229,10 +230,12 @@ def drafter_of(
         part_of(StepConfig, settings).max_model_len,
     )
     kind, (dtype, kv_dtype) = class_of(config, PROPOSERS), dtypes
-    if config.num_speculative_tokens and checkpoint.config.states is not None:
+    layout = StateLayout.of(checkpoint.config, dtype.itemsize)
+    if config.num_speculative_tokens and layout is not None and not layout.keeps_updates:
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, and on a GPU rejected "
-            "drafts would stay in the states of the model: remove it, or use device 'cpu'"
+            f"drafts would stay in the states of {checkpoint.config.architecture!r}: remove it, or "
+            "use device 'cpu'"
         )
     if draft is None:
         return kind(config) if decides(group) else AwaitedDrafts(config, kind, kind.cell_bytes)

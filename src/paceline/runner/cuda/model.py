@@ -98,6 +98,8 @@ CUDA = BackendSupport(
             "layers.mlp.router_scale",
             "layers.mlp.expert_scales",
             "layers.mlp.experts_norm",
+            "layers.mlp.gated_experts",
+            "layers.mlp.latent",
             "vision.deep",
         }
     )

@@ -13,6 +13,7 @@ from paceline.runner.cuda.kernels.columns import locate, settle
 from paceline.runner.cuda.kernels.drafts import accept
 from paceline.runner.cuda.kernels.sampling import choose
 from paceline.runner.cuda.staging import ALIGNED, BatchWithLengths, Staging
+from paceline.runner.cuda.states.drafted import advance_accepted
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import whole
 from paceline.runner.models.config import ModelConfig
@@ -66,16 +67,20 @@ class CudaState:
 
     # -- states of layers ----------------------------------------------------
 
-    def keep_states(self, model: ModelConfig, dtype: torch.dtype) -> None:
+    def keep_states(self, model: ModelConfig, dtype: torch.dtype, drafts: int) -> None:
         """Allocate a state of each slot, if layers of the model keep some. `dtype` is that of
-        activations."""
+        activations; rows have so many drafts at most."""
         layout, device = StateLayout.of(model, dtype.itemsize), self.position.device
         if layout is not None:
             self.states = StateStore(layout, self.padding_slot + 1, dtype, device)
+            if drafts:
+                self.states.keep_drafts(drafts)
 
-    def states_of(self, slot: Tensor, longer: int | None = None) -> RowStates | None:
+    def states_of(
+        self, slot: Tensor, longer: int | None = None, drafts: Tensor | None = None
+    ) -> RowStates | None:
         """The states of rows in these slots; see `RowStates`."""
-        return None if self.states is None else RowStates(self.states, slot, longer)
+        return None if self.states is None else RowStates(self.states, slot, longer, drafts)
 
     # -- tokens --------------------------------------------------------------
 
@@ -90,10 +95,14 @@ class CudaState:
         rank 0 afterwards."""
         settle(self.tokens, self.position, slot, context, self.shared(ids))
 
-    def accept(self, slot: Tensor, known: Tensor, ids: Tensor, drafts: Tensor) -> None:
+    def accept(
+        self, slot: Tensor, known: Tensor, ids: Tensor, drafts: Tensor, number: Tensor
+    ) -> None:
         """Append ids [n, 1 + most] to slots with `known` [n] tokens: those that drafts [n, most]
-        agree with, and one more."""
+        agree with, and one more. `number` [n] positions were set aside for drafts."""
         accept((self.tokens, self.position), slot, known, self.shared(ids), drafts)
+        if self.states is not None:
+            advance_accepted(self.states, slot, known, number, self.position)
 
     # -- changes that come with a plan --------------------------------------
 
@@ -183,7 +192,9 @@ class CudaState:
             slot,
             starts[1:][rows.samples] - 1,
         )
-        owner, at, row_start, context, row_slot, sample_at = self._staging.send(*columns)
+        own = [rows.drafts] if self.states is not None and rows.drafts.any() else []
+        sent = self._staging.send(*columns, *own)
+        owner, at, row_start, context, row_slot, sample_at, *own = sent
         if is_moving:
             at += self.position.index_select(0, owner)
             context += self.position.index_select(0, row_slot)
@@ -192,7 +203,8 @@ class CudaState:
         columns = tokens, at, row_start, context, table, cells, sample_at
         adapters = self.adapters_of(owner) if self.is_adapted(rows.slot) else None
         # No images: their positions have ids.
-        more = None, adapters, self.coordinates(owner, at), self.states_of(row_slot)
+        states = self.states_of(row_slot, drafts=own[0] if own else None)
+        more = None, adapters, self.coordinates(owner, at), states
         if is_moving:
             return Batch(*columns, *more), cells, row_slot
         return BatchWithLengths(*columns, *more, starts=starts, contexts=contexts), cells, row_slot

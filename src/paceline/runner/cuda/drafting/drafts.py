@@ -109,7 +109,7 @@ class DraftedSteps:
         check_shape(self.drafter, found, len(wanted), most)
         drafts = state.shared(found.ids.long().contiguous())
         put_drafts(state.tokens, slot, known, drafts, number)
-        return DraftedRows(slot, known, drafts, found.probabilities)
+        return DraftedRows(slot, known, number, drafts, found.probabilities)
 
     def _hidden(
         self, plan: Plan, size: int | None, order: Index, lines: I32, is_moving: bool
@@ -128,6 +128,7 @@ class DraftedRows:
 
     slot: Tensor  # [samples]
     known: Tensor  # [samples]
+    number: Tensor  # [samples]; positions that are computed for drafts
     drafts: Tensor  # [samples, most drafts]
     probabilities: Tensor | None  # [samples, most drafts, vocab], where drafts were drawn
 
@@ -195,7 +196,7 @@ class Verification:
             step, ids = self._sample(step, logits, rows)
         else:
             ids = self._choose(logits, rows)
-        self._state.accept(rows.slot, rows.known, ids, rows.drafts)
+        self._state.accept(rows.slot, rows.known, ids, rows.drafts, rows.number)
         return replace(step, ticket=self._returns.fetch(ids.view(-1)))
 
     def _choose(self, logits: Tensor, rows: DraftedRows) -> Tensor:

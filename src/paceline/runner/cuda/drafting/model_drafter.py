@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.plan import Plan
+from paceline.core.plan import Pairs, Plan
 from paceline.core.settings.features import SpeculationConfig
 from paceline.runner.attention_backend import GraphAttention
 from paceline.runner.batch import Batch
@@ -67,6 +67,7 @@ class CudaModelDrafter(Drafter):
         self._heads = heads
         self._attention: Any = None  # a backend, from `accompany` on
         self._held: dict[int, GraphAttention] = {}
+        self._copies_after: Pairs = ()  # that the latest plan lists behind its rows
 
     def attach(self, runner: DraftingFor) -> None:
         self.runner, self._buffers = runner, DraftBuffers.of(runner)
@@ -110,7 +111,9 @@ class CudaModelDrafter(Drafter):
 
     def follow(self, plan: Plan) -> None:
         for moves in self._moves:
+            moves.copy(self._copies_after)  # those of the plan before
             moves.carry_out(plan)
+        self._copies_after = plan.states.block_copies
 
     def captures(self) -> list[Callable[[], None]]:
         return [partial(self._rehearse, rows) for rows in reversed(self._sizes)]

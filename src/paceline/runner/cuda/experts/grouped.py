@@ -73,7 +73,7 @@ class Grouped(ExpertKernel):
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         weights, pairs = self.weights, len(choice.pairs)
-        inner = x.new_empty((pairs, self._gate_up.shape[1] // 2))
+        inner = x.new_empty((pairs, self._down.shape[2]))
         parts = x.new_empty((pairs, self._down.shape[1]))
         first = _Operands(x, self._gate_up, weights.gate_up_bias)
         _run(first, choice, inner, weights.gate)
@@ -155,7 +155,8 @@ def _run(
 ) -> None:
     x, weight, bias = operands.x, operands.weight, operands.bias
     outputs, inputs = out.shape[1], x.shape[1]
-    tiling = tiling_of(weight.element_size(), choice.tile_pairs, gate is not None)
+    is_gated = gate is not None and gate.is_gated
+    tiling = tiling_of(weight.element_size(), choice.tile_pairs, is_gated)
     chunk = min(tiling.chunk, operands.group) if operands.group else tiling.chunk
     clamp = None if gate is None else gate.clamp
     x_scale = x if operands.x_scale is None else operands.x_scale
@@ -183,7 +184,8 @@ def _run(
         SCALED=operands.scale is not None,
         BLOCKED=operands.is_blocked,
         WHOLE=outputs % tiling.lines == 0 and inputs % chunk == 0,
-        GATED=gate is not None,
+        GATED=is_gated,
+        PLAIN=gate is not None and not is_gated,
         SILU=gate is not None and gate.is_silu,
         BIASED=bias is not None,
         MOST=FP8_MAX,
@@ -301,21 +303,23 @@ def _grouped(
     BLOCKED: tl.constexpr,
     WHOLE: tl.constexpr,
     GATED: tl.constexpr,
+    PLAIN: tl.constexpr,
     SILU: tl.constexpr,
     BIASED: tl.constexpr,
     MOST: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """If gated, x has a row for each position and a second weight is OUTPUTS lines further on;
-    otherwise x has a row for each pair, and the linear is multiplied by its share. Codes have
-    scales, and results that are gated become codes, with a scale for the lines of a program."""
+    """If gated, x has a row for each position and a second weight is OUTPUTS lines further on; if
+    plain, x has a row for each position too; otherwise x has a row for each pair, and the linear is
+    multiplied by its share. Codes have scales, and results that are gated become codes, with a
+    scale for the lines of a program."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)
     if expert >= COUNT:
         return
-    source = pair // CHOSEN if GATED else pair
+    source = pair // CHOSEN if GATED or PLAIN else pair
     line = tl.program_id(0) * LINES + tl.arange(0, LINES)
     index = tl.arange(0, CHUNK)
     values = x + source[:, None] * INPUTS + index[None, :]
@@ -363,6 +367,9 @@ def _grouped(
             each = tl.maximum(tl.max(tl.abs(found), 0), 1e-12) / MOST
             tl.store(out_scale + tl.program_id(0).to(tl.int64) * out_rows + pair, each, mask=there)
             found = found / each[None, :]
+    elif PLAIN:
+        found = tl.maximum(found, 0.0)
+        found *= found
     else:
         found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
     rows = tl.trans(found).to(out.dtype.element_ty)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.runner.cuda.experts.choice import ExpertRouter
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
@@ -21,11 +22,11 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
     Use,
 )
-from paceline.runner.cuda.kernels.layers import NormedSum
+from paceline.runner.cuda.kernels.layers import NormedSum, PlainActivation, activate
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.experts import MoESpec, SharedExpertSpec
-from paceline.runner.models.linear_spec import Activation, LinearSpec, NormSpec
+from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.tensors import to_floats
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, stacked
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
@@ -58,8 +59,13 @@ class CudaMoE:
         self._router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
         self._shared = None
         if spec.shared is not None:
-            self._shared = CudaSharedExpert(factory, spec.shared, spec.norm, spec.activation)
-        self._experts, self._floor = expert_kernels(expert_weights(factory, spec)), spec.norm.floor
+            self._shared = CudaSharedExpert(factory, spec.shared, spec)
+        check_gate(spec)
+        kinds = KERNELS if spec.gated_experts else (Grouped,)
+        self._experts = expert_kernels(expert_weights(factory, spec), kinds)
+        self._floor, self._latent = spec.norm.floor, None
+        if (latent := spec.latent) is not None:
+            self._latent = factory.linear(latent.before, spec.norm), factory.linear(latent.after)
         self._norms = norms_behind(factory, spec, scale)
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
@@ -73,7 +79,14 @@ class CudaMoE:
         gated = None if self._shared is None else self._shared.gated(hidden, x)
         is_apart = self._has_parts or self._norms is not None
         total = torch.zeros_like(hidden) if is_apart else hidden
-        self._experts.of(len(x)).add_to(total, x, choice)
+        if self._latent is None:
+            self._experts.of(len(x)).add_to(total, x, choice)
+        else:
+            before, after = self._latent
+            narrow = before(x)
+            sums = torch.zeros_like(narrow)
+            self._experts.of(len(x)).add_to(sums, narrow, choice)
+            after.add_to(total, sums)
         if self._norms is not None:
             assert self._shared is not None and gated is not None
             self._norms.add_to(hidden, total, self._shared.down(gated))
@@ -99,6 +112,15 @@ def norms_behind(
     return NormedSum(numbers(spec.experts_norm), numbers(shared.output_norm), numbers(both), scale)
 
 
+def check_gate(spec: MoESpec) -> None:
+    """ConfigError if no kernel computes what experts do without a gate."""
+    if not spec.gated_experts and spec.activation != "relu2":
+        raise ConfigError(
+            f"experts without gates have the activation {spec.activation!r}; on a GPU only 'relu2' "
+            "is computed: use device 'cpu'"
+        )
+
+
 class CudaSharedExpert:
     """The expert of every position."""
 
@@ -106,14 +128,14 @@ class CudaSharedExpert:
         self,
         factory: LayerFactory[CudaLinear],
         spec: SharedExpertSpec,
-        norm: NormSpec,
-        activation: Activation,
+        experts: MoESpec,
     ) -> None:
-        norm = spec.norm or norm
-        self._gate_up = NormedLinear(factory.linear(spec.gate_up, norm), norm, is_gated=True)
+        norm, self._is_gated = spec.norm or experts.norm, experts.gated_experts
+        linear = factory.linear(spec.gate_up, norm)
+        self._gate_up = NormedLinear(linear, norm, is_gated=self._is_gated)
         self.down = factory.linear(spec.down)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
-        self._is_silu = activation == "silu"
+        self._activation = PlainActivation(experts.activation)
 
     def kernels(self) -> dict[str, str]:
         down = self.down.choice(Use.ADDED)
@@ -121,7 +143,11 @@ class CudaSharedExpert:
 
     def gated(self, hidden: Tensor, x: Tensor) -> Tensor:
         """The input of `down`, from the residual stream and its normalised rows."""
-        found = self._gate_up.gated(hidden, self._is_silu)
+        if self._is_gated:
+            found = self._gate_up.gated(hidden, self._activation.kind == "silu")
+        else:
+            found, late = self._gate_up(hidden)
+            found = activate(found, self._activation, late)
         if self._gate is not None:
             found.mul_(F.linear(x.float(), self._gate).sigmoid_())
         return found
@@ -167,8 +193,9 @@ def expert_weights(factory: LayerFactory[CudaLinear], spec: MoESpec) -> ExpertWe
         return torch.stack([factory.joined(linear.biases) for linear in linears])
 
     gate_up, down = [one.gate_up for one in spec.experts], [one.down for one in spec.experts]
-    first, rest = weights(gate_up, factory.factor(spec.norm))
+    factor = factory.factor(spec.norm) if spec.latent is None else None
+    first, rest = weights(gate_up, factor)
     scales = () if spec.expert_scales is None else to_floats(factory.read(spec.expert_scales))
     second, _ = weights(down, None, scales)
-    gate = ExpertGate(spec.activation == "silu", spec.clamp)
+    gate = ExpertGate(spec.activation == "silu", spec.clamp, spec.gated_experts)
     return ExpertWeights(first, second, biases(gate_up), biases(down), rest, gate, factory.dtype)

@@ -129,10 +129,12 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGate:
-    """What experts compute of gate and up: the clamp, or else act(gate) * up."""
+    """What experts compute of gate and up: the clamp, or else act(gate) * up; without a gate,
+    relu(up)^2."""
 
     is_silu: bool
     clamp: ClampedGate | None
+    is_gated: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

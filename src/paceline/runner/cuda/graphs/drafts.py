@@ -135,8 +135,9 @@ class DraftGraphs:
         put_drafts(state.tokens, owner, known, state.shared(drafts), number)
 
     def _after(self, rows: int) -> None:
-        state, owner, known = self._state, self._columns[SLOTS, :rows], self._known[:rows]
+        state, known = self._state, self._known[:rows]
+        owner, _, number = self._columns[:, :rows]
         drafts, ids = self._drafts[:rows], self._ids[:rows]
         logits = self._model.logits(self._hidden[: rows * self.width])
         choose_lines(state, logits, owner, known, ids)
-        state.accept(owner, known, ids, drafts)
+        state.accept(owner, known, ids, drafts, number)

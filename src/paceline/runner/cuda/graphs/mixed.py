@@ -24,7 +24,7 @@ from paceline.runner.kv_store import KVStore
 
 LEAST_ROWS = 8
 DRAFTED = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280)  # positions
-BOUNDS, STARTS, CONTEXTS, SLOTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(7)
+BOUNDS, STARTS, CONTEXTS, SLOTS, DRAFTS, SAMPLE_AT, SAMPLE_SLOTS, SAMPLE_CONTEXTS = range(8)
 
 
 def lengths(most: int) -> list[int]:
@@ -46,6 +46,7 @@ class Extent:
     lengths: tuple[int, ...]  # positions of each graph
     share: int  # positions for each row of more than one
     lines: int  # hidden states that come out of the largest
+    is_drafted: bool = False  # rows may have drafts
 
     @staticmethod
     def of_prompts(most: int, rows: int) -> "Extent":
@@ -57,7 +58,7 @@ class Extent:
         """Every row may have a draft, and every position a line."""
         found = tuple(length for length in DRAFTED if length < most)
         largest = min(most, DRAFTED[-1])
-        return Extent((*found, largest)[: len(DRAFTED)], 2, largest)
+        return Extent((*found, largest)[: len(DRAFTED)], 2, largest, is_drafted=True)
 
     def fitting(self, positions: int, longer: int, lines: int) -> int | None:
         """The length of the smallest graph with room for so many positions, rows of more than one
@@ -93,7 +94,7 @@ class MixedGraphs:
         column: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self._extent = extent
         width = -(-(max(self._rows, extent.lines) + 1) // 4) * 4
-        self._blank = np.zeros((7, width), np.int32)
+        self._blank = np.zeros((8, width), np.int32)
         self._blank[[SLOTS, SAMPLE_SLOTS]] = state.padding_slot
         self._columns = torch.tensor(self._blank, device=device)
         shape = len(kv.groups), self._rows, state.table.shape[2]
@@ -114,8 +115,9 @@ class MixedGraphs:
 
     def captures_of_lengths(self) -> list[Capture]:
         """Captures of the forward pass alone."""
-        sizes = product(self._state.kinds, reversed(self._extent.lengths))
-        return [partial(self._forward.prepare, (size, kind)) for kind, size in sizes]
+        kinds = product(self._state.kinds, (True, False) if self._has_short else (True,))
+        sizes = product(kinds, reversed(self._extent.lengths))
+        return [partial(self._forward.prepare, (size, *kind)) for kind, size in sizes]
 
     @property
     def hidden(self) -> Tensor:
@@ -132,9 +134,15 @@ class MixedGraphs:
         """Positions of the largest graph."""
         return self._extent.lengths[-1]
 
+    @property
+    def _has_short(self) -> bool:
+        """Whether there are graphs for steps without long rows: states of rows with drafts need
+        no kernels for those, and most steps with drafts have none."""
+        return self._extent.is_drafted and self._state.states is not None
+
     def rehearse(self, is_adapted: bool = False) -> None:
         """Run the largest step with the current columns, without a graph."""
-        self._positions((self.most, is_adapted))
+        self._positions((self.most, is_adapted, True))
         self._samples(self._rows)
 
     def size(self, plan: Plan, lines: int = 0) -> int | None:
@@ -168,9 +176,12 @@ class MixedGraphs:
         self._forward.replay(key)
         return self._hidden[: len(lines)]
 
-    def _captured(self, size: int, plan: Plan) -> tuple[int, bool]:
+    def _captured(self, size: int, plan: Plan) -> tuple[int, bool, bool]:
         """The graph of a step. A capture runs the step, which must not advance a sequence."""
-        key = size, self._state.is_adapted(plan.rows.slot)
+        is_long = True
+        if self._has_short:
+            is_long = bool((plan.rows.count - plan.rows.drafts > 1).any())
+        key = size, self._state.is_adapted(plan.rows.slot), is_long
         if self._forward.lacks(key):
             self._state.send_into(self._columns, self._blank)
             self._forward.prepare(key)
@@ -205,13 +216,15 @@ class MixedGraphs:
         columns[STARTS, 1 : number + 1] = ends
         columns[CONTEXTS, :number] = (start + rows.count)[order]
         columns[SLOTS, :number] = rows.slot[order]
+        columns[DRAFTS, :number] = rows.drafts[order]
         return columns, ends
 
     # -- what is captured ---------------------------------------------------
 
-    def _positions(self, size: tuple[int, bool]) -> None:
-        """So many positions, with adapters or without."""
-        positions, is_adapted = size
+    def _positions(self, size: tuple[int, bool, bool]) -> None:
+        """So many positions, with adapters or without. Without long rows, all that have several
+        positions have drafts."""
+        positions, is_adapted, has_long = size
         rows = min(self._rows, positions)
         state, columns = self._state, self._columns
         slot, starts, context = (columns[line] for line in (SLOTS, STARTS, CONTEXTS))
@@ -230,11 +243,13 @@ class MixedGraphs:
             owner = self._owners(positions, rows)
             adapters = state.adapters_of(owner) if is_adapted else None
             coordinates = state.coordinates(owner, position)
+        longer = self._longer(positions, rows)
+        drafts = columns[DRAFTS, :rows] if self._extent.is_drafted else None
         batch = Batch(
             *(tokens, position, starts, context[:rows], table, cells, sample_at),
             adapters=adapters,
             coordinates=coordinates,
-            states=state.states_of(slot[:rows], longer := self._longer(positions, rows)),
+            states=state.states_of(slot[:rows], longer if has_long else 0, drafts),
         )
         if positions not in self._held:
             config = self._model.config

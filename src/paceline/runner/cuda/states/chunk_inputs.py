@@ -1,7 +1,7 @@
 """The inputs of a recurrence in chunks: decays, and what the delta rule needs of each chunk alone.
 All chunks are computed at the same time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, log_d
 from paceline.runner.cuda.states.rows import CHUNK, CudaStateRows
 
 HEADS_AT_ONCE = 32  # whose decays one program computes
+BLOCK = 16  # positions between which decays of keys are computed for each pair
 REGISTERS = 168  # of a thread that inverts: three programs share a multiprocessor
 
 
@@ -21,8 +22,9 @@ class Chunks:
     """The inputs of a recurrence, in positions of the step.
 
     mixed     [positions, channels]; queries, keys and values behind the convolution
-    total     [positions, heads]; log decays since the beginning of the chunk
+    total     [positions, heads * decays]; log decays since the beginning of the chunk
     rate      [positions, heads]
+    products  of decays by key: see `products_of`
     """
 
     rows: CudaStateRows
@@ -30,6 +32,7 @@ class Chunks:
     mixed: Tensor
     total: Tensor
     rate: Tensor
+    products: tuple[Tensor, Tensor] | None = None
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -50,16 +53,18 @@ class Chunks:
 def with_decays(
     inputs: Tensor, mixed: Tensor, rows: CudaStateRows, sizes: RecurrenceSizes, decay: Decay
 ) -> Chunks:
+    columns = sizes.heads * sizes.decays
     total, rate = (
-        torch.empty((len(mixed), sizes.heads), dtype=torch.float32, device=mixed.device)
-        for _ in range(2)
+        torch.empty((len(mixed), size), dtype=torch.float32, device=mixed.device)
+        for size in (columns, sizes.heads)
     )
-    _decays[rows.chunks, triton.cdiv(sizes.heads, HEADS_AT_ONCE)](
+    _decays[rows.chunks, triton.cdiv(columns, HEADS_AT_ONCE)](
         *(inputs, total, rate),
         *decay.arguments,
         *(rows.chunk_begin, rows.chunk_end),
         STRIDE=inputs.stride(0),
-        HEADS=sizes.heads,
+        COLUMNS=columns,
+        EACH=sizes.decays,
         DECAY=sizes.decay,
         RATE=sizes.rate,
         CORRECTS=sizes.corrects,
@@ -68,15 +73,39 @@ def with_decays(
         num_warps=4,
         launch_pdl=True,
     )
-    return Chunks(rows, sizes, mixed, total, rate)
+    found = Chunks(rows, sizes, mixed, total, rate)
+    return replace(found, products=products_of(found)) if sizes.by_key else found
+
+
+def products_of(chunks: Chunks) -> tuple[Tensor, Tensor]:
+    """Products of keys, and of queries, with all keys of the chunk up to the position, where each
+    dimension has its decay between both: A, and B, of `chunked`, a row for each position,
+    [positions, heads, CHUNK].
+
+    Within a block of positions, decays are computed for all pairs. Before it, each position has its
+    decays since the first position of the block, or until then, so no power is above 0.
+    """
+    sizes, rows = chunks.sizes, chunks.rows
+    shape = len(chunks.mixed), sizes.heads, CHUNK
+    of_keys, of_queries = chunks.rate.new_empty(shape), chunks.empty(*shape)
+    _multiply[rows.chunks, sizes.heads, CHUNK // BLOCK](
+        *(chunks.mixed, chunks.total, chunks.rate, of_keys, of_queries),
+        *(rows.chunk_begin, rows.chunk_end),
+        **chunks.constants,
+        BLOCK=BLOCK,
+        num_warps=8,
+        launch_pdl=True,
+    )
+    return of_keys, of_queries
 
 
 def inverted(chunks: Chunks) -> Tensor:
     """(1 + A)^-1 of each chunk, a row for each position, [positions, heads, CHUNK]."""
     sizes = chunks.sizes
     inverse = chunks.empty(len(chunks.mixed), sizes.heads, CHUNK)
+    products = chunks.mixed if chunks.products is None else chunks.products[0]
     _invert[chunks.rows.chunks, sizes.heads](
-        *(chunks.mixed, chunks.total, chunks.rate, inverse),
+        *(chunks.mixed, chunks.total, chunks.rate, products, inverse),
         *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
         num_warps=4,
@@ -105,7 +134,8 @@ def _decays(
     chunk_begin,
     chunk_end,
     STRIDE: tl.constexpr,
-    HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EACH: tl.constexpr,
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
@@ -117,21 +147,92 @@ def _decays(
     begin, end = tl.load(chunk_begin + tl.program_id(0)), tl.load(chunk_end + tl.program_id(0))
     if begin >= end:
         return
-    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)[None, :]
-    position = begin + tl.arange(0, CHUNK)[:, None]
-    mask = (position < end) & (head < HEADS)
-    x = inputs + position.to(tl.int64) * STRIDE + head
+    column = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)[None, :]
+    head, position = column // EACH, begin + tl.arange(0, CHUNK)[:, None]
+    mask = (position < end) & (column < COLUMNS)
+    x, line = inputs + position.to(tl.int64) * STRIDE, position.to(tl.int64) * COLUMNS
     found, rates = log_decay(
-        tl.load(x + DECAY, mask=mask, other=0.0).to(tl.float32),
-        tl.load(x + RATE, mask=mask, other=0.0).to(tl.float32),
-        tl.load(speed + head, mask=head < HEADS, other=0.0),
-        tl.load(bias + head, mask=head < HEADS, other=0.0),
+        tl.load(x + DECAY + column, mask=mask, other=0.0).to(tl.float32),
+        tl.load(x + RATE + head, mask=mask, other=0.0).to(tl.float32),
+        tl.load(speed + head, mask=column < COLUMNS, other=0.0),
+        tl.load(bias + column, mask=column < COLUMNS, other=0.0),
         *(factor, least, most),
         CORRECTS,
     )
-    at = position.to(tl.int64) * HEADS + head
-    tl.store(total + at, tl.cumsum(found, 0), mask=mask)
-    tl.store(rate + at, rates, mask=mask)
+    tl.store(total + line + column, tl.cumsum(found, 0), mask=mask)
+    to = rate + line // EACH + head
+    tl.store(to, rates, mask=mask & (column % EACH == 0))
+
+
+@triton.jit
+def _multiply(
+    mixed,
+    total,
+    rate,
+    of_keys,
+    of_queries,
+    chunk_begin,
+    chunk_end,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    QUERY: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    DECAY: tl.constexpr,
+    RATE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    chunk, head, first = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BLOCK
+    begin, end = tl.load(chunk_begin + chunk), tl.load(chunk_end + chunk)
+    if begin + first >= end:
+        return
+    kind = mixed.dtype.element_ty
+    keys = tl.arange(0, KEYS)[None, :]
+    own, j = (first + tl.arange(0, BLOCK))[:, None], tl.arange(0, CHUNK)[:, None]
+    here, before = (begin + own < end) & (keys < KEY_DIM), (j < first) & (keys < KEY_DIM)
+    group = mixed + head // SHARED * KEY_DIM + keys
+    its = total + head * KEY_DIM + keys
+    line = (begin + own).to(tl.int64)
+    query = tl.load(group + QUERY + line * CHANNELS, mask=here, other=0.0).to(tl.float32)
+    key = tl.load(group + KEY + line * CHANNELS, mask=here, other=0.0).to(tl.float32)
+    decay = tl.load(its + line * (HEADS * KEY_DIM), mask=here, other=float("-inf"))
+    # The block and all before it
+    since = (begin + first).to(tl.int64)
+    since = tl.load(its + since * (HEADS * KEY_DIM), mask=keys < KEY_DIM, other=0.0)
+    line = (begin + j).to(tl.int64)
+    earlier = tl.load(group + KEY + line * CHANNELS, mask=before, other=0.0).to(tl.float32)
+    until = tl.load(its + line * (HEADS * KEY_DIM), mask=before, other=float("inf"))
+    earlier = tl.trans((earlier * tl.exp(since - until)).to(kind))
+    left = tl.exp(decay - since)
+    scores = tl.dot((query * left).to(kind), earlier, input_precision=PRECISION)
+    matrix = tl.dot((key * left).to(kind), earlier, input_precision=PRECISION)
+    # Pairs within the block
+    column, i = tl.arange(0, CHUNK)[None, :], first + tl.arange(0, BLOCK)
+    for offset in range(BLOCK):
+        other = tl.minimum(begin + first + offset, end - 1).to(tl.int64)
+        with_key = tl.load(group + KEY + other * CHANNELS, mask=keys < KEY_DIM, other=0.0)
+        at_key = tl.load(its + other * (HEADS * KEY_DIM), mask=keys < KEY_DIM, other=0.0)
+        is_up_to = (own >= first + offset) & here
+        both = tl.exp(tl.where(is_up_to, decay - at_key, float("-inf"))) * with_key.to(tl.float32)
+        is_there = column == first + offset
+        scores += tl.where(is_there, tl.sum(query * both, 1)[:, None], 0.0)
+        of_key = tl.where(i > first + offset, tl.sum(key * both, 1), 0.0)
+        matrix += tl.where(is_there, of_key[:, None], 0.0)
+    at = (begin + i).to(tl.int64) * HEADS + head
+    rates = tl.load(rate + at, mask=begin + i < end, other=0.0)
+    to, mask = at[:, None] * CHUNK + column, (begin + i < end)[:, None]
+    tl.store(of_keys + to, matrix * rates[:, None], mask=mask)
+    tl.store(of_queries + to, scores.to(of_queries.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -139,6 +240,7 @@ def _invert(
     mixed,
     total,
     rate,
+    products,
     inverse,
     chunk_begin,
     chunk_end,
@@ -152,6 +254,7 @@ def _invert(
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr,
     KEYS: tl.constexpr,
@@ -165,14 +268,19 @@ def _invert(
     head = tl.program_id(1)
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     keys, each = tl.arange(0, KEYS)[None, :], begin + tl.arange(0, CHUNK)
-    line = mixed + (begin + i).to(tl.int64) * CHANNELS + KEY + head // SHARED * KEY_DIM
-    key = tl.load(line + keys, mask=(begin + i < end) & (keys < KEY_DIM), other=0.0)
-    at = each.to(tl.int64) * HEADS + head
-    decay = tl.load(total + at, mask=each < end, other=0.0)
-    rates = tl.load(rate + at, mask=each < end, other=0.0)
-    between = tl.where(i > j, decay[:, None] - decay[None, :], float("-inf"))
-    matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
-    matrix *= rates[:, None] * tl.exp(between)
+    at, here = each.to(tl.int64) * HEADS + head, begin + i < end
+    if BY_KEY:
+        matrix = tl.load(products + at[:, None] * CHUNK + j, mask=here, other=0.0)
+    else:
+        line = mixed + (begin + i).to(tl.int64) * CHANNELS + KEY + head // SHARED * KEY_DIM
+        key = tl.load(line + keys, mask=here & (keys < KEY_DIM), other=0.0)
+        decay = tl.load(total + at, mask=each < end, other=0.0)
+        rates = tl.load(rate + at, mask=each < end, other=0.0)
+        # Lines behind the end of the chunk must be 0, since products take them too: they have no
+        # decay, so what is between them and a position may be infinite.
+        between = tl.where((i > j) & here, decay[:, None] - decay[None, :], float("-inf"))
+        matrix = tl.dot(key, tl.trans(key), input_precision=PRECISION)
+        matrix *= rates[:, None] * tl.exp(between)
     # 1 + A is inverted block by block. From (1, 0; b, 1) with inverted blocks on the diagonal, each
     # level doubles their size. Numbers are at most 1, so float16 is as good as tf32 and faster.
     kind = tl.float32 if PRECISION == "ieee" else tl.float16

@@ -9,6 +9,7 @@ In a chunk that begins with a state S, with D the sum of log decays since its be
            B[i, j] = exp(D[i] - D[j]) * query[i] @ key[j] for j <= i, 0 for others
     S    = exp(D[last]) * S + sum over i of exp(D[last] - D[i]) * key[i] * new[i]
 
+Where each dimension of a key has a decay, D is a vector, by which keys and queries are multiplied.
 Only `carry`, which finds S and `new`, takes the chunks of a row one after another.
 """
 
@@ -67,6 +68,7 @@ def read(chunks: Chunks, carried: tuple[Tensor, Tensor], decay: Decay, out: Tens
     sizes, (before, new) = chunks.sizes, carried
     _read[chunks.rows.chunks, sizes.heads](
         *(chunks.mixed, chunks.total, new, before, out),
+        chunks.mixed if chunks.products is None else chunks.products[1],
         chunks.total if decay.skip is None else decay.skip,
         *(chunks.rows.chunk_begin, chunks.rows.chunk_end),
         **chunks.constants,
@@ -82,6 +84,17 @@ def read(chunks: Chunks, carried: tuple[Tensor, Tensor], decay: Decay, out: Tens
 # ruff: noqa: PLR0913, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
+
+
+@triton.jit
+def _with_decays(key, total, at, last, here, keys, KEY_DIM: tl.constexpr):
+    """Keys with their decays since the beginning of a chunk, with those until its end, and all of
+    the chunk."""
+    cells = total + at[:, None] * KEY_DIM + keys
+    decay = tl.load(cells, mask=here[:, None] & (keys < KEY_DIM), other=0.0)
+    whole = tl.load(total + last * KEY_DIM + keys, mask=keys < KEY_DIM, other=0.0)
+    early, late = key.to(tl.float32) * tl.exp(decay), key.to(tl.float32) * tl.exp(whole - decay)
+    return early.to(key.dtype), late.to(key.dtype), whole
 
 
 @triton.jit
@@ -108,6 +121,7 @@ def _carry(
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr,
     KEYS: tl.constexpr,
@@ -118,7 +132,8 @@ def _carry(
     tl.extra.cuda.gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
-    if end <= first + 1:
+    chunk = tl.load(first_chunk + row)
+    if tl.load(first_chunk + row + 1) == chunk:
         return
     # The state is transposed, so that results of products are left sides of the next ones: those
     # may stay in registers.
@@ -128,9 +143,7 @@ def _carry(
     inside = (keys < KEY_DIM) & (values < VALUE_DIM)
     own = states + tl.load(slot + row).to(tl.int64) * state_stride
     own += head * (KEY_DIM * VALUE_DIM) + keys * VALUE_DIM + values
-    is_old = begins(row_start, context, row) == 0
-    state = tl.load(own, mask=inside & is_old, other=0.0)
-    chunk = tl.load(first_chunk + row)
+    state = tl.load(own, mask=inside & (begins(row_start, context, row) == 0), other=0.0)
     for begin in range(first, end, CHUNK):
         here, position = begin + i < end, (begin + i).to(tl.int64)
         at = position * HEADS + head
@@ -139,23 +152,31 @@ def _carry(
         line = mixed + position[None, :] * CHANNELS + VALUE + head * VALUE_DIM + values
         mask = here[None, :] & (values < VALUE_DIM)
         found = tl.load(line, mask=mask, other=0.0).to(tl.float32)
-        decay = tl.load(total + at, mask=here, other=0.0)
         rates = tl.load(rate + at, mask=here, other=0.0)[None, :]
-        last = tl.load(total + (tl.minimum(begin + CHUNK, end) - 1).to(tl.int64) * HEADS + head)
+        last = (tl.minimum(begin + CHUNK, end) - 1).to(tl.int64) * HEADS + head
+        decay = tl.load(total + at, mask=here & (not BY_KEY), other=0.0)
+        early, late = key, key
+        if BY_KEY:
+            early, late, last = _with_decays(key, total, at, last, here, keys, KEY_DIM)
+        else:
+            last = tl.load(total + last)
         to = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
         tl.store(to + values * KEY_DIM + keys, state.to(kind), mask=inside)
         if CORRECTS:
             line = inverse + at[None, :] * CHUNK + i[:, None]
             across = tl.load(line, mask=here[None, :], other=0.0)  # (1 + A)^-1, transposed
-            seen = tl.dot(state.to(kind), tl.trans(key), input_precision=PRECISION)
-            found = (found - seen * tl.exp(decay)[None, :]) * rates
+            seen = tl.dot(state.to(kind), tl.trans(early), input_precision=PRECISION)
+            if not BY_KEY:
+                seen *= tl.exp(decay)[None, :]
+            found = (found - seen) * rates
             found = tl.dot(found.to(kind), across, input_precision=PRECISION)
         else:
             found *= rates
         tl.store(new + at[None, :] * VALUE_DIM + values, found.to(kind), mask=mask)
-        found = tl.where(here[None, :], found * tl.exp(last - decay)[None, :], 0.0)
         state *= tl.exp(last)
-        state += tl.dot(found.to(kind), key, input_precision=PRECISION)
+        if not BY_KEY:
+            found = tl.where(here[None, :], found * tl.exp(last - decay)[None, :], 0.0)
+        state += tl.dot(found.to(kind), late, input_precision=PRECISION)
         chunk += 1
     tl.store(own, state, mask=inside)
 
@@ -167,6 +188,7 @@ def _read(
     new,
     before,
     out,
+    products,
     skip,
     chunk_begin,
     chunk_end,
@@ -180,6 +202,7 @@ def _read(
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     CHANNELS: tl.constexpr,
     CHUNK: tl.constexpr,
     KEYS: tl.constexpr,
@@ -199,21 +222,28 @@ def _read(
     values = tl.arange(0, VALUES)[None, :]
     here, position = begin + i < end, (begin + i).to(tl.int64)
     at = position * HEADS + head
-    decay = tl.load(total + at, mask=here, other=0.0)
     group = mixed + position[:, None] * CHANNELS + head // SHARED * KEY_DIM + keys[None, :]
-    mask = here[:, None] & (keys < KEY_DIM)[None, :]
-    query = tl.load(group + QUERY, mask=mask, other=0.0)
-    key = tl.load(group + KEY, mask=mask, other=0.0)
+    lines = here[:, None] & (keys < KEY_DIM)[None, :]
+    query = tl.load(group + QUERY, mask=lines, other=0.0)
     cell = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
     across = tl.arange(0, VALUES)[:, None]
     inside = (keys < KEY_DIM)[None, :] & (across < VALUE_DIM)
     state = tl.load(cell + across * KEY_DIM + keys[None, :], mask=inside, other=0.0)
     mask = here[:, None] & (values < VALUE_DIM)
     adds = tl.load(new + at[:, None] * VALUE_DIM + values, mask=mask, other=0.0)
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
-    scores = (scores * tl.exp(between)).to(kind)
-    found = tl.dot(query, tl.trans(state), input_precision=PRECISION) * tl.exp(decay)[:, None]
+    if BY_KEY:
+        line = total + at[:, None] * KEY_DIM + keys[None, :]
+        decay = tl.load(line, mask=lines, other=0.0)
+        query = (query.to(tl.float32) * tl.exp(decay)).to(kind)
+        scores = tl.load(products + at[:, None] * CHUNK + i[None, :], mask=here[:, None], other=0.0)
+        found = tl.dot(query, tl.trans(state), input_precision=PRECISION)
+    else:
+        key = tl.load(group + KEY, mask=lines, other=0.0)
+        decay = tl.load(total + at, mask=here, other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        between = tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], float("-inf"))
+        scores = (scores * tl.exp(between)).to(kind)
+        found = tl.dot(query, tl.trans(state), input_precision=PRECISION) * tl.exp(decay)[:, None]
     found += tl.dot(scores, adds, input_precision=PRECISION)
     if SKIPS:
         line = mixed + position[:, None] * CHANNELS + VALUE + head * VALUE_DIM + values

@@ -56,11 +56,13 @@ class Convolution:
     def chunks(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
         """Convolve all rows of several positions."""
         if rows.chunks:
-            self._launch(rows.chunks * (CHUNK // TILE), TILE, inputs, rows, tails, out)
+            self._launch(rows.chunks * (CHUNK // TILE), TILE, inputs, rows, tails, out, CHUNK)
 
-    def singles(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
-        """Convolve all rows of one position."""
-        self._launch(len(rows), 1, inputs, rows, tails, out)
+    def short(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor, out: Tensor) -> None:
+        """Convolve all rows of one position, and those with drafts."""
+        kept = None if rows.drafts is None else rows.store.drafts
+        tile = 1 if kept is None else triton.next_power_of_2(kept.positions)
+        self._launch(len(rows), tile, inputs, rows, tails, out)
 
     def _launch(
         self,
@@ -70,7 +72,9 @@ class Convolution:
         rows: CudaStateRows,
         tails: Tensor,
         out: Tensor,
+        chunk: int = 0,
     ) -> None:
+        """`chunk` is the size of chunks; 0: a program has a row, if the row fits in."""
         grid = (programs, triton.cdiv(self.channels, self.width))
         _convolve[grid](
             inputs,
@@ -92,19 +96,27 @@ class Convolution:
             WIDTH=self.width,
             PADDED=triton.next_power_of_2(self.width),
             TILE=tile,
-            TILES=CHUNK // TILE,
-            num_warps=4 if tile > 1 else 1,
+            TILES=chunk // tile,
+            num_warps=4 if chunk else 1,
             launch_pdl=True,
         )
 
-    def keep(self, inputs: Tensor, rows: CudaStateRows, tails: Tensor) -> None:
-        """Keep the last inputs of all rows. The kernels that read the old ones come before."""
-        grid = (len(rows), triton.cdiv(self.channels, TAIL_LINE))
+    def keep(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> None:
+        """Keep the last inputs of all rows. The kernels that read the old ones come before. Of rows
+        with drafts, keep all inputs beside the old ones."""
+        grid, tails = (len(rows), triton.cdiv(self.channels, TAIL_LINE)), rows.of_layer(layer)[-1]
+        drafts, kept = rows.drafts, tails
+        if drafts is not None:
+            kept, *_ = rows.drafts_of(layer)
         _keep[grid](
             inputs,
             tails,
             *(rows.slot, rows.row_start, rows.context),
+            rows.slot if drafts is None else drafts,
+            kept,
             tails.stride(0),
+            kept.stride(0),
+            DRAFTED=drafts is not None,
             STRIDE=inputs.stride(0),
             FIRST=self.first,
             CHANNELS=self.channels,
@@ -211,7 +223,7 @@ def _convolve(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
-    if TILE > 1:
+    if TILES > 0:
         chunk = tl.program_id(0) // TILES
         row, end = tl.load(chunk_row + chunk), tl.load(chunk_end + chunk)
         begin = tl.load(chunk_begin + chunk) + tl.program_id(0) % TILES * TILE
@@ -222,7 +234,7 @@ def _convolve(
         row = tl.program_id(0)
         first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
         begin = first
-        if end != first + 1:
+        if (end == first) | (end > first + TILE):
             return
     tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
     is_old = begins(row_start, context, row) == 0
@@ -264,7 +276,11 @@ def _keep(
     slot,
     row_start,
     context,
+    drafts,
+    kept_inputs,
     tail_stride,
+    kept_stride,
+    DRAFTED: tl.constexpr,
     STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -279,8 +295,19 @@ def _keep(
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
     if first >= end:
         return
-    tail = tails + tl.load(slot + row).to(tl.int64) * tail_stride
+    at = tl.load(slot + row).to(tl.int64)
+    tail = tails + at * tail_stride
     is_old = begins(row_start, context, row) == 0
     channel = tl.program_id(1) * LINE + tl.arange(0, LINE)[None, :]
+    if DRAFTED:  # noqa: SIM102 - Triton would load what stands behind `and`
+        if tl.load(drafts + row) > 0:
+            to = kept_inputs + at * kept_stride + channel
+            for offset in range(end - first):
+                x = inputs + (first + offset).to(tl.int64) * STRIDE + FIRST + channel
+                x = given(x, channel < CHANNELS, PRODUCT)
+                tl.store(
+                    to + offset * CHANNELS, x.to(tails.dtype.element_ty), mask=channel < CHANNELS
+                )
+            return
     row_of = inputs, tail, first, end, is_old, channel
     kept(*row_of, STRIDE, FIRST, CHANNELS, TAPS, TAPS_PADDED, PRODUCT)

@@ -34,13 +34,15 @@ class GroupNorm:
 class OutputGates:
     """norm(x) * silu(gate), or norm(x * silu(gate)).
 
-    first    where gates begin among the inputs
-    factor   of them
+    first        where gates begin among the inputs
+    factor       of them
+    is_sigmoid   a sigmoid of the gate instead
     """
 
     norm: GroupNorm | None
     first: int
     factor: float = 1.0
+    is_sigmoid: bool = False
 
 
 def finish(
@@ -49,11 +51,11 @@ def finish(
     rows: CudaStateRows,
     gates: OutputGates,
     convolution: Convolution,
-    tails: Tensor,
+    layer: int,
 ) -> None:
     """Gate x [positions, width] in place, where positions of no row become 0, and keep the tails of
     the convolution."""
-    (n, width), norm = x.shape, gates.norm
+    (n, width), norm, tails = x.shape, gates.norm, rows.of_layer(layer)[-1]
     groups = 1 if norm is None else norm.groups
     each = width // groups
     padded = triton.next_power_of_2(each)
@@ -61,9 +63,9 @@ def finish(
     lines = max(min(most // padded, triton.next_power_of_2(groups)), 1)
     programs = triton.cdiv(groups, lines)
     # Where each row is one position, the same programs can keep the tails.
-    keeps = not rows.chunks and programs * LINE * MOST_LINES >= convolution.channels
+    keeps = rows.is_decode and programs * LINE * MOST_LINES >= convolution.channels
     if not keeps:
-        convolution.keep(inputs, rows, tails)
+        convolution.keep(inputs, rows, layer)
     _finish[(n, programs)](
         *(x, inputs, tails, rows.slot, rows.row_start, rows.context, rows.end),
         x if norm is None else norm.factor,
@@ -72,13 +74,14 @@ def finish(
         tails.stride(0),
         STRIDE=inputs.stride(0),
         GATES=gates.first,
+        SIGMOID=gates.is_sigmoid,
         GROUPS=groups,
         WIDTH=each,
         PADDED=padded,
         LINES=lines,
         NORMED=norm is not None,
         GATES_FIRST=norm is not None and norm.gates_first,
-        FILLED=not rows.chunks,
+        FILLED=rows.is_decode,
         KEEPS=keeps,
         FIRST=convolution.first,
         CHANNELS=convolution.channels,
@@ -113,6 +116,7 @@ def _finish(
     tail_stride,
     STRIDE: tl.constexpr,
     GATES: tl.constexpr,
+    SIGMOID: tl.constexpr,
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -141,7 +145,10 @@ def _finish(
     cell = x + line * (GROUPS * WIDTH) + at
     found = tl.load(cell, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(inputs + line * STRIDE + GATES + at, mask=mask, other=0.0).to(tl.float32)
-    gate = activated(gate * factor, True)
+    if SIGMOID:
+        gate = 1.0 / (1.0 + tl.exp(-gate))
+    else:
+        gate = activated(gate * factor, True)
     if GATES_FIRST:
         found *= gate
     if NORMED:

@@ -1,20 +1,26 @@
 """Layers with states on a GPU, by their descriptions."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.runner.cuda.linears import CudaLinear, NormedLinear, residual_linear
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext, CudaMixer
 from paceline.runner.cuda.states.chunked import advance
 from paceline.runner.cuda.states.convolution import Convolution
+from paceline.runner.cuda.states.drafted import step_with_drafts
 from paceline.runner.cuda.states.finish import GroupNorm, OutputGates, finish
+from paceline.runner.cuda.states.mamba1 import CudaMamba1
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes, step
 from paceline.runner.cuda.states.rows import CudaStateRows
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.mixers.gated_delta import by_kind
 from paceline.runner.layers.mixers.mamba2 import by_output
 from paceline.runner.models.states.gated_delta import GatedDeltaSpec
+from paceline.runner.models.states.kda import KDASpec
+from paceline.runner.models.states.mamba1 import Mamba1Spec
 from paceline.runner.models.states.mamba2 import Mamba2Spec
 from paceline.runner.models.states.short_conv import ShortConvSpec
 from paceline.runner.models.states.state_sizes import StateSpec
@@ -24,10 +30,18 @@ from paceline.runner.models.tensor_spec import TensorSpec
 class BetweenLinears(Protocol):
     """A layer with a state between its two linears."""
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
         """From outputs of the first linear to inputs of the last one, [positions, ...]. Advances
-        the states of the rows."""
+        the states of the rows, or keeps the inputs of those with drafts."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrow:
+    """A vector among the inputs, and a linear of it."""
+
+    at: slice
+    linear: CudaLinear
 
 
 class Recurrent:
@@ -43,16 +57,30 @@ class Recurrent:
         self._convolution, self._sizes, self._decay = convolution, sizes, decay
         self._gates = gates
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
-        convolution, sizes, (state, tails) = self._convolution, self._sizes, states
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        convolution, sizes, (state, tails) = self._convolution, self._sizes, rows.of_layer(layer)
         read = inputs.new_empty((len(inputs), sizes.heads * sizes.value_dim))
-        step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
+        if rows.drafts is None:
+            step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
+        else:
+            step_with_drafts(inputs, rows, layer, convolution, sizes, self._decay, read)
         if rows.chunks:
             mixed = convolution.empty(inputs)
             convolution.chunks(inputs, rows, tails, mixed)
             advance(inputs, mixed, rows, state, sizes, self._decay, read)
-        finish(read, inputs, rows, self._gates, convolution, tails)
+        finish(read, inputs, rows, self._gates, convolution, layer)
         return read
+
+
+class KimiDelta:
+    """A recurrence whose decays and gates are linears of narrow vectors among the inputs."""
+
+    def __init__(self, recurrent: Recurrent, decays: Narrow, gates: Narrow) -> None:
+        self._recurrent, self._narrow = recurrent, (decays, gates)
+
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        wide = [one.linear(inputs[:, one.at].contiguous()) for one in self._narrow]
+        return self._recurrent(torch.cat((inputs, *wide), dim=1), rows, layer)
 
 
 class ShortConvolution:
@@ -61,14 +89,14 @@ class ShortConvolution:
     def __init__(self, convolution: Convolution) -> None:
         self._convolution = convolution
 
-    def __call__(self, inputs: Tensor, rows: CudaStateRows, states: tuple[Tensor, ...]) -> Tensor:
-        convolution, (tails,) = self._convolution, states
+    def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
+        convolution, (tails,) = self._convolution, rows.of_layer(layer)
         found = convolution.empty(inputs)
-        if rows.chunks:
+        if not rows.is_decode:
             found.zero_()  # some positions belong to no row
-        convolution.singles(inputs, rows, tails, found)
+        convolution.short(inputs, rows, tails, found)
         convolution.chunks(inputs, rows, tails, found)
-        convolution.keep(inputs, rows, tails)
+        convolution.keep(inputs, rows, layer)
         return found
 
 
@@ -93,6 +121,39 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recu
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
     convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
     return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
+
+
+def kda(factory: LayerFactory[CudaLinear], spec: KDASpec) -> KimiDelta:
+    width, dim, heads = spec.width, spec.head_dim, spec.heads
+    rates = 3 * width + dim
+    narrow = rates + heads  # of gates
+    decays, gates = narrow + dim, narrow + dim + width  # behind the inputs
+    sizes = RecurrenceSizes(
+        heads=heads,
+        shared=1,
+        key_dim=dim,
+        value_dim=dim,
+        query=0,
+        key=width,
+        value=2 * width,
+        decay=decays,
+        rate=rates,
+        corrects=True,
+        by_key=True,
+    )
+    speed = factory.read(spec.log_decay).flatten().exp_().neg_()
+    weight = factory.joined(spec.convolutions)[:, 0].t().contiguous().to(factory.dtype)
+    factor = factory.factor(spec.head_norm).repeat(heads)
+    norm = GroupNorm(factor, heads, spec.head_norm.floor, gates_first=False)
+    recurrent = Recurrent(
+        Convolution(weight, None, unit=2 * width, width=dim),
+        sizes,
+        Decay(speed, factory.read(spec.decay_bias)),
+        OutputGates(norm, gates, is_sigmoid=True),
+    )
+    of_decays = Narrow(slice(rates - dim, rates), factory.linear(spec.decay))
+    of_gates = Narrow(slice(narrow, narrow + dim), factory.linear(spec.gate))
+    return KimiDelta(recurrent, of_decays, of_gates)
 
 
 def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
@@ -146,6 +207,8 @@ def taps(factory: LayerFactory[CudaLinear], convolution: TensorSpec) -> Tensor:
 
 KINDS: dict[type[StateSpec], Any] = {
     GatedDeltaSpec: gated_delta,
+    KDASpec: kda,
+    Mamba1Spec: CudaMamba1,
     Mamba2Spec: mamba2,
     ShortConvSpec: short_conv,
 }
@@ -172,7 +235,7 @@ class CudaStateMixer(CudaMixer):
     def __call__(self, hidden: Tensor, step: CudaLayerContext) -> Tensor:
         assert step.states is not None, "a step without states"
         inputs = self._inputs.finished(hidden)
-        return self._between(inputs, step.states, step.states.of_layer(self._layer))
+        return self._between(inputs, step.states, self._layer)
 
     def add_to(self, hidden: Tensor, mixed: Tensor, adapters: Tensor | None) -> None:
         self._output(hidden, mixed)

@@ -2,9 +2,9 @@
 
 `paceline.runner.layers` has the formulas. A state S is [key_dim, value_dim] in float32:
 
-    S    = exp(decay) * S
+    S    = exp(decay) * S                          KDA: of each row of S
     S    = S + key * rate * value                  Mamba-2: `rate` is the time
-    S    = S + key * rate * (value - key @ S)      the gated delta rule
+    S    = S + key * rate * (value - key @ S)      the gated delta rule, and KDA
     read = query @ S
 """
 
@@ -31,6 +31,7 @@ class RecurrenceSizes:
     query, key, value   where they begin among the channels of the convolution
     decay, rate         where they begin among the inputs
     corrects            the delta rule: queries and keys have length 1, and queries a scale
+    by_key              each dimension of a key has a decay; otherwise each head
     """
 
     heads: int
@@ -43,6 +44,12 @@ class RecurrenceSizes:
     decay: int
     rate: int
     corrects: bool
+    by_key: bool = False
+
+    @property
+    def decays(self) -> int:
+        """Decays of a head."""
+        return self.key_dim if self.by_key else 1
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -70,7 +77,8 @@ class RecurrenceSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decay:
-    """Where decays and rates come from: log decay = speed * softplus(x + bias), each [heads].
+    """Where decays and rates come from: log decay = speed * softplus(x + bias), with a speed of
+    each head and a bias of each decay.
 
     limits   of softplus(x + bias)
     factor   of x
@@ -147,6 +155,54 @@ def softplus(x):
 
 
 @triton.jit
+def two_sums(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def three_sums(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def advanced(
+    state,
+    query,
+    key,
+    value,
+    decay,
+    rate,
+    keys,
+    SCALE: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
+):
+    """A state after one position, what the position reads, its key, and the value which that adds
+    to the state."""
+    query, key = tl.where(keys, query, 0.0), tl.where(keys, key, 0.0)
+    if BY_KEY:
+        state *= tl.exp(decay)[:, None]
+    else:
+        state *= tl.exp(decay)
+    if CORRECTS:
+        # All sums over keys are of the state before, so two passes over shared memory have them.
+        of_both = tl.reduce((query * query, key * key, query * key), 0, three_sums)
+        scale = SCALE / tl.sqrt(of_both[0] + 1e-6)
+        of_key = 1.0 / tl.sqrt(of_both[1] + 1e-6)
+        query *= scale
+        key *= of_key
+        seen = tl.reduce((query[:, None] * state, key[:, None] * state), 0, two_sums)
+        value = rate * (value - seen[1])
+        read = seen[0] + of_both[2] * scale * of_key * value
+        state += key[:, None] * value[None, :]
+    else:
+        value = rate * value
+        state += key[:, None] * value[None, :]
+        read = tl.sum(query[:, None] * state, 0)
+    return state, read, key, value
+
+
+@triton.jit
 def log_decay(x, rate, speed, bias, factor, least, most, CORRECTS: tl.constexpr):
     """The logarithm of a decay, and the rate."""
     time = tl.minimum(tl.maximum(softplus(x * factor + bias), least), most)
@@ -155,6 +211,34 @@ def log_decay(x, rate, speed, bias, factor, least, most, CORRECTS: tl.constexpr)
     else:
         rate = time
     return speed * time, rate
+
+
+@triton.jit
+def decays_of(
+    decays,
+    rates,
+    speed,
+    bias,
+    factor,
+    least,
+    most,
+    head,
+    i,
+    keys,
+    KEY_DIM: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
+):
+    """The logarithm of the decay of a head at one position, or of each of its keys, and its
+    rate."""
+    if BY_KEY:
+        at = head * KEY_DIM + i
+        x = tl.load(decays + at, mask=keys, other=0.0).to(tl.float32)
+        own = tl.load(bias + at, mask=keys, other=0.0)
+    else:
+        x, own = tl.load(decays + head).to(tl.float32), tl.load(bias + head)
+    rate, its = tl.load(rates + head).to(tl.float32), tl.load(speed + head)
+    return log_decay(x, rate, its, own, factor, least, most, CORRECTS)
 
 
 @triton.jit
@@ -186,6 +270,7 @@ def _step(
     DECAY: tl.constexpr,
     RATE: tl.constexpr,
     CORRECTS: tl.constexpr,
+    BY_KEY: tl.constexpr,
     STRIDE: tl.constexpr,
     FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -202,6 +287,7 @@ def _step(
     row, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(row_start + row)
     if tl.load(row_start + row + 1) != position + 1:
+        tl.extra.cuda.gdc_wait()  # the next kernel waits for this one alone
         return
     at = tl.load(slot + row).to(tl.int64)
     is_new = begins(row_start, context, row)
@@ -225,26 +311,11 @@ def _step(
     key += key_weight * tl.load(x + FIRST + of_key, mask=keys, other=0.0).to(tl.float32)
     value += value_weight * tl.load(x + FIRST + of_value, mask=values, other=0.0).to(tl.float32)
     query, key, value = activated(query, True), activated(key, True), activated(value, True)
-    if CORRECTS:
-        query = tl.where(keys, query, 0.0)
-        key = tl.where(keys, key, 0.0)
-        query *= SCALE / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
-        key *= 1.0 / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
-    decay, rate = log_decay(
-        tl.load(x + DECAY + head).to(tl.float32),
-        tl.load(x + RATE + head).to(tl.float32),
-        tl.load(speed + head),
-        tl.load(decay_bias + head),
-        *(factor, least, most),
-        CORRECTS,
-    )
-    state *= tl.exp(decay)
-    new = value
-    if CORRECTS:
-        new -= tl.sum(key[:, None] * state, 0)
-    state += key[:, None] * (rate * new)[None, :]
+    of = speed, decay_bias, factor, least, most
+    decay, rate = decays_of(x + DECAY, x + RATE, *of, head, i, keys, KEY_DIM, CORRECTS, BY_KEY)
+    found = advanced(state, query, key, value, decay, rate, keys, SCALE, CORRECTS, BY_KEY)
+    state, read, _, _ = found
     tl.store(cells, state, mask=inside)
-    read = tl.sum(query[:, None] * state, 0)
     if SKIPS:
         read += tl.load(skip + head) * value
     to = out + (position.to(tl.int64) * HEADS + head) * VALUE_DIM + j

@@ -15,14 +15,15 @@ CHUNK = 64  # positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaStateRows:
-    """Each row advances the state of its slot. Rows of one position have kernels of their own; the
-    others are divided into chunks, which are computed at the same time where that is possible.
+    """Each row advances the state of its slot. Rows of one position, and rows with drafts, have
+    kernels of their own; the others are divided into chunks, which are computed at the same time
+    where that is possible.
 
         row_start     0   1                   131   151      rows of 1, 130 and 20 positions
         chunk_row         1       1       1   2     -1 …
         chunk_begin       1      65     129   131    0
         chunk_end        65     129     131   151    0
-        first_chunk   0   0                   3
+        first_chunk   0   0                   3     4
 
     store        the states of all slots
     slot         [rows]
@@ -32,8 +33,9 @@ class CudaStateRows:
     chunk_row    [chunks]; the row of each chunk; -1: there is no such chunk
     chunk_begin  [chunks]
     chunk_end    [chunks]
-    first_chunk  [rows]; the first chunk of each row
-    end          [1]; positions of all rows, where there are chunks
+    first_chunk  [rows + 1]; the first chunk of each row
+    end          [1]; positions of all rows, where they may be fewer than those of the step
+    drafts       [rows]; of each row, whose state stays as it is; None: no row has some
     """
 
     store: StateStore
@@ -45,6 +47,7 @@ class CudaStateRows:
     chunk_end: Tensor
     first_chunk: Tensor
     end: Tensor
+    drafts: Tensor | None = None
 
     @staticmethod
     def of(batch: Batch) -> "CudaStateRows | None":
@@ -52,15 +55,19 @@ class CudaStateRows:
         if (states := batch.states) is None:
             return None
         rows, start = batch.rows, batch.row_start
-        known = states.store, states.slot, start, batch.context
+        known, drafts = (states.store, states.slot, start, batch.context), states.drafts
+        none = start[:0]
+        # A copy is aligned, so that kernels are compiled for it once.
+        last = none if states.longer == 0 and drafts is None else start[rows:].clone()
         if states.longer == 0:
-            none = start[:0]
-            return CudaStateRows(*known, none, none, none, none, none)
+            return CudaStateRows(*known, none, none, none, none, last, drafts)
         longer = min(rows, batch.positions // 2) if states.longer is None else states.longer
         count = start[1:] - start[:-1]
+        if drafts is not None:
+            count = count - drafts
         chunks = torch.where(count > 1, (count + (CHUNK - 1)) // CHUNK, 0)
-        ends = chunks.cumsum(0, dtype=torch.int32)
-        first = ends - chunks
+        first = torch.zeros_like(start)
+        ends = torch.cumsum(chunks, 0, dtype=torch.int32, out=first[1:])
         each = torch.arange(
             longer and batch.positions // CHUNK + longer, dtype=torch.int32, device=start.device
         )
@@ -71,11 +78,15 @@ class CudaStateRows:
         end.masked_fill_(is_empty, 0)
         begin.masked_fill_(is_empty, 0)
         row.masked_fill_(is_empty, -1)
-        # A copy is aligned, so that kernels are compiled for it once.
-        return CudaStateRows(*known, row, begin, end, first, start[rows:].clone())
+        return CudaStateRows(*known, row, begin, end, first, last, drafts)
 
     def __len__(self) -> int:
         return len(self.slot)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each row has one position."""
+        return not self.chunks and self.drafts is None
 
     @property
     def chunks(self) -> int:
@@ -85,6 +96,14 @@ class CudaStateRows:
     def of_layer(self, layer: int) -> tuple[Tensor, ...]:
         """The states of a layer, [slots, …] each."""
         return self.store.of(layer)
+
+    def drafts_of(self, layer: int) -> tuple[Tensor, ...]:
+        """Where rows with drafts keep the inputs of a layer, as `DraftInputs` has them: [slots,
+        positions, …] each."""
+        kept = self.store.drafts
+        assert kept is not None, "no room for inputs of rows with drafts"
+        number = self.store.layers.index(layer)
+        return tuple(one[number] for one in (kept.tails, kept.decay, kept.key, kept.value))
 
 
 # Parameters of kernels have no types.

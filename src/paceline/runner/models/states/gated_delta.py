@@ -7,7 +7,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.description.tensors import joined
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
-from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor, StateUpdate
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "linear_attn"
@@ -60,6 +60,11 @@ class GatedDeltaSpec:
         state = (self.value_heads, self.key_dim, self.value_dim)
         tail = (self.convolution.shape[-1] - 1, self.channels)
         return StateTensor(state, is_recurrent=True), StateTensor(tail, is_recurrent=False)
+
+    @property
+    def update(self) -> StateUpdate:
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        return StateUpdate(self.value_heads, keys, values)
 
 
 @dataclass(frozen=True, slots=True)

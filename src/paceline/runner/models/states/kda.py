@@ -6,7 +6,7 @@ from typing import ClassVar
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.description.tensors import joined
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
-from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor, StateUpdate
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "self_attn"
@@ -51,6 +51,10 @@ class KDASpec:
         state = (self.heads, self.head_dim, self.head_dim)
         tail = (self.convolutions[0].shape[-1] - 1, 3 * self.width)
         return StateTensor(state, is_recurrent=True), StateTensor(tail, is_recurrent=False)
+
+    @property
+    def update(self) -> StateUpdate:
+        return StateUpdate(self.width, self.width, self.width)
 
 
 @dataclass(frozen=True, slots=True)

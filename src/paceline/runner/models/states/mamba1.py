@@ -55,6 +55,10 @@ class Mamba1Spec:
         state = StateTensor(self.log_decay.shape, is_recurrent=True)
         return state, StateTensor(tail, is_recurrent=False)
 
+    @property
+    def update(self) -> None:
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Mamba1Sizes:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.linear_spec import EVERY_BACKEND, LinearSpec, NormSpec
-from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor
+from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor, StateUpdate
 from paceline.runner.models.tensor_spec import TensorSpec
 
 LAYER = "mamba"
@@ -77,6 +77,11 @@ class Mamba2Spec:
         state = (self.heads, self.state_size, self.head_dim)
         tail = (self.convolution.shape[-1] - 1, self.channels)
         return StateTensor(state, is_recurrent=True), StateTensor(tail, is_recurrent=False)
+
+    @property
+    def update(self) -> StateUpdate:
+        keys, values = self.groups * self.state_size, self.heads * self.head_dim
+        return StateUpdate(self.heads, keys, values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,10 @@ class ShortConvSpec:
         width, _, positions = self.convolution.shape
         return (StateTensor((positions - 1, width), is_recurrent=False),)
 
+    @property
+    def update(self) -> None:
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConvSizes:

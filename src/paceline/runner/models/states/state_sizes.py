@@ -16,6 +16,16 @@ class StateTensor:
     is_recurrent: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StateUpdate:
+    """How many numbers of a position update a recurrent state [heads, key_dim, value_dim] to
+    exp(decay) * state + key * value. Heads may share keys."""
+
+    decays: int
+    keys: int
+    values: int
+
+
 class StateSpec(Protocol):
     """A mixer of positions that keeps a state of each sequence instead of keys and values.
 
@@ -24,6 +34,7 @@ class StateSpec(Protocol):
     inputs    its first linear
     output    its last linear, which is added to the residual stream
     kept      what it keeps of each sequence
+    update    of the recurrent state; None: there is none, or it is updated in another way
     """
 
     FEATURE: ClassVar[str]
@@ -39,6 +50,9 @@ class StateSpec(Protocol):
 
     @property
     def kept(self) -> tuple[StateTensor, ...]: ...
+
+    @property
+    def update(self) -> StateUpdate | None: ...
 
 
 class NamedTensors(Protocol):
