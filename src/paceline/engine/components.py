@@ -13,6 +13,7 @@ from paceline.engine.live.feed import LiveFeed
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.engine import DEFAULTS, Engine
 from paceline.engine.loop.ports import PromptImages, Runner, StepObserver, WatchedRunner, all_of
+from paceline.engine.loop.upkeep import ModelMemory
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.engine.trace.frontend_trace import front_end
@@ -45,6 +46,7 @@ class EngineComponents:
     connector: Connector | None = None  # the scheduler has it too
     blocks: BlockStore | None = None  # that it reads and writes
     trace: TraceTarget = NOT_TRACED
+    memory: ModelMemory | None = None  # None: weights and memory cannot be changed
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -57,6 +59,8 @@ class EngineComponents:
             constrained=self.constrained,
         )
         engine.feed = LiveFeed(self.scheduler, engine.clock, observer, engine.observe)
+        if self.memory is not None:
+            engine.upkeep.memory = self.memory
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
         if self.connector is not None:

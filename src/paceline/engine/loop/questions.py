@@ -104,19 +104,10 @@ def lora_labels(scheduler: Scheduler) -> dict[str, str]:
     return dict(zip(names, (str(most), running, waiting), strict=True))
 
 
-def pause(scheduler: Scheduler, mode: str, _now: float) -> None:
-    if mode not in ("new", "all"):
-        raise RequestError(f"mode is {mode!r}; it must be 'new' or 'all'")
-    scheduler.pause(mode)
-
-
 ANSWERERS: dict[Verb, Answerer] = {
     "explain": lambda scheduler, request_id, _: scheduler.explain(request_id),
     "snapshot": lambda scheduler, _, __: scheduler.snapshot(),
     "gauges": gauges,
-    "pause": pause,
-    "paused": lambda scheduler, _, __: scheduler.paused,
-    "resume": lambda scheduler, _, __: scheduler.resume(),
     "drain": lambda scheduler, _, __: scheduler.drain(),
     "reset_prefix_cache": lambda scheduler, running, now: scheduler.reset_prefix_cache(
         reset_running_requests=running == "running", now=now
