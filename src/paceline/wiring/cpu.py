@@ -20,6 +20,7 @@ from paceline.runner.batch import Coordinates
 from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
 from paceline.runner.draft_heads.head_drafter import HeadDrafter
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
+from paceline.runner.idle_memory import HostMemory
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
@@ -106,10 +107,14 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         runner.use_adapters(adapters_of(model, adapters, step))
     # All ranks measure, because they compute together; rank 0 decides by what it found.
     cost = runner.measure_cost(step.max_model_len) if step.max_step_s else None
-    if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, cost=cost)
-    runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, Rates(*runner.measure()), cost)
+    rates = None
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        rates = Rates(*runner.measure())
+    # Adapters are fitted to the weights of the start.
+    changes = None if adapters.enable_lora else model
+    keeper = HostMemory(model, runner.kv_memory, free_bytes)
+    return LoadedRunner(config, runner, rates, cost, model=changes, keeper=keeper)
 
 
 def adapters_of(model: Model, adapters: AdapterConfig, step: StepConfig) -> ResidentAdapters:

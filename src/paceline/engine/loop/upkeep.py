@@ -123,8 +123,7 @@ class Upkeep:
         abort_all: Callable[[], None],
         news: Callable[[], None],
     ) -> None:
-        """`abort_all` aborts every open request; `news` lets `advance` be called soon, and is called
-        on any thread."""
+        """`abort_all` aborts every open request; `news`, on any thread, has `advance` called."""
         self.memory: ModelMemory | None = None
         self._abort_all, self._news = abort_all, news
         self.away: set[str] = set()
