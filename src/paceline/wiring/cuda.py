@@ -17,9 +17,11 @@ from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.loop.turn_times import TurnTimer
 from paceline.engine.loop.warm_up import WarmUp
+from paceline.kv.connector import needs_memory
 from paceline.runner import attention_backend
 from paceline.runner.attention_backend import Attention
 from paceline.runner.cuda.adapters import AdapterSizes
+from paceline.runner.cuda.device_memory import DeviceMemory, DevicePools, in_pool, kv_store
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
@@ -100,7 +102,9 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         raise ConfigError("max_step_s is for a CPU; on a GPU, set max_num_batched_tokens")
     log.info("loading weights")
     drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
-    model = load_model(checkpoint, chosen, dtype, adapters, group)
+    pools = DevicePools() if load_config.enable_sleep_mode else None
+    with in_pool(pools, "weights"):
+        model = load_model(checkpoint, chosen, dtype, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, load_config)
     groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
@@ -124,17 +128,34 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     config = resolve(settings, load_config, model_config, gpu, drafter.cell_bytes)
     # The store has one block more, for rows that fill up a batch.
     size = config.cache.num_blocks + 1, config.cache.block_size
-    kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
+    kv = kv_store(pools, model_config, *size, kv_dtype, "cuda", groups)
     sizes = sizes_of(config.step, load_config)
     runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     if not load_config.enforce_eager:
         drafts = config.speculation.num_speculative_tokens > 0
         runner.warm(drafts, logged("capturing CUDA graphs"))
-    if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, is_eager=load_config.enforce_eager)
-    runner.reserve_host(config.preemption.swap_space)
-    rates = Rates(rate, runner.blocks_per_s())
-    return LoadedRunner(config, runner, rates, is_eager=load_config.enforce_eager)
+    rates = None
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        rates = Rates(rate, runner.blocks_per_s())
+    # Adapters are fitted to the weights of the start.
+    changes = None if adapters.enable_lora else model
+    keeper = keeper_of(model, kv, pools, load_config.kv_connector)
+    eager = load_config.enforce_eager
+    return LoadedRunner(config, runner, rates, is_eager=eager, model=changes, keeper=keeper)
+
+
+def keeper_of(
+    model: CudaModel, kv: KVStore, pools: DevicePools | None, connector: str
+) -> DeviceMemory:
+    """What releases memory; with pools, it takes room on the host now."""
+    is_shared = bool(connector) and needs_memory(connector)
+    refusal = f"kv_connector {connector!r} reads the KV memory itself: it cannot be released"
+    keeper = DeviceMemory(model, kv, pools, refusal if is_shared else "")
+    if pools is not None:
+        log.info("taking %.1f GiB of host memory, for sleep", pools.size("weights") / GIB)
+        keeper.reserve()
+    return keeper
 
 
 def started(

@@ -61,6 +61,7 @@ class Kept(Teller):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(components(**settings))
+        assert isinstance(self.port, OraclePort)
         self.memory = OracleMemory(self.engine, self.port)
         self.engine.upkeep.memory = self.memory
 
