@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
 
+from paceline.core.system.start import START, begin_early
 from paceline.engine import streaming
 from paceline.engine.api import GenerationRequest, RequestOutput
-from paceline.engine.components import factory_named
+from paceline.engine.components import Factory, factory_named
 from paceline.engine.embeddings import (
     Comparison,
     Embedding,
@@ -33,6 +34,12 @@ from paceline.wiring.vllm.settings import translated
 # By name: importing it takes seconds and memory that a front end does not need.
 FACTORY = "paceline.wiring.assembly:build"
 LLM_ARGUMENTS = {*ENGINE_SETTINGS, "progress"}
+
+
+def imported() -> Factory:
+    """What builds an engine."""
+    with START.phase("imports"):
+        return factory_named(FACTORY)
 
 
 @contextmanager
@@ -82,8 +89,9 @@ class LLM(PoolingEngine):
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
         model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
+        begin_early(model, given)
         with status(model, for_batches(given)) as chosen:
-            super().__init__(model, factory_named(FACTORY), **chosen)
+            super().__init__(model, imported(), **chosen)
 
     def update_weights(
         self, weights: Weights = "", *, version: str = "", mode: Mode = "wait"
@@ -117,8 +125,9 @@ class AsyncLLM(streaming.StreamingEngine):
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
         model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
+        begin_early(model, given)
         with status(model, given) as chosen:
-            components = factory_named(FACTORY)(model, **chosen)
+            components = imported()(model, **chosen)
         engine = components.engine()
         super().__init__(ThreadCore(engine), components.frontend(engine))
 

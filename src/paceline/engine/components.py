@@ -28,6 +28,14 @@ NOT_TRACED = TraceTarget()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """A connector, which the scheduler has too, and the blocks that it reads and writes."""
+
+    connector: Connector
+    blocks: BlockStore
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EngineComponents:
     """A scheduler and a runner with the same blocks, and the tokenizer of the same model."""
 
@@ -43,8 +51,7 @@ class EngineComponents:
     images: PromptImages | None = None  # None: the model reads no images
     adapters: AdapterRequests | None = None  # None: no request may have an adapter
     kv_events: KVEventsConfig | None = None  # None: none are published
-    connector: Connector | None = None  # the scheduler has it too
-    blocks: BlockStore | None = None  # that it reads and writes
+    connection: Connection | None = None  # None: KV is kept nowhere else
     trace: TraceTarget = NOT_TRACED
     memory: ModelMemory | None = None  # None: weights and memory cannot be changed
 
@@ -63,10 +70,9 @@ class EngineComponents:
             engine.upkeep.memory = self.memory
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
-        if self.connector is not None:
-            assert self.blocks is not None, "a connector without blocks"
+        if self.connection is not None:
             try:
-                self.connector.attach(self.blocks, engine.nudge)
+                self.connection.connector.attach(self.connection.blocks, engine.nudge)
             except Exception:
                 observer.close()
                 raise

@@ -15,7 +15,8 @@ from paceline.core.settings.config import CacheConfig, Config
 from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import collection_paused
-from paceline.engine.components import EngineComponents
+from paceline.core.system.start import START
+from paceline.engine.components import Connection, EngineComponents
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.engine.loop.adapters import AdapterHost, AdapterRequests
 from paceline.engine.loop.ports import PromptImages, Runner
@@ -154,12 +155,12 @@ def named_connector(load_config: LoadConfig) -> Connector | None:
 
 def connect(
     connector: Connector | None, scheduler: Scheduler, runner: BlockOwner
-) -> DeviceBlocks | None:
-    """Give the scheduler its connector. Returns the blocks to attach it to."""
+) -> Connection | None:
+    """Give the scheduler its connector. Returns it with the blocks to attach it to."""
     if connector is None:
         return None
     scheduler.connect(connector)
-    return DeviceBlocks(runner.block_bytes(), scheduler.config.cache)
+    return Connection(connector, DeviceBlocks(runner.block_bytes(), scheduler.config.cache))
 
 
 def build(
@@ -186,7 +187,7 @@ def build(
             f"{EVENTS} reports cached prefixes, which needs enable_prefix_caching",
         )
         rest["enable_kv_cache_events"] = True
-    with collection_paused():
+    with collection_paused(), START.phase("files and tokenizer"):
         source: ModelSource = find_model(model, load_config, device, progress)
         draft = find_draft_weights(
             rest, load_config, device, progress, source.checkpoint, source.tokenizer
@@ -204,25 +205,22 @@ def build(
     given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
     scheduler, loaded = assembled(on, model, load, partial(scheduler_of, record=record))
-    runner, origin = loaded.runner, ModelOrigin(model, sizes, device, load_config)
-    depth = load_config.steps_in_flight(on.DEPTH)
-    rules = sampling_rules(source.tokenizer, load_config)
+    runner = loaded.runner
     return EngineComponents(
         model,
         scheduler,
         runner,
         source.tokenizer,
         template,
-        depth=depth,
-        rules=rules,
+        depth=load_config.steps_in_flight(on.DEPTH),
+        rules=sampling_rules(source.tokenizer, load_config),
         constrained=constrained,
         images=images,
         adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
         kv_events=events,
-        connector=connector,
-        blocks=connect(connector, scheduler, runner),
+        connection=connect(connector, scheduler, runner),
         trace=trace_of(record, runner),
-        memory=resident_model(loaded, origin, name),
+        memory=resident_model(loaded, ModelOrigin(model, sizes, device, load_config), name),
     )
 
 

@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import limit_early
+from paceline.core.system.start import START
 from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
@@ -88,7 +89,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     if load_config.threads or ranks > 1:
         torch.set_num_threads(load_config.threads or max(torch.get_num_threads() // ranks, 1))
     length = part_of(StepConfig, suited).max_model_len
-    model = load_model(checkpoint, load_config, length, group)
+    with START.phase("weights"):
+        model = load_model(checkpoint, load_config, length, group)
     if draft is not None:
         embedding = embedding_for(draft, checkpoint, group)
         give_weights(drafter, draft, load_config, length, attention, embedding)

@@ -1,7 +1,6 @@
 """The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -324,7 +323,7 @@ class Engine:
         self._observer.changed()
         if question.verb != "gauges":
             return found
-        return found | self._counts.to_dict() | self._preparations.figures() | {"pid": os.getpid()}
+        return found | self._counts.to_dict() | self._preparations.figures() | self.upkeep.figures()
 
     # -- a step -------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Questions about the scheduler, and their answers as plain data."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from paceline.core.adapter import LoRARequest, adapter_name
 from paceline.core.errors import RequestError
+from paceline.core.system.start import START
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.messages import Question, Verb
 from paceline.engine.loop.ports import PageFeed
@@ -92,7 +94,8 @@ def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, Any]:
     caching = scheduler.config.cache.enable_prefix_caching
     now = asdict(scheduler.view.gauges())
     found = {**scheduler.stats.to_dict(), **now, "enable_prefix_caching": caching}
-    return found | {"lora": lora_labels(scheduler)}
+    of_process = {"pid": os.getpid(), "start": dict(START.seconds)}
+    return found | of_process | {"lora": lora_labels(scheduler)}
 
 
 def lora_labels(scheduler: Scheduler) -> dict[str, str]:

@@ -68,7 +68,7 @@ class ModelMemory(Protocol):
         ...
 
 
-class Stage(Enum):
+class ChangeStage(Enum):
     NEW = 0
     PREPARED = 1  # beside steps
     HELD = 2  # until no step is in flight
@@ -80,7 +80,7 @@ def nothing(_prepared: Any = None) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class Change:
+class ModelChange:
     """A change of the model, from the question to the answer.
 
     mode      what happens to open requests: aborted, waited for, or kept to be computed again
@@ -97,7 +97,7 @@ class Change:
     done: Callable[[Any], Any] = nothing
     prepare: Callable[[], Any] = nothing
     forgets: bool = True
-    stage: Stage = Stage.NEW
+    stage: ChangeStage = ChangeStage.NEW
     work: Future[Any] | None = None
 
 
@@ -129,7 +129,7 @@ class Upkeep:
         self.away: set[str] = set()
         self.missing = ""
         self._scheduler, self._clock = scheduler, clock
-        self._changes: deque[Change] = deque()
+        self._changes: deque[ModelChange] = deque()
         self._thread: ThreadPoolExecutor | None = None
         self._asked: Pause = ""  # by a client
         self._held: Pause = ""  # for a change, or while something is away
@@ -138,7 +138,7 @@ class Upkeep:
     @property
     def polls(self) -> bool:
         """Must `advance` be called again soon, whether or not there are news?"""
-        return any(change.stage is Stage.HELD for change in self._changes)
+        return any(change.stage is ChangeStage.HELD for change in self._changes)
 
     @property
     def refusal(self) -> EngineUnavailable | None:
@@ -149,6 +149,13 @@ class Upkeep:
             asleep = ", ".join(sorted(self.away))
             return EngineUnavailable(f"the engine is asleep ({asleep}); call wake_up")
         return None
+
+    def figures(self) -> dict[str, Any]:
+        """What is asleep, in vLLM's words."""
+        asleep = "weights" in self.away
+        gone = asleep and bool(self.missing)
+        state = "discard_all" if gone else "weights_offloaded" if asleep else "awake"
+        return {"sleep": state}
 
     # -- questions ------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class Upkeep:
             self.missing = ""
             return memory.version
 
-        return self._begin(Change(mode, answer, memory.load, loaded, prepare))
+        return self._begin(ModelChange(mode, answer, memory.load, loaded, prepare))
 
     def sleep(self, level: int = 1, mode: Mode = "abort", arrivals: Arrivals = "refuse") -> Answer:
         """Release memory. Level 0 only stops steps, and keeps KV."""
@@ -214,7 +221,7 @@ class Upkeep:
                     "without a path for those of its start"
                 )
 
-        return self._begin(Change(mode, answer, release, asleep, forgets=level > 0))
+        return self._begin(ModelChange(mode, answer, release, asleep, forgets=level > 0))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> Answer:
         """Take memory again, of some tags or of all, and plan steps when none is away."""
@@ -232,9 +239,9 @@ class Upkeep:
         def awake(_: Any) -> None:
             self.away -= wanted()
 
-        return self._begin(Change("keep", answer, wake, awake, forgets=False))
+        return self._begin(ModelChange("keep", answer, wake, awake, forgets=False))
 
-    def _begin(self, change: Change) -> Answer:
+    def _begin(self, change: ModelChange) -> Answer:
         checked("mode", change.mode, get_args(Mode))
         self._changes.append(change)
         self._news()
@@ -248,39 +255,39 @@ class Upkeep:
         while self._changes and self._advanced(self._changes[0], in_flight):
             pass
 
-    def _advanced(self, change: Change, in_flight: int) -> bool:
+    def _advanced(self, change: ModelChange, in_flight: int) -> bool:
         """Did the change reach its next stage?"""
         if change.work is not None and not change.work.done():
             return False
         match change.stage:
-            case Stage.NEW:
+            case ChangeStage.NEW:
                 self._run(change, change.prepare)
-                change.stage = Stage.PREPARED
-            case Stage.PREPARED:
+                change.stage = ChangeStage.PREPARED
+            case ChangeStage.PREPARED:
                 if self._has_failed(change):
                     return True
                 self._held = "new" if change.mode == "wait" and not self._held else "all"
                 self._pause()
                 if change.mode == "abort":
                     self._abort_all()
-                change.stage = Stage.HELD
-            case Stage.HELD:
+                change.stage = ChangeStage.HELD
+            case ChangeStage.HELD:
                 return self._applied(change, in_flight)
-            case Stage.APPLIED:
+            case ChangeStage.APPLIED:
                 self._end(change)
         return True
 
-    def _applied(self, change: Change, in_flight: int) -> bool:
+    def _applied(self, change: ModelChange, in_flight: int) -> bool:
         runs = self._scheduler.view.running if self._held == "new" else 0
         if in_flight or runs or not (change.forgets is False or self._forget()):
             return False
         assert change.work is not None
         prepared = change.work.result()
-        change.stage = Stage.APPLIED
+        change.stage = ChangeStage.APPLIED
         self._run(change, lambda: change.apply(prepared))
         return True
 
-    def _end(self, change: Change) -> None:
+    def _end(self, change: ModelChange) -> None:
         assert change.work is not None
         if isinstance(lost := change.work.exception(), WeightsLost):
             self.missing = f"{lost}; call update_weights again"
@@ -297,7 +304,7 @@ class Upkeep:
         """Forget all KV. False while a transfer holds blocks."""
         return self._scheduler.use_weights(self._present.fingerprint, self._clock())
 
-    def _has_failed(self, change: Change) -> bool:
+    def _has_failed(self, change: ModelChange) -> bool:
         """Answer with the error of the latest work, if it has one."""
         assert change.work is not None
         if (error := change.work.exception()) is None:
@@ -307,7 +314,7 @@ class Upkeep:
         change.answer.set_exception(error if known else EngineFailed(f"{error!r}"))
         return True
 
-    def _run(self, change: Change, work: Callable[[], Any]) -> None:
+    def _run(self, change: ModelChange, work: Callable[[], Any]) -> None:
         if work is nothing:
             change.work = Answer()
             change.work.set_result(None)

@@ -24,7 +24,7 @@ SCALARS = (bool, int, float, str, bytes, type(None), Enum, torch.dtype)
 HOME = "paceline.runner."
 
 
-class Fixed:
+class AddressHolder:
     """A base of classes that have addresses of tensors instead of tensors: these stay."""
 
 
@@ -104,7 +104,7 @@ def vars_of(value: Any) -> Mapping[str, Any]:
     return getattr(value, "__dict__", {})
 
 
-class Comparison:
+class TensorPairs:
     """Pairs the tensors of two objects that were built alike."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Comparison:
             self.pairs.append(Pair(present, new))
         elif type(present) is not type(new):
             raise changed(path, type(present).__name__, type(new).__name__)
-        elif not isinstance(present, Fixed):
+        elif not isinstance(present, AddressHolder):
             self._compare_contents(present, new, path)
 
     def _compare_contents(self, present: Any, new: Any, path: str) -> None:
@@ -141,9 +141,9 @@ class Comparison:
 
 def pairs(part: WeightPart) -> list[Pair]:
     """The tensors of a part, and their new content."""
-    comparison = Comparison()
-    comparison.compare(part.present, part.build(), part.name)
-    return comparison.pairs
+    found = TensorPairs()
+    found.compare(part.present, part.build(), part.name)
+    return found.pairs
 
 
 def description(tensor: Tensor) -> str:
