@@ -62,7 +62,7 @@ def test_it_runs_once_it_is_woken_and_others_pass_it_meanwhile(kind: str) -> Non
         assert await state(engine, "a") == "WAITING_FOR_GRAMMAR"
         assert "parked for grammar" in await engine.explain("a")
         report = await engine.stats()
-        assert report.waiting_by_reason == {"capacity": 0, "deferred": 1}
+        assert report.labelled["reason"] == {"capacity": 0, "deferred": 1}
         Thread(target=engine.wake, args=("a",)).start()
         whole = await parked.whole()
         alone = await engine.generate(ask("hello", "c", max_tokens=4)).whole()

@@ -16,9 +16,10 @@ from paceline.hub.repository_files import silent
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.assembly import SAMPLE_BYTES, SAMPLES, build, fingerprint, samples
+from paceline.wiring.assembly import build
 from paceline.wiring.model import find_model
 from paceline.wiring.model_files import load_tokenizer
+from paceline.wiring.resident_model import SAMPLE_BYTES, SAMPLES, fingerprint, samples
 from tests.golden.small_model import small_model
 from tests.golden.support import is_greedy
 

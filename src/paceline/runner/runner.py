@@ -87,6 +87,12 @@ class TorchRunner:
         """Bytes of one block."""
         return self._kv.block_bytes
 
+    @property
+    def kv_memory(self) -> list[Tensor]:
+        """What is kept of sequences: blocks, and states if layers have some."""
+        states = [] if self._states is None else [self._states.content]
+        return [self._kv.content, *states]
+
     def block_bytes(self) -> BlockBytes:
         """Access to the bytes of blocks, for other threads."""
         return BlockBytes(self._kv)

@@ -139,6 +139,14 @@ class SchedulerState:
         cache, order = self.cache, self.table.order
         return cache.fences.coming + cache.tables.coming(order, self.table.planned[order])
 
+    def use_weights(self, fingerprint: str) -> None:
+        """Name KV by weights with this fingerprint. Nothing is cached or resident."""
+        self.cache.index.keys.renew(fingerprint)
+        self.images.cache.clear()
+        for leader in self.live.values():
+            for sequence in self.group(leader):
+                sequence.keys = []
+
     # -- what policies see --------------------------------------------------
 
     def uncached(self, sequence: Sequence) -> int:

@@ -34,6 +34,7 @@ from paceline.server.routes.operations import (
 from paceline.server.routes.responses import compaction_routes, response_routes
 from paceline.server.routes.stored_responses import stored_response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
+from paceline.server.routes.upkeep import sleep_routes, weight_routes
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.tasks import PacedRequests
@@ -57,6 +58,8 @@ ROUTES = (
     probe_routes,
     hosting_routes,
     control_routes,
+    sleep_routes,
+    weight_routes,
     dashboard_routes,
 )
 DEFAULTS = ServerSettings()

@@ -81,6 +81,7 @@ class OracleRunner:
 
     groups = FULL_ATTENTION
     has_states = False
+    weights = ""  # with others, all that is computed differs, as with another salt
 
     def __init__(
         self,
@@ -179,7 +180,8 @@ class OracleRunner:
     def _admit(self, new: Admitted) -> None:
         assert new.slot not in self.tracks, f"slot {new.slot} was not released"
         assert len(new.more) == len(self.groups) - 1, f"{new.request.id!r} has other groups"
-        self.tracks[new.slot] = Track.of(new)
+        salted = replace(new.request, cache_salt=new.request.cache_salt + self.weights)
+        self.tracks[new.slot] = Track.of(replace(new, request=salted) if self.weights else new)
 
     def _encode(self, plan: Plan) -> None:
         for one in plan.encode:

@@ -39,6 +39,8 @@ class LoadConfig:
             path to a class; auto: by device.
         enforce_eager: On a GPU, start without CUDA graphs and without a warm-up: kernels are
             compiled at their first use, and steps take longer.
+        enable_sleep_mode: On a GPU, keep weights and KV in memory that sleep gives back. It takes
+            as much host memory as the weights have, from the start on.
         quantization: Format that the weights of a plain checkpoint are quantized to while they are
             loaded: fp8, int8, int4, modelopt (NVFP4), mxfp4 for experts, or a dotted path to a
             class; auto: as the files say.
@@ -88,6 +90,7 @@ class LoadConfig:
     tensor_parallel_size: int = 1
     attention: str = "auto"
     enforce_eager: bool = False
+    enable_sleep_mode: bool = False
     quantization: str = "auto"
     weights: str = "auto"
     async_scheduling: bool = True

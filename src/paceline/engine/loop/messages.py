@@ -26,6 +26,11 @@ Verb = Literal[
     "adapters",
     "load_adapter",
     "unload_adapter",
+    "update_weights",
+    "weight_version",
+    "sleep",
+    "wake_up",
+    "is_sleeping",
     "frames",
     "life",
 ]
@@ -122,11 +127,6 @@ class RequestPrepared:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRead:
-    """The files of an adapter were read, well or badly."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunnerLost:
     """The runner can run nothing more, whether or not a step is in flight."""
 
@@ -134,11 +134,11 @@ class RunnerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferEnded:
-    """The connector has news, for which the next step asks."""
+class WorkEnded:
+    """A connector, an adapter or a change of the model has news, for which the next turn asks."""
 
 
-CoreNews = RequestPrepared | AdapterRead | TransferEnded | RunnerLost
+CoreNews = RequestPrepared | WorkEnded | RunnerLost
 Command = Submit | Abort | Park | Wake | PendingQuestion | CoreNews  # from any thread to an engine
 
 

@@ -29,6 +29,7 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.weights.renewal import Lazy
 
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (
@@ -52,7 +53,7 @@ KERNELS: tuple[type[LinearKernel], ...] = (
 )
 
 
-class CudaLinear:
+class CudaLinear(Lazy):
     """A linear on a GPU: its weights, and the kernels that compute it.
 
     Weights are kept in their format if a kernel computes any number of their rows, and decoded
@@ -70,6 +71,10 @@ class CudaLinear:
         if use not in self.choices:
             self.choices[use] = KernelChoice(self.weights, use, self._kinds)
         return self.choices[use]
+
+    def complete_like(self, other: "CudaLinear") -> None:
+        """Choose kernels for the same uses."""
+        self.choices = {use: self.choice(use) for use in other.choices}
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.choice(Use.PLAIN).of(len(x)).plain(x)

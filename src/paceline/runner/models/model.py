@@ -1,5 +1,8 @@
 """A decoder of any architecture: token ids in, hidden states and logits out."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -24,8 +27,9 @@ from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup
-from paceline.runner.vision.image_encoder import image_encoder
+from paceline.runner.vision.image_encoder import image_encoder, token_reader
 from paceline.runner.weights.checkpoint import Checkpoint, verify
+from paceline.runner.weights.renewal import Blueprint, WeightPart
 
 
 class Model:
@@ -48,7 +52,7 @@ class Model:
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
         self._head = factory.head(spec.head)
-        self._spec = spec
+        self._blueprint = Blueprint(factory, spec)
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self._shared = factory.share_among_ranks()
 
@@ -78,6 +82,8 @@ class Model:
             model = Model(factory, spec)
         if packed is not None:
             packed.save()
+            again = replace(factory, build=LinearBuilder.of(weights))  # the cache is of these files
+            model._blueprint = Blueprint(again, spec)
         return model
 
     @torch.inference_mode()
@@ -98,7 +104,7 @@ class Model:
             self._shared(batch.images.values)
             batch.images.put_into(hidden)
         layers = self._layers if batch.adapters is None else self._adapted
-        if (chunk := self._spec.chunk) is None:
+        if (chunk := self._blueprint.spec.chunk) is None:
             prepared = attention.prepare(batch, kv)
         else:
             prepared = ChunkedStep(attention, batch, kv, chunk)
@@ -107,6 +113,23 @@ class Model:
         hidden = layers(hidden, batch, kv, prepared, None, inputs)
         inputs.keep(self.config.layers, hidden)
         return hidden if wanted is None else hidden[wanted]
+
+    def weight_parts(self, checkpoint: Checkpoint | None) -> Iterator[WeightPart]:
+        """See `Renewable`. Linears are packed again, without a cache."""
+        factory, spec = self._blueprint.of(checkpoint), self._blueprint.spec
+        yield WeightPart(
+            "embedding", self._embedding, lambda: factory.read(spec.embedding).to(self.dtype)
+        )
+        yield from self._adapted.stack.weight_parts(factory, spec)
+        yield WeightPart("norm", self._norm, lambda: factory.norm(spec.norm))
+        yield WeightPart("head", self._head, lambda: factory.head(spec.head))
+        yield WeightPart("images", self.images, lambda: image_encoder(factory, spec))
+
+    def renewed(self, checkpoint: Checkpoint) -> None:
+        """See `Renewable`."""
+        if self.images is not None:
+            factory = self._blueprint.of(checkpoint)
+            self.images.token = token_reader(factory, self._blueprint.spec)
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""
@@ -121,7 +144,7 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in float32; [n, 0] on ranks that do not sample."""
         logits = self._head(self.normed(hidden)).float()
-        scale, cap = self._spec.logit_scale, self._spec.logit_cap
+        scale, cap = self._blueprint.spec.logit_scale, self._blueprint.spec.logit_cap
         if scale != 1.0:
             logits.mul_(scale)
         if cap is not None:

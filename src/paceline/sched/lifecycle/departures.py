@@ -39,6 +39,15 @@ class Departures:
         else:
             state.queue.push(members[0], in_front=True)
 
+    def vacate_all(self, cause: str) -> None:
+        """Preempt all residents without keeping their blocks, and drop those that are swapped."""
+        state = self._state
+        for slot in state.table.order[::-1].tolist():
+            if state.table.resident[slot]:  # it may have left with its group
+                self.preempt(slot, cause, may_swap=False)
+        for sequence in list(state.swapped):
+            self.demote(sequence)
+
     def _count_preemption(self, members: list[Sequence], cause: str) -> None:
         state = self._state
         for one in members:

@@ -145,6 +145,7 @@ class Replay:
             RecordKind.RESUME: plainly(scheduler.resume),
             RecordKind.DRAIN: plainly(scheduler.drain),
             RecordKind.RESET_PREFIX_CACHE: plainly(scheduler.reset_prefix_cache),
+            RecordKind.USE_WEIGHTS: plainly(scheduler.use_weights),
         }
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import found, stored
+from paceline.runner.weights.renewal import AddressHolder
 
 MARKER = "// multiply\n"
 
@@ -81,7 +82,7 @@ class LaunchConfig(Structure):
     ]
 
 
-class TensorMap:
+class TensorMap(AddressHolder):
     """A tensor map for the TMA: a tensor in bfloat16 or fp8, and the box that one copy fetches.
 
     Rows of a box are swizzled, so that eight of them can be read at once.
