@@ -1,5 +1,5 @@
-"""Models whose layers have windows or keep latent rows, through `LLM`, against transformers: blocks
-that a window has passed go back to the pool, and other sequences take them."""
+"""Models whose layers have windows, or keep latent rows or states, through `LLM`, against
+transformers: blocks that a window has passed go back to the pool, and other sequences take them."""
 
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ PROMPTS = [[*SHARED, *tokens_of(number, seed=number)] for number in (3, 9, 1)] +
     tokens_of(5, seed=7),
 ]
 TOKENS = 20
+FOR_SNAPSHOTS = 20  # blocks
 WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
@@ -42,15 +43,18 @@ CASES = [  # windows are of 7 positions
     (Case("mistral"), "drafted"),
     (Case("deepseekv3"), "plainly"),  # latent rows
     (Case("deepseekv3"), "drafted"),
+    (Case("qwen3_5"), "swapped"),  # states
 ]
 
 
 def fewest_blocks(folder: Path) -> int:
-    """With which a prompt can be continued twice at once."""
-    groups = attention_groups(kv_groups(open_checkpoint(folder).config, LoadConfig(), 64))
+    """With which a prompt can be continued twice at once, and with a few snapshots of states."""
+    config = open_checkpoint(folder).config
+    groups = attention_groups(kv_groups(config, LoadConfig(), 64))
     cache, step = CacheConfig(block_size=4, attention_groups=groups), StepConfig(**STEP)
     length = max(map(len, PROMPTS[:3])) + TOKENS
-    return tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))
+    room = FOR_SNAPSHOTS if config.states is not None else 0
+    return room + tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))
 
 
 def continued(llm: LLM, prompts: list[list[int]], **fields: Any) -> list[list[list[int]]]:

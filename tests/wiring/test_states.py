@@ -58,7 +58,6 @@ def test_states_of_all_slots_are_set_aside() -> None:
 @pytest.mark.parametrize(
     ("load", "settings", "message"),
     [
-        ({"swap_space": 1.0}, {}, "states are not swapped"),
         ({"kv_connector": "host"}, {}, "kv_connector is 'host'.* remove the setting"),
     ],
 )

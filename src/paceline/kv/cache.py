@@ -44,6 +44,7 @@ class KVCache:
     ) -> None:
         """A step computes at most `longest_row` positions of a slot; None: `max_model_len`."""
         self.block_size = size = config.block_size
+        self.state_blocks = config.state_blocks
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
         self.host = BlockPool(host_blocks)
@@ -75,9 +76,11 @@ class KVCache:
     ) -> Hit:
         """The longest cached prefix, of at most `most` tokens, that leaves at least the last known
         token to compute: blocks on the device, followed by blocks on the host. With several
-        attention groups, the host is not searched."""
+        attention groups or with states, the host is not searched."""
         hit = self.lookup_device(sequence, seal_resident, most)
         if not self.host.size or not self.index.enabled or self.index.is_eager:
+            return hit
+        if self.state_blocks:  # a hit ends at a snapshot, and there is none on the host
             return hit
         host = self._find_on_host(sequence, len(hit.device))
         return Hit(hit.device, hit.tokens + len(host) * self.block_size, host) if host else hit

@@ -87,7 +87,7 @@ class CudaRunner:
         square = images.square if images is not None and images.has_axes else 0
         given = model.adapters, square, model.group
         state = self.state = CudaState(slots, max_model_len, kv, *given)
-        state.keep_states(model.config, model.dtype)
+        state.keep_states(model.config, model.dtype, kv.block_bytes)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
@@ -203,7 +203,7 @@ class CudaRunner:
             self._take_over(plan)
         if plan.empty:
             return
-        with moved(plan, self.state.states, self._kv, self._moves.carry_out):
+        with moved(plan, self.state.states, self._kv, self._moves):
             self._flight.append(self._launched(plan))
 
     def _launched(self, plan: Plan) -> LaunchedStep | UnsampledStep:

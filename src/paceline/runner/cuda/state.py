@@ -66,12 +66,13 @@ class CudaState:
 
     # -- states of layers ----------------------------------------------------
 
-    def keep_states(self, model: ModelConfig, dtype: torch.dtype) -> None:
+    def keep_states(self, model: ModelConfig, dtype: torch.dtype, block_bytes: int) -> None:
         """Allocate a state of each slot, if layers of the model keep some. `dtype` is that of
         activations."""
         layout, device = StateLayout.of(model, dtype.itemsize), self.position.device
         if layout is not None:
-            self.states = StateStore(layout, self.padding_slot + 1, dtype, device)
+            slots = self.padding_slot + 1
+            self.states = StateStore(layout, slots, dtype, device, block_bytes)
 
     def states_of(self, slot: Tensor, longer: int | None = None) -> RowStates | None:
         """The states of rows in these slots; see `RowStates`."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.core.arrays import I32, Index
-from paceline.core.plan import NO_STATE_MOVES, Pairs, Rows, StateMoves
+from paceline.core.plan import NO_STATE_MOVES, Blocks, Pairs, Rows, StateMoves
 from paceline.core.settings.config import CacheConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit, Owner, Snapshot
@@ -19,6 +19,7 @@ class States:
     Behind all plans so far, the state of a slot is that of its planned positions, unless
 
         _loads, _copies     the next plan brings it, from a snapshot or from another slot
+        _returns            the next plan brings it from the host
         _doubtful           a step that was to advance it failed
 
     branch[s]    position at which a row of s must end, because an earlier sequence had the same
@@ -26,7 +27,8 @@ class States:
     since[s]     tokens of the latest snapshot of s, or of the one that it began with
 
     `began` has the snapshot that a resident began with, and `_own` those that it left, by slot.
-    `_left` are the states of slots that were given up, which the next plan keeps.
+    `_left` are the states of slots that were given up, which the next plan keeps, and `_moved`
+    those that it copies to the host.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class States:
         self.began: dict[int, Snapshot] = {}
         self._own: dict[int, list[Snapshot]] = {}
         self._left: list[tuple[int, Snapshot]] = []
+        self._moved: list[tuple[int, Blocks]] = []
+        self._returns: dict[int, Blocks] = {}  # host blocks by slot
         self._copies: dict[int, int] = {}  # by slot
         self._loads: dict[int, Snapshot] = {}
         self._doubtful: set[int] = set()
@@ -75,19 +79,38 @@ class States:
         self.branch[slot], self.since[slot] = 0, self.since[parent]
         self._doubtful.discard(slot)
 
-    def leave(self, slot: int) -> None:
-        """A sequence is about to leave its slot: keep its state if only known tokens made it."""
+    def can_move(self, slot: int) -> bool:
+        """Whether the state of a slot can be copied to the host: it is there, or in the slot that
+        it is copied from."""
+        is_due = slot in self._loads or slot in self._returns
+        return not (is_due or slot in self._doubtful)
+
+    def move_out(self, slot: int, host: Blocks) -> None:
+        """A sequence is swapped: the next plan copies its state to blocks of the host."""
+        if self.enabled:
+            self._moved.append((self._copies.pop(slot, slot), host))
+
+    def move_in(self, slot: int, host: Blocks) -> None:
+        """A swapped sequence has returned to a slot."""
+        if self.enabled:
+            self._returns[slot] = host
+            self.branch[slot], self.since[slot] = 0, self._table.planned[slot]
+            self._doubtful.discard(slot)
+
+    def leave(self, slot: int, is_moved: bool = False) -> None:
+        """A sequence is about to leave its slot: keep its state if only known tokens made it, and
+        if it is not moved to the host."""
         if not self.enabled:
             return
-        is_due = self._loads.pop(slot, None) or self._copies.pop(slot, None) is not None
+        is_due = slot in self._copies or not self.can_move(slot)
         known, tokens = int(self._table.known[slot]), int(self._table.planned[slot])
-        if not is_due and slot not in self._doubtful and 0 < tokens <= known:
+        if not (is_due or is_moved) and 0 < tokens <= known:
             partial = self._cache.tables.partial(slot, tokens)
             one = self._keep(slot, SnapshotPoint.TURN, tokens, partial)
             if one is not None:
                 self._left.append((slot, one))
-        self.began.pop(slot, None)
-        self._own.pop(slot, None)
+        for kept in (self.began, self._own, self._loads, self._copies, self._returns):
+            kept.pop(slot, None)
         self._doubtful.discard(slot)
 
     def distrust(self, slots: list[int]) -> None:
@@ -113,8 +136,10 @@ class States:
             one.step = step
         moves = StateMoves(
             tuple((slot, one.blocks) for slot, one in left),
+            tuple(self._moved),
             tuple((parent, slot) for slot, parent in self._copies.items()),
             tuple((slot, one.blocks) for slot, one in self._loads.items()),
+            tuple(self._returns.items()),
             tuple((slot, one.blocks) for slot, one in kept),
             tuple(
                 pair
@@ -124,7 +149,8 @@ class States:
                 )
             ),
         )
-        self._left, self._copies, self._loads = [], {}, {}
+        self._left, self._moved = [], []
+        self._copies, self._loads, self._returns = {}, {}, {}
         return moves
 
     def _keep_some(self, rows: Rows, start: I32) -> list[tuple[int, Snapshot]]:
