@@ -2,6 +2,7 @@
 transformers: blocks that a window has passed go back to the pool, and other sequences take them."""
 
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ CASES = [  # windows are of 7 positions
     (Case("deepseekv3"), "plainly"),  # latent rows
     (Case("deepseekv3"), "drafted"),
     (Case("qwen3_5"), "swapped"),  # states
+    (Case("qwen3_5"), "hosted"),
 ]
 
 
@@ -82,3 +84,34 @@ def test_tokens_are_those_of_transformers(case: Case, way: str, tmp_path: Path) 
     assert counted["num_preemptions"]
     assert counted["prefix_cache_hits"]
     assert bool(counted["external_prefix_cache_hits"]) == (way == "hosted")
+
+
+def test_a_decode_engine_goes_on_from_the_state_of_a_prefill_engine(tmp_path: Path) -> None:
+    """Through files: the state is that before the last token of a prompt, which is computed to
+    sample from it."""
+    case = Case("lfm2")
+    folder = small_model(tmp_path, case)
+
+    def engine(role: str) -> LLM:
+        options = {"path": str(tmp_path / "kv")}
+        config = {"kv_connector": "disk", "kv_role": role, "kv_connector_extra_config": options}
+        return LLM(str(folder), device="cpu", block_size=4, kv_transfer_config=config, **STEP)
+
+    whole = {tuple(one[:end]) for one in PROMPTS for end in range(4, len(one) + 1, 4)}
+    states = [
+        1 + ((len(one) - 1) % 4 > 0) for one in PROMPTS
+    ]  # blocks, with the KV in a part of one
+    due = len(whole) + sum(states)
+    with engine("kv_producer") as prefill:
+        prefill.generate(PROMPTS, max_tokens=1, temperature=0, progress=False)
+        while len(list((tmp_path / "kv").rglob("*.kv"))) < due:
+            sleep(0.01)
+    with engine("kv_consumer") as decode:
+        found = continued(decode, PROMPTS)
+        counted = decode.get_metrics().counters
+    theirs = made(case)
+    for prompt, (tokens,) in zip(PROMPTS, found, strict=True):
+        assert is_greedy(theirs, prompt, tokens, TOKENS)
+    assert counted["prefix_cache_hits"] + counted["external_prefix_cache_hits"] == sum(
+        len(prompt) - 1 for prompt in PROMPTS
+    )

@@ -58,7 +58,7 @@ def test_states_of_all_slots_are_set_aside() -> None:
 @pytest.mark.parametrize(
     ("load", "settings", "message"),
     [
-        ({"kv_connector": "host"}, {}, "kv_connector is 'host'.* remove the setting"),
+        ({"kv_connector": "nixl"}, {}, "kv_connector is 'nixl'.* use host, disk or valkey"),
     ],
 )
 def test_what_does_not_work_with_states(

@@ -176,6 +176,7 @@ class Scheduler:
         self._flight.popleft()
         if state.link.connector is not None:
             state.link.begin_loads(self._flight)
+            state.stores.committed(plan.step)
         freed = state.cache.confirm(plan.step)
         if state.cache.tables.slides:
             freed |= state.prefixes.give_back_unread(plan.rows.slot)
@@ -304,20 +305,18 @@ class Scheduler:
 
     def connect(self, connector: Connector) -> None:
         """Load and store KV with a connector. Call this before the first request. ConfigError
-        without `enable_prefix_caching`, and with attention groups that the connector does not
-        transfer."""
-        cache = self.config.cache
+        without `enable_prefix_caching`, and with groups or states that it does not transfer."""
+        cache, state, name = self.config.cache, self.state, connector.config.kv_connector
         if not cache.enable_prefix_caching:
             raise ConfigError("kv_connector needs enable_prefix_caching")
-        if cache.state_blocks:
-            raise ConfigError("connectors do not transfer states of sequences: remove kv_connector")
+        if cache.state_blocks and not connector.takes_states:
+            raise ConfigError(f"kv_connector {name!r} does not transfer states: remove it")
         if cache.attention_groups != FULL_ATTENTION and not connector.takes_groups:
-            kinds, name = ", ".join(one.kind for one in cache.groups), connector.config.kv_connector
-            raise ConfigError(
-                f"kv_connector {name!r} transfers blocks of one group with full attention; "
-                f"attention_groups has {kinds}: remove one of the settings"
-            )
-        self.state.link.connect(connector)
+            kinds = ", ".join(one.kind for one in cache.groups)
+            message = f"kv_connector {name!r} transfers blocks of one group with full attention; "
+            raise ConfigError(message + f"attention_groups has {kinds}: remove one of the settings")
+        state.link.connect(connector)
+        state.states.before_end = int(state.link.role == "kv_producer")
 
     def check_transfer(self, request: Request) -> None:
         """RequestError if a request asks for a transfer that the connector cannot make."""

@@ -86,7 +86,7 @@ class SchedulerState:
         self.prefixes = Prefixes(self)
         self.states = States(config.cache, self.table, self.cache, self.prefixes)
         self.link = ConnectorLink(self.cache)
-        self.stores = Stores(self.link, self.table, self.cache)
+        self.stores = Stores(self.link, self.table, self.cache, self.states)
         self.swapping = Swapping(config.preemption, self.table, self.cache, self.states)
         self.policy = policy.load(config.policy, self)
         self.speculation = speculation.load(config.speculation)

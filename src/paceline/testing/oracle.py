@@ -96,8 +96,7 @@ class OracleRunner:
         self.cells = [[-1] * block_size for _ in range(blocks)]
         self.host: list[list[int] | None] = [None] * host_blocks
         self._lag = lag
-        # Copies to the host by step, and the states that go there by block.
-        self._leaving: deque[tuple[int, Pairs, dict[int, list[int]]]] = deque()
+        self._leaving: deque[tuple[int, Pairs, dict[int, list[int]]]] = deque()  # by step
         self.reading: deque[tuple[int, set[int]]] = deque()  # host blocks, by step
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps

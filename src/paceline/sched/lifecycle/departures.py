@@ -205,7 +205,7 @@ class Departures:
     def _release(self, slot: int) -> Sequence:
         """Release a slot and its blocks, which stay cached."""
         state = self._state
-        state.states.leave(slot, is_moved=state.table.sequence(slot).swapped)
+        kept = state.states.leave(slot, is_moved=state.table.sequence(slot).swapped)
         state.swapping.left(slot)
         computed = int(state.table.computed[slot])
         if computed < state.table.given[slot] or state.cache.index.is_eager:
@@ -219,6 +219,7 @@ class Departures:
         computed = min(computed, len(sequence.tokens))
         if state.stores.wanted and has_sampled:
             state.stores.store(slot, sequence, computed)
+            state.stores.left(sequence, kept)
         state.cache.release(slot, sequence, computed)
         self._stops.unwatch(sequence.request)
         state.changes.release(slot)

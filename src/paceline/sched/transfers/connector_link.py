@@ -112,6 +112,14 @@ class ConnectorLink:
             raise self._wrong(f"offers {answer!r} of {len(keys) - have} blocks")
         return answer
 
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        """The index of the first key that the connector can load; their number: none; None: ask
+        later."""
+        answer = self._there.find(request, keys)
+        if answer is not None and not 0 <= answer <= len(keys):
+            raise self._wrong(f"finds {answer!r} of {len(keys)} states")
+        return answer
+
     def keep(self, keys: Sequence[bytes]) -> int:
         """Number of leading keys that the connector has already."""
         answer = self._there.keep(keys)
