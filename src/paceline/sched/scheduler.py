@@ -176,6 +176,7 @@ class Scheduler:
         self._flight.popleft()
         if state.link.connector is not None:
             state.link.begin_loads(self._flight)
+            state.stores.committed(plan.step)
         freed = state.cache.confirm(plan.step)
         if state.cache.tables.slides:
             freed |= state.prefixes.give_back_unread(plan.rows.slot)
@@ -314,10 +315,10 @@ class Scheduler:
 
     def connect(self, connector: Connector) -> None:
         """Load and store KV with a connector. Call this before the first request. ConfigError
-        without `enable_prefix_caching`, and with attention groups that the connector does not
-        transfer."""
+        without `enable_prefix_caching`, and with groups or states that it does not transfer."""
         check_connector(connector, self.config.cache)
         self.state.link.connect(connector)
+        self.state.states.before_end = int(self.state.link.role == "kv_producer")
 
     def check_transfer(self, request: Request) -> None:
         """RequestError if a request asks for a transfer that the connector cannot make."""

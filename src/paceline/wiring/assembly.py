@@ -124,6 +124,8 @@ class DeviceBlocks:
         if config.attention_groups != FULL_ATTENTION:  # which layers a block is of follows from it
             kinds = (f"{one.count}{one.kind[0]}{one.window}" for one in config.attention_groups)
             self.layout = "-".join((self.layout, *kinds))
+        if config.state_blocks:
+            self.layout += f"-{config.state_blocks}states"
 
     @property
     def memory(self) -> BlockMemory | None:

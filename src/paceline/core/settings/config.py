@@ -331,9 +331,6 @@ class Config:
             not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
             "max_step_s cuts images, which disable_chunked_mm_input does not allow",
         )
-        if self.cache.state_blocks:
-            swapped = self.preemption.swap_space
-            require(not swapped, "states are not swapped; set swap_space to 0")
 
     @property
     def encoder_budget(self) -> int:

@@ -1,7 +1,7 @@
 """Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -191,13 +191,13 @@ class BlockCopies:
             sources, targets = self._staging.send(*np.array(pairs, np.int32).T.copy())
             self._store.index_copy_(0, targets.long(), self._store.index_select(0, sources))
 
-    def out(self, pairs: Pairs) -> None:
-        """Copy blocks from the GPU to the host."""
-        steps = torch.cuda.current_stream()
+    def out(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks from the GPU to the host, or rows of other memory that are as large."""
+        steps, store = torch.cuda.current_stream(), self._words(memory)
         for piece, device, host in self._parts([(there, here) for here, there in pairs]):
             room = piece.room[: len(host)]
             steps.wait_event(piece.read)
-            torch.index_select(self._store, 0, device, out=room)
+            torch.index_select(store, 0, device, out=room)
             piece.filled.record(steps)
             self.stream.wait_event(piece.filled)
             with torch.cuda.stream(self.stream):
@@ -205,9 +205,9 @@ class BlockCopies:
                     self.host[there].copy_(room[here], non_blocking=True)
             piece.read.record(self.stream)
 
-    def back(self, pairs: Pairs) -> None:
-        """Copy blocks from the host to the GPU."""
-        steps = torch.cuda.current_stream()
+    def back(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks from the host to the GPU, or to rows of other memory that are as large."""
+        steps, store = torch.cuda.current_stream(), self._words(memory)
         for piece, device, host in self._parts(list(pairs)):
             room = piece.room[: len(host)]
             self.stream.wait_event(piece.read)
@@ -216,8 +216,11 @@ class BlockCopies:
                     room[here].copy_(self.host[there], non_blocking=True)
             piece.filled.record(self.stream)
             steps.wait_event(piece.filled)
-            self._store.index_copy_(0, device.long(), room)
+            store.index_copy_(0, device.long(), room)
             piece.read.record(steps)
+
+    def _words(self, memory: Tensor | None) -> Tensor:
+        return self._store if memory is None else memory.view(self._store.dtype)
 
     def _parts(
         self, pairs: list[tuple[int, int]]

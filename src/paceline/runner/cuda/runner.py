@@ -87,13 +87,14 @@ class CudaRunner:
         square = images.square if images is not None and images.has_axes else 0
         given = model.adapters, square, model.group
         state = self.state = CudaState(slots, max_model_len, kv, *given)
-        state.keep_states(model.config, model.dtype, drafter.config.num_speculative_tokens)
+        drafts = drafter.config.num_speculative_tokens
+        state.keep_states(model.config, model.dtype, kv.block_bytes, drafts)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
-        lines = slots * (1 + drafter.config.num_speculative_tokens)
+        lines = slots * (1 + drafts)
         sizes_of_masks = lines, model.config.vocab, kv.content.device
         mask_memory = None if masks is None else LogitMasks(masks, *sizes_of_masks)
         self.graphs = DecodeGraphs(model, kv, attention, state, memory, mask_memory)
@@ -203,7 +204,7 @@ class CudaRunner:
             self._take_over(plan)
         if plan.empty:
             return
-        with moved(plan, self.state.states, self._kv, self._moves.carry_out):
+        with moved(plan, self.state.states, self._kv, self._moves):
             self._flight.append(self._launched(plan))
 
     def _launched(self, plan: Plan) -> LaunchedStep | UnsampledStep:
