@@ -13,7 +13,7 @@ from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.checks import require
 from paceline.core.settings.config import CacheConfig, Config
-from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
+from paceline.core.settings.features import FULL_ATTENTION, KVEventsConfig, RecordConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import collection_paused
 from paceline.engine.components import EngineComponents
@@ -117,6 +117,8 @@ def fingerprint(checkpoint: Checkpoint, device: str, load_config: LoadConfig) ->
     """
     name = blake2b(digest_size=16)
     numbers = device, load_config.dtype, load_config.kv_cache_dtype, load_config.weights
+    if load_config.batch_invariant:
+        numbers = *numbers, "invariant"
     for part in (repr(checkpoint.config), *numbers):
         add(name, part.encode())
     for file in checkpoint.files:
@@ -207,13 +209,7 @@ def build(
     device, events = device_of(load_config.device), kv_events_in(load_config.kv_events_config)
     connector = named_connector(load_config)
     if (folder := encoder_folder(model, load_config, progress)) is not None:
-        require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
-        require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
-        require(events is None, "an encoder caches no KV; remove kv_events_config")
-        require(
-            load_config.tensor_parallel_size == 1,
-            "an encoder has one rank; remove tensor_parallel_size",
-        )
+        check_encoder(load_config, lora, events)
         return build_encoder(model, folder, rest, load_config, record)
     if events is not None:
         require(
@@ -256,6 +252,22 @@ def build(
         connector=connector,
         blocks=connect(connector, scheduler, runner),
         trace=trace_of(record, runner),
+    )
+
+
+def check_encoder(
+    load_config: LoadConfig, lora: AdapterConfig, events: KVEventsConfig | None
+) -> None:
+    """ConfigError if a setting is for models that generate."""
+    require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
+    require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
+    require(events is None, "an encoder caches no KV; remove kv_events_config")
+    require(
+        not load_config.batch_invariant, "batch_invariant is for models that generate; remove it"
+    )
+    require(
+        load_config.tensor_parallel_size == 1,
+        "an encoder has one rank; remove tensor_parallel_size",
     )
 
 
