@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +25,6 @@ from paceline.hub.repository_files import Progress, silent
 from paceline.kv import connector as port
 from paceline.kv.connector import BlockMemory, Bytes, Connector
 from paceline.runner.kv_store import BlockBytes
-from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.structured.backend import backend_names
 from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCompiler
@@ -36,6 +34,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.device import Device, ModelLoad, assemble, device_named
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
+from paceline.wiring.fingerprint import model_fingerprint, system_fingerprint
 from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
 from paceline.wiring.ranks.ranked_runner import RankedBlocks, assemble_ranks
@@ -104,42 +103,6 @@ def with_encoder_room(
     if largest > chosen.get("max_num_batched_tokens", usual_tokens):
         chosen |= {name: largest for name in SIZES if not chosen.get(name)}
     return chosen
-
-
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file, evenly spaced
-
-
-def fingerprint(checkpoint: Checkpoint, device: str, load_config: LoadConfig) -> str:
-    """Equal for equal weights that are computed with in the same way, wherever their files are.
-
-    It covers the shape of the model, the sizes of its files and samples of their content, which any
-    training changes. All of the content would take as long to read as the weights.
-    """
-    name = blake2b(digest_size=16)
-    numbers = device, load_config.dtype, load_config.kv_cache_dtype, load_config.weights
-    if load_config.batch_invariant:
-        numbers = *numbers, "invariant"
-    for part in (repr(checkpoint.config), *numbers):
-        add(name, part.encode())
-    for file in checkpoint.files:
-        add(name, str(file.stat().st_size).encode())
-        for sample in samples(file):
-            add(name, sample)
-    return name.hexdigest()
-
-
-def add(name: blake2b, part: bytes) -> None:
-    """Add a part with its length, so that no two lists of parts look alike."""
-    name.update(len(part).to_bytes(8, "little") + part)
-
-
-def samples(file: Path) -> Iterable[bytes]:
-    size = file.stat().st_size
-    stride = max(size // SAMPLES, SAMPLE_BYTES)
-    with file.open("rb") as content:
-        for offset in range(0, size, stride):
-            content.seek(offset)
-            yield content.read(SAMPLE_BYTES)
 
 
 class BlockOwner(Protocol):
@@ -231,7 +194,9 @@ def build(
     if sizes.reads_images_whole:
         rest["disable_chunked_mm_input"] = True  # no position reads one that is not computed
     rest = with_encoder_room(rest, images, on.USUAL_TOKENS, sizes.max_position)
-    rest["model_fingerprint"] = fingerprint(source.checkpoint, device, load_config)
+    weights = model_fingerprint(source.checkpoint, device, load_config)
+    whole = system_fingerprint(weights, source.tokenizer, device, load_config)
+    rest |= {"model_fingerprint": weights, "system_fingerprint": whole}
     given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
     scheduler, runner = assembled(on, model, load, partial(scheduler_of, record=record))
