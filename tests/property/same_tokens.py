@@ -55,6 +55,8 @@ class Schedule:
     seed: int
     adapters: Sequence[str] = ("",)
     changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    most_requests: int = 9
+    most_tokens: int = LENGTH  # of an output
     seen: Counter[str] = field(default_factory=Counter[str])
 
     def settings(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Schedule:
 
     def requests(self) -> list[Request]:
         r = Random(f"requests {self.seed}")
-        return [self._request(r, number) for number in range(r.randint(5, 9))]
+        return [self._request(r, number) for number in range(r.randint(5, 9))][: self.most_requests]
 
     def _request(self, r: Random, number: int) -> Request:
         random = Random(r.randint(0, 3))  # so that prompts begin alike
@@ -95,7 +97,7 @@ class Schedule:
         return Request(
             id=f"r{number}",
             prompt=prompt,
-            max_tokens=r.randint(3, LENGTH - len(prompt)),
+            max_tokens=min(r.randint(3, LENGTH - len(prompt)), self.most_tokens),
             ignore_eos=True,
             seed=r.randint(0, 99),
             n=r.choice([1, 1, 1, 2]),

@@ -83,12 +83,14 @@ class CudaImages:
 class Residents:
     """The requests in slots, as of the latest plan. The sampler has the same ones."""
 
-    def __init__(self, slots: int, sampler: Sampler) -> None:
+    def __init__(self, slots: int, sampler: Sampler, is_invariant: bool = False) -> None:
+        """If it is invariant, all random tokens are drawn by the sampler: the kernel that draws by
+        temperature alone may be used only while no other request needs the sampler."""
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self.pooling: dict[int, Request] = {}  # with pooling, by slot
         self.images: CudaImages | None = None  # None: prompts have no images
-        self._sampler = sampler
+        self._sampler, self.is_invariant = sampler, is_invariant
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
         self._masked = np.zeros(slots, np.bool_)  # samples under a mask
         self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
@@ -108,6 +110,7 @@ class Residents:
             if request.pooling:
                 self.pooling[new.slot] = request
             is_free = not request.min_tokens and not request.silent
+            is_free = is_free and (request.sampling.greedy or not self.is_invariant)
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
             self._masked[new.slot] = request.constraint is not None
             self._first_block[new.slot] = new.blocks[0]

@@ -90,6 +90,7 @@ class CudaRunner:
         state.keep_states(model.config, model.dtype)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
+        is_invariant = model.is_invariant
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
@@ -105,7 +106,7 @@ class CudaRunner:
             lines = MixedGraphs(model, kv, attention, state, extent, memory)
             drafted = lines, DraftGraphs(model, state, lines.hidden, drafter, memory)
         self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
-        self._residents = Residents(slots, self._sampler)
+        self._residents = Residents(slots, self._sampler, is_invariant)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
         self._prompts = PromptScorer(model, self._residents, slots, kv.content.device)

@@ -16,9 +16,11 @@ from paceline.runner.sampling.rejection import DrawnDrafts
 from paceline.runner.sampling.token_choice import (
     CELL,
     HALF,
+    UNIT,
     TokenCounts,
     by_cells,
     key_of,
+    masses,
     relative_weights,
 )
 
@@ -91,11 +93,11 @@ def score(
 
 
 def mass(weights: Tensor) -> Tensor:
-    """The sum of each row. Torch divides the sum of a single long row among threads, so cells come
-    first: then the order of additions does not depend on the number of rows."""
+    """The sum of each row, in double precision. Torch divides the sum of a single long row among
+    threads. The sums of cells are whole numbers, whose sum is exact in any order."""
     missing = -weights.shape[-1] % CELL
     cells = by_cells(F.pad(weights, (0, missing)) if missing else weights)
-    return cells.sum(-1).sum(-1, dtype=torch.double)
+    return masses(cells.sum(-1)).sum(-1).double() / UNIT
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:

@@ -189,6 +189,8 @@ class Verification:
         """Sample from logits [samples * (1 + most drafts), vocab]."""
         if masks is not None:
             masks.apply(logits)
+        if self._residents.is_invariant:  # a draft is right if it is what would be sampled
+            rows = replace(rows, probabilities=None)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
         is_drawn = rows.probabilities is not None
         if self._state.samples and (is_drawn or not self._are_plain(plan, wanted)):

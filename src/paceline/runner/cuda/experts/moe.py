@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ExpertRouter
@@ -13,6 +13,7 @@ from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
 from paceline.runner.cuda.experts.library import LibraryExperts
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
     ExpertKernel,
@@ -39,6 +40,8 @@ KERNELS: tuple[type[ExpertKernel], ...] = (
     GroupedFp8,
     GroupedCodes,
 )
+# Those for which a position has the same bits in any company.
+INVARIANT = tuple(kind for kind in KERNELS if kind.is_invariant)
 
 
 class CudaMoE:
@@ -53,11 +56,14 @@ class CudaMoE:
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.router_scale or spec.norm)
         correction = None if spec.correction is None else factory.read(spec.correction).flatten()
-        self._router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
+        router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
+        self._router = replace(router, is_invariant=factory.is_invariant)
         self._shared = None
         if spec.shared is not None:
             self._shared = CudaSharedExpert(factory, spec.shared, spec.norm, spec.activation)
-        self._experts, self._floor = expert_kernels(expert_weights(factory, spec)), spec.norm.floor
+        kinds = INVARIANT if factory.is_invariant else KERNELS
+        self._experts = expert_kernels(expert_weights(factory, spec), kinds)
+        self._floor = spec.norm.floor
         self._norms = norms_behind(factory, spec, scale)
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
@@ -121,7 +127,7 @@ class CudaSharedExpert:
         """The input of `down`, from the residual stream and its normalised rows."""
         found = self._gate_up.gated(hidden, self._is_silu)
         if self._gate is not None:
-            found.mul_(F.linear(x.float(), self._gate).sigmoid_())
+            found.mul_(multiplied(x.float(), self._gate).sigmoid_())
         return found
 
 

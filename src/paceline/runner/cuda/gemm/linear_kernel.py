@@ -64,10 +64,12 @@ class LinearKernel(ABC):
     """One way to compute a linear for a use, up to so many rows.
 
     It implements the method of each use that it accepts. `floor` is the smallest length that a
-    norm divides by.
+    norm divides by. The result of an invariant kernel has the same bits for a row alone and beside
+    any other rows.
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     most_rows: int = ANY
 
     @classmethod
@@ -186,9 +188,11 @@ class ExpertKernel(ABC):
 
     least_rows, most_rows   positions that it takes
     weights                 as the kernel keeps them
+    is_invariant            a position has the same bits in any company, if tiles have one size
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     least_rows: int = 0
     most_rows: int = ANY
     weights: ExpertWeights
