@@ -63,6 +63,6 @@ def test_tokens_have_the_bits_that_they_have_alone(monkeypatch: pytest.MonkeyPat
         return CudaRunner(model, kv, load("triton_fixed"), drafter, sizes)
 
     changes = {"preemption_mode": "recompute", "swap_space": 0, "max_num_batched_tokens": 8}
-    schedule = Schedule(0, changes=changes, most_requests=2, most_tokens=3)
+    schedule = Schedule(0, changes=changes, most_requests=3, most_tokens=3)
     assert not differences(schedule, runner_of)
-    assert schedule.seen["tokens"] > 9
+    assert schedule.seen["tokens"] > 8

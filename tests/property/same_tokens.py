@@ -23,6 +23,7 @@ class Scores:
 
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     bits: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
+    wanted: set[str] = field(default_factory=set[str])  # requests with logprobs
     changed: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def add(self, label: str, position: int, *values: Any) -> None:
@@ -34,12 +35,14 @@ class Scores:
         """Add the tokens of a committed step."""
         rows = range(len(outputs.count)) if outputs.row is None else outputs.row.tolist()
         for index, row in enumerate(rows):
-            label = child_label(outputs.request_id[index], int(outputs.child[index]))
+            name = outputs.request_id[index]
+            label = child_label(name, int(outputs.child[index]))
             known, count = self.tokens.setdefault(label, []), int(outputs.count[index])
-            for offset in range(count if result.logprob is not None else 0):
+            for offset in range(count if name in self.wanted else 0):
                 assert result.logprob is not None
                 self.add(label, len(known) + offset, result.logprob[row, offset])
-            if count and result.candidates is not None:
+            if count and name in self.wanted:
+                assert result.candidates is not None
                 best = result.candidates
                 self.add(label + " best", len(known), best.ids[row, :2], best.logprob[row, :2])
             known += outputs.ids[index, :count].tolist()
@@ -108,7 +111,7 @@ class Schedule:
                 temperature=r.choice([0.0, 0.8]),
                 top_p=r.choice([1.0, 0.9]),
                 repetition_penalty=r.choice([1.0, 1.2]),
-                logprobs=2,
+                logprobs=r.choice([2, 2, None]),
                 prompt_logprobs=r.choice([None, None, 1]),
             ),
         )
@@ -148,7 +151,8 @@ class Schedule:
 
 def driven(scheduler: Scheduler, runner: Any, asked: list[Request], depth: int = 1) -> Scores:
     """Run requests to their end; every second turn brings one of them."""
-    found, flight, waiting, now = Scores(), deque[Plan](), deque(asked), 0.0
+    found = Scores(wanted={one.id for one in asked if one.sampling.logprobs is not None})
+    flight, waiting, now = deque[Plan](), deque(asked), 0.0
     while waiting or not scheduler.idle:
         if waiting and int(now) % 2 == 0:
             scheduler.submit(waiting.popleft(), now)

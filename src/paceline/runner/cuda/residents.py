@@ -1,7 +1,7 @@
 """Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from paceline.runner.cuda.state import CudaState
 from paceline.runner.encoder_store import EncoderStore, MultimodalEncoder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.sampler import Sampler
+from paceline.runner.tensors import from_numpy
 
 
 class CudaEncoderStore(EncoderStore):
@@ -84,8 +85,6 @@ class Residents:
     """The requests in slots, as of the latest plan. The sampler has the same ones."""
 
     def __init__(self, slots: int, sampler: Sampler, is_invariant: bool = False) -> None:
-        """If it is invariant, all random tokens are drawn by the sampler: the kernel that draws by
-        temperature alone may be used only while no other request needs the sampler."""
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self.pooling: dict[int, Request] = {}  # with pooling, by slot
@@ -110,7 +109,6 @@ class Residents:
             if request.pooling:
                 self.pooling[new.slot] = request
             is_free = not request.min_tokens and not request.silent
-            is_free = is_free and (request.sampling.greedy or not self.is_invariant)
             self._plain[new.slot] = is_free and is_plain(request.sampling, self._sampler.vocab)
             self._masked[new.slot] = request.constraint is not None
             self._first_block[new.slot] = new.blocks[0]
@@ -124,6 +122,15 @@ class Residents:
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())
+
+    def alike(self, slots: list[int], ids: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+        """Ids [rows, …] of the sampler. In an invariant model, rows that sample by temperature
+        alone have those that the kernel for such rows draws, as in steps without other rows."""
+        plain = self._plain[slots]
+        if not (self.is_invariant and plain.any()):
+            return ids
+        is_drawn = from_numpy(plain).to(ids.device).view(-1, *[1] * (ids.dim() - 1))
+        return torch.where(is_drawn, draw(), ids)
 
     def any_masked(self, slot: Index) -> bool:
         return bool(self._masked[slot].any())

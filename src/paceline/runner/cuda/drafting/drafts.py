@@ -225,6 +225,7 @@ class Verification:
         found = self._sampler.verify(scores, *given)
         controls.observe(found.ids, positions)
         ids = found.ids.masked_fill(found.bad[:, None], -1).int()
+        ids = self._residents.alike(slots, ids, lambda: self._choose(logits, rows))
         return replace(step, controls=controls, scores=found.scores, silent=silent), ids
 
     def _controls_for(self, slots: list[int]) -> Controls:

@@ -17,6 +17,7 @@ from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
 
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 SOME = 512  # rows
+NARROW = 32  # outputs of a program up to which it reads more inputs at a time
 ENOUGH = 120  # programs that keep a large GPU busy
 BAND = 8  # tiles of rows that use the same weights one after another
 
@@ -45,7 +46,7 @@ def tiles_of(rows: int, outputs: int, dtype: torch.dtype) -> Tiles:
     bands = triton.cdiv(rows, 64)
     wide = (128, 64, 32) if bands > 1 else (64, 32)
     lines = next((one for one in wide if bands * outputs >= ENOUGH * one), wide[-1] // 2)
-    return Tiles(64, lines, 64 if lines > 32 else 128, 4, 4)
+    return Tiles(64, lines, 128 if lines <= NARROW else 64, 4, 4)
 
 
 class FixedTiles(LinearKernel):
