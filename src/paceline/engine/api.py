@@ -279,6 +279,11 @@ class AsyncEngine(Protocol):
         ...
 
     @property
+    def fingerprint(self) -> str:
+        """A name of everything that outputs depend on; empty: unknown."""
+        ...
+
+    @property
     def cached_block(self) -> int:
         """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
         ...

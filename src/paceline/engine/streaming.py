@@ -99,6 +99,11 @@ class StreamingEngine:
         return self._capacity.engines
 
     @property
+    def fingerprint(self) -> str:
+        """A name of everything that outputs depend on; empty: unknown."""
+        return self._capacity.fingerprint
+
+    @property
     def cached_block(self) -> int:
         """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
         return self._capacity.block_size if self._capacity.enable_prefix_caching else 0

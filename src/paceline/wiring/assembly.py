@@ -12,7 +12,7 @@ from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.checks import require
 from paceline.core.settings.config import CacheConfig, Config
-from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
+from paceline.core.settings.features import FULL_ATTENTION, KVEventsConfig, RecordConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import collection_paused
 from paceline.core.system.start import START
@@ -35,11 +35,12 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.device import Device, LoadedRunner, ModelLoad, assemble, device_named
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
+from paceline.wiring.fingerprint import model_fingerprint, system_fingerprint
 from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
 from paceline.wiring.ranks.ranked_runner import RankedBlocks, assemble_ranks
 from paceline.wiring.recording import scheduler_of
-from paceline.wiring.resident_model import ModelOrigin, fingerprint, resident_model
+from paceline.wiring.resident_model import ModelOrigin, resident_model
 from paceline.wiring.settings import part_of, pop_settings, sort_settings
 from paceline.wiring.vllm.configs import connector_config, kv_events_in
 from paceline.wiring.vllm.values import EVENTS
@@ -175,13 +176,7 @@ def build(
     device, events = device_of(load_config.device), kv_events_in(load_config.kv_events_config)
     connector = named_connector(load_config)
     if (folder := encoder_folder(model, load_config, progress)) is not None:
-        require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
-        require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
-        require(events is None, "an encoder caches no KV; remove kv_events_config")
-        require(
-            load_config.tensor_parallel_size == 1,
-            "an encoder has one rank; remove tensor_parallel_size",
-        )
+        check_encoder(load_config, lora, events)
         return build_encoder(model, folder, rest, load_config, record)
     if events is not None:
         require(
@@ -203,7 +198,9 @@ def build(
     if sizes.reads_images_whole:
         rest["disable_chunked_mm_input"] = True  # no position reads one that is not computed
     rest = with_encoder_room(rest, images, on.USUAL_TOKENS, sizes.max_position)
-    name = rest["model_fingerprint"] = fingerprint(source.checkpoint, device, load_config)
+    weights = model_fingerprint(source.checkpoint, device, load_config)
+    whole = system_fingerprint(weights, source.tokenizer, device, load_config)
+    rest |= {"model_fingerprint": weights, "system_fingerprint": whole}
     given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
     scheduler, loaded = assembled(on, model, load, partial(scheduler_of, record=record))
@@ -222,7 +219,23 @@ def build(
         kv_events=events,
         connection=connect(connector, scheduler, runner),
         trace=trace_of(record, runner),
-        memory=resident_model(loaded, ModelOrigin(model, sizes, device, load_config), name),
+        memory=resident_model(loaded, ModelOrigin(model, sizes, device, load_config), weights),
+    )
+
+
+def check_encoder(
+    load_config: LoadConfig, lora: AdapterConfig, events: KVEventsConfig | None
+) -> None:
+    """ConfigError if a setting is for models that generate."""
+    require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
+    require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
+    require(events is None, "an encoder caches no KV; remove kv_events_config")
+    require(
+        not load_config.batch_invariant, "batch_invariant is for models that generate; remove it"
+    )
+    require(
+        load_config.tensor_parallel_size == 1,
+        "an encoder has one rank; remove tensor_parallel_size",
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.core.adapter import AdapterConfig
 from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
+from paceline.core.settings.checks import require
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import limit_early
@@ -90,7 +91,7 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         torch.set_num_threads(load_config.threads or max(torch.get_num_threads() // ranks, 1))
     length = part_of(StepConfig, suited).max_model_len
     with START.phase("weights"):
-        model = load_model(checkpoint, load_config, length, group)
+        model = load_model(checkpoint, load_config, length, group, load_config.batch_invariant)
     if draft is not None:
         embedding = embedding_for(draft, checkpoint, group)
         give_weights(drafter, draft, load_config, length, attention, embedding)
@@ -106,6 +107,11 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     if model.images is not None:
         runner.use_images(images_of(model.images, config))
     if adapters.enable_lora:
+        require(
+            not (load_config.batch_invariant and sizes.reads_images_whole),
+            "batch_invariant computes rows with adapters one by one, and positions of images of "
+            "this model read each other; remove enable_lora",
+        )
         runner.use_adapters(adapters_of(model, adapters, step))
     # All ranks measure, because they compute together; rank 0 decides by what it found.
     cost = runner.measure_cost(step.max_model_len) if step.max_step_s else None
@@ -162,7 +168,11 @@ def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
 
 
 def load_model(
-    checkpoint: Checkpoint, load_config: LoadConfig, length: int, group: RankGroup | None = None
+    checkpoint: Checkpoint,
+    load_config: LoadConfig,
+    length: int,
+    group: RankGroup | None = None,
+    is_invariant: bool = False,
 ) -> Model:
     chosen = choose(load_config.weights, checkpoint)
     log.info("loading weights: %s", chosen)
@@ -177,6 +187,7 @@ def load_model(
         max_model_len=length,
         packed=packed,
         group=group,
+        is_invariant=is_invariant,
     )
 
 

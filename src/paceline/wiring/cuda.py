@@ -72,7 +72,7 @@ PROPOSERS: Mapping[str, str | type[Drafter]] = {
 SUPPORT = CUDA
 DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
-ATTENTION = "triton"
+ATTENTION, INVARIANT_ATTENTION = "triton", "triton_fixed"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 # Filters hold in float32: logits, probabilities, their order, sums in 64 bits (twice), and token
@@ -90,8 +90,9 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
     settings, load_config, checkpoint = load.settings, load.config, load.checkpoint
     masks, draft, adapters = load.masks, load.draft, load.adapters
-    name = ATTENTION if load_config.attention == "auto" else load_config.attention
-    attention = attention_backend.load_for(name, "cuda", ATTENTION)
+    usual = INVARIANT_ATTENTION if load_config.batch_invariant else ATTENTION
+    name = usual if load_config.attention == "auto" else load_config.attention
+    attention = attention_backend.load_for(name, "cuda", usual)
     load_config = checked(load_config, adapters, attention, group)
     dtype = DTYPES["bfloat16" if load_config.dtype == "auto" else load_config.dtype]
     kv_dtype = CACHE_DTYPES.get(load_config.kv_cache_dtype, dtype)
@@ -104,9 +105,10 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         raise ConfigError("max_step_s is for a CPU; on a GPU, set max_num_batched_tokens")
     log.info("loading weights")
     drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
+    kind = dtype, load_config.batch_invariant
     pools = DevicePools() if load_config.enable_sleep_mode else None
     with START.phase("weights"), in_pool(pools, "weights"):
-        model = load_model(checkpoint, chosen, dtype, adapters, group)
+        model = load_model(checkpoint, chosen, kind, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, load_config)
     groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
@@ -215,24 +217,49 @@ def checked(
         raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
     if load_config.weights != "auto" or load_config.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
+    if load_config.batch_invariant:
+        check_invariant(load_config, adapters, attention)
     is_captured = group is None or group.backend == "nccl"
     return load_config if is_captured else replace(load_config, enforce_eager=True)
+
+
+def check_invariant(load_config: LoadConfig, adapters: AdapterConfig, attention: Attention) -> None:
+    """ConfigError if a setting makes tokens depend on what else a step computes."""
+    if not attention.support.is_invariant:
+        raise ConfigError(
+            f"attention {load_config.attention!r} is not batch-invariant; set attention to 'auto'"
+        )
+    if adapters.enable_lora:
+        raise ConfigError(
+            "batch_invariant has no kernels for adapters on a GPU; remove enable_lora"
+        )
+    if load_config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "batch_invariant needs one rank on a GPU, since the order in which ranks add depends "
+            "on the number of rows; remove tensor_parallel_size"
+        )
 
 
 def load_model(
     checkpoint: Checkpoint,
     settings: dict[str, Any],
-    dtype: torch.dtype,
+    how: tuple[torch.dtype, bool],
     adapters: AdapterConfig,
     group: RankGroup | None,
 ) -> CudaModel:
     """Load weights, with room for adapters, and for embeddings of images if the model reads
-    some."""
+    some. `how` is the type of the weights, and whether the model is invariant."""
     step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, image_rows=rows, adapters=room, group=group)
+    dtype, is_invariant = how
+    if is_invariant:
+        model = CudaModel.invariant(checkpoint, length, dtype)
+    else:
+        model = CudaModel.load(
+            checkpoint, length, dtype, image_rows=rows, adapters=room, group=group
+        )
     for kernels in model.kernels():
         log.info("kernels by rows: %s", kernels)
     return model

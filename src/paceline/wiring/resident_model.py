@@ -1,10 +1,9 @@
 """The weights and the memory of a model on a device, as the engine changes them: new weights are
 opened and compared here, and memory is released and taken again."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,45 +20,11 @@ from paceline.runner.weights.files import open_checkpoint
 from paceline.runner.weights.renewal import Renewable, renew, weight_bytes
 from paceline.runner.weights.safetensors import TensorFiles, files_in
 from paceline.wiring.device import LoadedRunner, MemoryKeeper
+from paceline.wiring.fingerprint import model_fingerprint
 from paceline.wiring.model import find_checkpoint
 
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file, evenly spaced
 WORDS = {"bos", "eos", "generates", "ignored", "max_position"}  # of a config: not of the weights
 SPARE = 1.1  # parts are built in more precise types first
-
-
-def fingerprint(
-    checkpoint: Checkpoint, device: str, load_config: LoadConfig, version: str = ""
-) -> str:
-    """Equal for equal weights that are computed with in the same way, wherever their files are.
-
-    It covers the shape of the model, the sizes of its files and samples of their content, which any
-    training changes. All of the content would take as long to read as the weights. A version is
-    part of it.
-    """
-    name = blake2b(digest_size=16)
-    numbers = device, load_config.dtype, load_config.kv_cache_dtype, load_config.weights
-    for part in (repr(checkpoint.config), *numbers, *([version] if version else [])):
-        add(name, part.encode())
-    for file in checkpoint.files:
-        add(name, str(file.stat().st_size).encode())
-        for sample in samples(file):
-            add(name, sample)
-    return name.hexdigest()
-
-
-def add(name: blake2b, part: bytes) -> None:
-    """Add a part with its length, so that no two lists of parts look alike."""
-    name.update(len(part).to_bytes(8, "little") + part)
-
-
-def samples(file: Path) -> Iterable[bytes]:
-    size = file.stat().st_size
-    stride = max(size // SAMPLES, SAMPLE_BYTES)
-    with file.open("rb") as content:
-        for offset in range(0, size, stride):
-            content.seek(offset)
-            yield content.read(SAMPLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +69,9 @@ class ResidentModel:
             compare_configs(origin.config, checkpoint.config)
             verify(checkpoint)
             times = "-".join(str(file.stat().st_mtime_ns) for file in checkpoint.files)
-            name = fingerprint(checkpoint, origin.device, origin.load_config, version or times)
+            name = model_fingerprint(
+                checkpoint, origin.device, origin.load_config, version or times
+            )
         except (ConfigError, OSError) as error:
             raise RequestError(f"the weights stay as they are: {error}") from None
         return OpenedWeights(checkpoint, name, version or name)

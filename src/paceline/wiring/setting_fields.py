@@ -12,6 +12,7 @@ PacelineSettings = TypedDict(  # noqa: UP013
         "ageing_s": float | None,
         "async_scheduling": bool | None,
         "attention": str | None,
+        "batch_invariant": bool | None,
         "block_size": int | None,
         "chat_template": str | None,
         "default_deadline_s": float | None,

@@ -61,6 +61,7 @@ SCHEDULER_ONLY = {
     "swap_blocks_per_s": "an engine measures it",
     "enable_kv_cache_events": "an engine publishes the events; see kv_events_config",
     "model_fingerprint": "an engine finds it from the model's files",
+    "system_fingerprint": "an engine finds it from the model's files and its kernels",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",
     "state_blocks": "an engine reads it from the model",

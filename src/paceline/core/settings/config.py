@@ -38,6 +38,7 @@ class CacheConfig:
             block (behind every block of a prompt), last (behind prompts and turns), none, or a
             dotted path to a class.
         model_fingerprint: Name of the weights, as part of the keys of cached blocks.
+        system_fingerprint: Name of everything that outputs depend on, as answers report it.
     """
 
     num_blocks: int = 4096
@@ -49,6 +50,7 @@ class CacheConfig:
     state_blocks: int = 0
     snapshots: str = "auto"
     model_fingerprint: str = ""
+    system_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))

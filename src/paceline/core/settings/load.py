@@ -46,6 +46,9 @@ class LoadConfig:
             class; auto: as the files say.
         weights: Precision of linears on a CPU: float32, or int8, which keeps weights of 4 bits;
             auto: int8 if the weights are quantized, otherwise float32.
+        batch_invariant: Compute each token with the same bits, whatever else is in the step and
+            however the prompt is cut, cached or computed again. Kernels that do not promise this
+            are left out, and a model that needs one of them is refused.
         async_scheduling: On a GPU, plan the next step while one runs.
         depth (steps): Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.
         threads (threads): CPU threads of a forward pass; 0: the default of torch.
@@ -93,6 +96,7 @@ class LoadConfig:
     enable_sleep_mode: bool = False
     quantization: str = "auto"
     weights: str = "auto"
+    batch_invariant: bool = False
     async_scheduling: bool = True
     depth: int = 0
     threads: int = 0

@@ -54,6 +54,7 @@ class Capacity:
     max_num_seqs: int  # sequences that run at once
     max_num_queued_reqs: int  # requests that wait
     enable_prefix_caching: bool = True
+    fingerprint: str = ""  # of everything that outputs depend on
     engines: int = 1  # with a step loop each, for different requests
 
     @staticmethod
@@ -65,6 +66,7 @@ class Capacity:
             max_num_seqs=config.step.max_num_seqs,
             max_num_queued_reqs=config.queue.max_num_queued_reqs,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            fingerprint=config.cache.system_fingerprint,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.layers import cap_logits
-from paceline.runner.cuda.linears import CudaLinear, kernel_norm
+from paceline.runner.cuda.linears import INVARIANT, CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
 from paceline.runner.cuda.states.rows import CudaStateRows
@@ -111,6 +112,15 @@ CUDA = BackendSupport(
     instead='use device="cpu"',
 )
 
+# Features, by the beginnings of their names, of which the kernels depend on the number of rows.
+VARIANT = ("inputs", "layers.input", "layers.latent", "layers.state", "vision")
+CUDA_INVARIANT = replace(
+    CUDA,
+    backend="batch-invariant CUDA",
+    features=frozenset(one for one in CUDA.features if not one.startswith(VARIANT)),
+    instead='remove batch_invariant, or use device="cpu"',
+)
+
 
 class CudaModel:
     """Weights on a GPU in their final form. `forward` changes only the KV store.
@@ -130,6 +140,7 @@ class CudaModel:
         config, group = factory.checkpoint.config, factory.group
         self.config = config if group is None else group.shard.config(config)  # of this rank
         self.dtype, self.group = factory.dtype, group
+        self.is_invariant = factory.is_invariant
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
@@ -174,6 +185,22 @@ class CudaModel:
         with torch.inference_mode():
             factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
             return CudaModel(factory, spec, max_model_len, image_rows, adapters)
+
+    @staticmethod
+    def invariant(
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cuda",
+    ) -> "CudaModel":
+        """Load a model whose rows have the same bits in any company."""
+        spec = describe(checkpoint.config, max_model_len)
+        CUDA_INVARIANT.require(spec)
+        verify(checkpoint)
+        with torch.inference_mode():
+            build = partial(CudaLinear, kinds=INVARIANT)
+            factory = LayerFactory(checkpoint, dtype, device, build, is_invariant=True)
+            return CudaModel(factory, spec, max_model_len)
 
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""

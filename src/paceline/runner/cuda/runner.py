@@ -91,6 +91,8 @@ class CudaRunner:
         state.keep_states(model.config, model.dtype, kv.block_bytes, drafts)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
+        self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
+        self._residents = Residents(slots, self._sampler, model.is_invariant)
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
@@ -105,8 +107,6 @@ class CudaRunner:
             extent = Extent.of_drafts(sizes.positions)
             lines = MixedGraphs(model, kv, attention, state, extent, memory)
             drafted = lines, DraftGraphs(model, state, lines.hidden, drafter, memory)
-        self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
-        self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
         self._prompts = PromptScorer(model, self._residents, slots, kv.content.device)
@@ -395,6 +395,7 @@ class CudaRunner:
         sampled = self._sampler.sample(scores, controls, first)
         controls.observe(sampled.ids, first)
         ids = sampled.ids.masked_fill(sampled.bad, -1).int()
+        ids = self._residents.alike(slots, ids, lambda: self.state.drawn(logits, slot, context))
         self.state.settle(slot, context, ids)
         ticket = self._returns.fetch(ids)
         return LaunchedStep(plan, same.wanted, ticket, controls, (sampled.scores,), silent)

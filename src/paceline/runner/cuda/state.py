@@ -93,6 +93,12 @@ class CudaState:
             choose(logits, self.temperature, self.key, slot, context, ids)
         self.settle(slot, context, ids)
 
+    def drawn(self, logits: Tensor, slot: Tensor, context: Tensor) -> Tensor:
+        """Token ids [n] that are sampled by temperature from logits [n, vocab]."""
+        ids = torch.empty_like(slot)
+        choose(logits, self.temperature, self.key, slot, context, ids)
+        return ids
+
     def settle(self, slot: Tensor, context: Tensor, ids: Tensor) -> None:
         """Let slots have tokens at positions `context`, all [n]. On every rank `ids` are those of
         rank 0 afterwards."""

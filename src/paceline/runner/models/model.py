@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.runner.adapters.adapted_stack import AdaptedStack
 from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.adapters.weights import AdapterWeights
@@ -25,21 +26,32 @@ from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
+from paceline.runner.one_by_one import one_by_one
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.vision.image_encoder import image_encoder, token_reader
 from paceline.runner.weights.checkpoint import Checkpoint, verify
 from paceline.runner.weights.renewal import Blueprint, WeightPart
 
+WHOLE_IMAGES = (
+    "batch_invariant computes positions of this model one by one, and positions of its images read "
+    "each other; remove batch_invariant"
+)
+
 
 class Model:
-    """Weights in their final form. `forward` changes only the KV store."""
+    """Weights in their final form. `forward` changes only the KV store.
 
-    def __init__(self, factory: LayerFactory[Linear], spec: DecoderSpec) -> None:
+    Of an invariant model, the results of a position have the same bits alone, beside other rows,
+    and in any chunk: if its kernels do not give that, it computes positions one by one.
+    """
+
+    def __init__(
+        self, factory: LayerFactory[Linear], spec: DecoderSpec, is_invariant: bool = False
+    ) -> None:
         config, group = factory.checkpoint.config, factory.group
         self.group = group  # None: there is one rank
         self.config = config if group is None else group.shard.config(config)  # of this rank
-        self.dtype = factory.dtype
         self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
         self._embed = factory.embedding(self._embedding)
         self._embedding_scale = factory.embedding_scale(spec)
@@ -47,12 +59,15 @@ class Model:
         # The kernel for all layers does not stop for the other ranks.
         is_one_call = has_native_linears(stack) and group is None and NATIVE.supports(spec) is None
         self._layers = NativeStack(stack, spec.layers) if is_one_call else stack
+        if is_invariant and self.config.reads_images_whole and not is_one_call:
+            raise ConfigError(WHOLE_IMAGES)
         self.adapters: dict[int, AdapterWeights] = {}  # by index
         self._adapted = AdaptedStack(stack, self.adapters)
         self.targets = AdapterTargets(factory, spec)
         self._norm = factory.norm(spec.norm)
         self._head = factory.head(spec.head)
         self._blueprint = Blueprint(factory, spec)
+        self._spec, self.is_invariant = spec, is_invariant
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self._shared = factory.share_among_ranks()
 
@@ -60,11 +75,11 @@ class Model:
     def load(
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
         weights: str = FLOAT32,
         max_model_len: int | None = None,
         packed: PackedStore | None = None,
         group: RankGroup | None = None,
+        is_invariant: bool = False,
     ) -> "Model":
         """Load weights. The longest sequence is `max_model_len`, or what the model is for.
 
@@ -77,12 +92,13 @@ class Model:
         if group is not None:
             spec = divide(spec, group.shard)
         with torch.inference_mode():
-            linears = LinearBuilder.of(weights, packed)
-            factory = LayerFactory(checkpoint, dtype, device, linears, group)
-            model = Model(factory, spec)
+            linears = LinearBuilder.of(weights, packed, is_invariant)
+            factory = LayerFactory(checkpoint, dtype, "cpu", linears, group)
+            model = Model(factory, spec, is_invariant)
         if packed is not None:
             packed.save()
-            again = replace(factory, build=LinearBuilder.of(weights))  # the cache is of these files
+            # The cache of packed weights is of these files.
+            again = replace(factory, build=LinearBuilder.of(weights, None, is_invariant))
             model._blueprint = Blueprint(again, spec)
         return model
 
@@ -98,6 +114,27 @@ class Model:
         """Return hidden states of every position, or of the wanted ones in their order. Keys and
         values of every position are in the store afterwards, and what some layers read in
         `inputs`; the number of layers means the output of the last one."""
+        if not self.is_invariant or self._keeps_apart(batch, attention):
+            return self._forward(batch, kv, attention, wanted, inputs)
+
+        def alone(one: Batch, at: Tensor | None, kept: LayerInputs | None) -> Tensor:
+            return self._forward(one, kv, attention, at, kept)
+
+        return one_by_one(alone, batch, kv.block_size, wanted, inputs)
+
+    def _keeps_apart(self, batch: Batch, attention: Attention) -> bool:
+        """Does one call for all positions give each the bits that it has alone?"""
+        is_native = isinstance(self._layers, NativeStack) and batch.adapters is None
+        return is_native and attention.support.is_invariant
+
+    def _forward(
+        self,
+        batch: Batch,
+        kv: KVStore,
+        attention: Attention,
+        wanted: Tensor | None,
+        inputs: LayerInputs | None,
+    ) -> Tensor:
         hidden = self._embed(batch.tokens)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
@@ -130,6 +167,10 @@ class Model:
         if self.images is not None:
             factory = self._blueprint.of(checkpoint)
             self.images.token = token_reader(factory, self._blueprint.spec)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""

@@ -19,6 +19,7 @@ NAMES = (
     "linear.c",
     "bytes.c",
     "int4.c",
+    "float32.c",
     "attention.c",
     "decoder.c",
     "masks.c",

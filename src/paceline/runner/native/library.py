@@ -78,6 +78,7 @@ class DecoderStruct(Structure):
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
+    "float_panel": (c_int, []),
     "int4_lanes": (c_int, []),
     "int4_group": (c_int, []),
     "int4_table_most": (c_int, []),

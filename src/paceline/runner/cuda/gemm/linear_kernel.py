@@ -65,10 +65,12 @@ class LinearKernel(ABC):
 
     It implements `plain` or `normed` if it accepts a use with that; the activation and the sum are
     kernels behind them, unless it implements these uses too. `floor` is the smallest length that a
-    norm divides by.
+    norm divides by. The result of an invariant kernel has the same bits for a row alone and beside
+    any other rows.
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     most_rows: int = ANY
     # After `normed`, the next kernel starts when all earlier kernels have ended.
     is_ordered: ClassVar[bool] = False
@@ -192,9 +194,11 @@ class ExpertKernel(ABC):
 
     least_rows, most_rows   positions that it takes
     weights                 as the kernel keeps them
+    is_invariant            a position has the same bits in any company, if tiles have one size
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     least_rows: int = 0
     most_rows: int = ANY
     weights: ExpertWeights
