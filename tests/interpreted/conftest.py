@@ -93,6 +93,7 @@ else:
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that few programs fill, because they take their time."""
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 16)
+    monkeypatch.setattr("paceline.runner.attention.triton.AT_ONCE", 8)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
