@@ -39,7 +39,7 @@ def until(reached: Callable[[], T]) -> T:
     while monotonic() < give_up:
         if found := reached():
             return found
-        sleep(0.01)
+        sleep(0.03)
     raise AssertionError("it was not reached in time")
 
 

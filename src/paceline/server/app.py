@@ -92,7 +92,10 @@ def create_app(
     known: dict[str, set[str]] = defaultdict(set)  # the methods of each path
     for routes in ROUTES:
         router = routes(context)
-        app.include_router(router)
+        if app.router.dependencies:
+            app.include_router(router)
+        else:  # to include it would build every route a second time
+            app.router.routes += router.routes
         for route in router.routes:
             assert isinstance(route, APIRoute)
             known[route.path].update(route.methods or ())
