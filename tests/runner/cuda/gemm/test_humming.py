@@ -123,7 +123,7 @@ def test_what_others_compute_is_left_to_them() -> None:
 
 
 def test_arranged_weights_are_not_decoded() -> None:
-    matrix = HummingMatrix({"weight": torch.zeros(1)}, None, (64, 512), "int4 by groups of 128")
+    matrix = HummingMatrix({"weight": torch.zeros(1)}, "{}", (64, 512), "int4 by groups of 128")
     with pytest.raises(ConfigError, match="int4 by groups of 128 are in the order of humming"):
         matrix.dense()
 
