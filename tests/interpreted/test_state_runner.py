@@ -29,28 +29,42 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def requests() -> list[Request]:
+def requests(max_tokens: int = 2) -> list[Request]:
     shared = tokens_of(7, seed=1)
     prompts = [shared, shared + tokens_of(2, seed=2), shared + tokens_of(1, seed=3)]
     return [
-        Request(id=f"r{number}", prompt=prompt, max_tokens=2, ignore_eos=True)
+        Request(id=f"r{number}", prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
         for number, prompt in enumerate(prompts)
     ]
 
 
-def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt continues from a snapshot within a block."""
-    settings = for_states(SETTINGS, SOURCE.config)
-    roomy = Scheduler.create(**settings, num_blocks=64)
-    due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
-    large_programs(monkeypatch)
-    use_host(monkeypatch)
-    scheduler = Scheduler.create(**settings, num_blocks=16)
+def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -> Scheduler:
+    """The scheduler of a run whose tokens are those of a CPU."""
+    settings = {**for_states(SETTINGS, SOURCE.config), **settings}
+    roomy = Scheduler.create(**{**settings, "num_blocks": 64})
+    due = drive(roomy, runner_for(Model.load(SOURCE), roomy), asked)
+    large_programs(patch)
+    use_host(patch)
+    scheduler = Scheduler.create(**settings)
     model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
-    kv = KVStore(model.config, 17, 2, groups=one_group(model.config.windows))
+    blocks = scheduler.config.cache.num_blocks + 1
+    kv = KVStore(model.config, blocks, 2, groups=one_group(model.config.windows))
     drafter = Ngram(scheduler.config.speculation)
     runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(2, 16, 6))
+    runner.reserve_host(scheduler.config.preemption.swap_space)
     assert runner.state.states is not None
     runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
-    assert drive(scheduler, runner, requests(), depth=2) == due
+    assert drive(scheduler, runner, asked, depth=2) == due
+    return scheduler
+
+
+def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt continues from a snapshot within a block."""
+    scheduler = compared(monkeypatch, requests(), num_blocks=16)
     assert scheduler.stats.prefix_hits
+
+
+def test_a_swapped_state_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    swapping = {"num_blocks": 9, "preemption_mode": "swap", "swap_space": 32}
+    scheduler = compared(monkeypatch, requests(5)[:2], **swapping)
+    assert scheduler.stats.swapped_in_blocks
