@@ -880,6 +880,7 @@ class Drive:
         self._end_transfers()
         last = self.scheduler.plan(self.now)  # nobody is left, but some ends may be untold
         self._take(self.scheduler.commit(last, StepResult.of(last, {}), self.now))
+        self._end_transfers()  # of states that the last step kept
         pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"
