@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ExpertRouter
@@ -118,6 +119,7 @@ class CudaSharedExpert:
         self.down = factory.linear(spec.down)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
         self._is_silu = activation == "silu"
+        self._multiply = multiplied if factory.is_invariant else F.linear
 
     def kernels(self) -> dict[str, str]:
         down = self.down.choice(Use.ADDED)
@@ -127,7 +129,7 @@ class CudaSharedExpert:
         """The input of `down`, from the residual stream and its normalised rows."""
         found = self._gate_up.gated(hidden, self._is_silu)
         if self._gate is not None:
-            found.mul_(multiplied(x.float(), self._gate).sigmoid_())
+            found.mul_(self._multiply(x.float(), self._gate).sigmoid_())
         return found
 
 
