@@ -8,7 +8,7 @@ import logging
 import mmap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from ctypes import c_int64
 from functools import cache
 from typing import Any, Literal, cast
@@ -108,7 +108,8 @@ class PinnedMemory:
 
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # the system has no large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
         self.content = torch.frombuffer(memory, dtype=torch.uint8)
         with ThreadPoolExecutor(PINNING_THREADS) as threads:
             pieces = range(0, size, PINNED_AT_ONCE)
