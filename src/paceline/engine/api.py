@@ -20,8 +20,7 @@ from paceline.engine.frontend.outputs import (
     Usage,
 )
 from paceline.engine.loop.figures import Report
-from paceline.engine.loop.messages import EngineFailed, EngineUnavailable
-from paceline.engine.loop.upkeep import Arrivals, Mode
+from paceline.engine.loop.messages import Arrivals, EngineFailed, EngineUnavailable, Mode
 from paceline.engine.params import SamplingParams
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.text.chat_messages import images_of

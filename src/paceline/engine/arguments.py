@@ -9,8 +9,7 @@ from paceline.core.adapter import LoRARequest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.sampling import LogitsProcessor
-from paceline.engine.loop.messages import Question, Verb
-from paceline.engine.loop.upkeep import Arrivals, Mode
+from paceline.engine.loop.messages import Arrivals, Mode, Question, Verb
 from paceline.engine.params import UNSUPPORTED, SamplingParams, unknown_argument
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None

@@ -36,6 +36,10 @@ Verb = Literal[
 ]
 
 
+Mode = Literal["abort", "wait", "keep"]  # what happens to open requests when a model changes
+Arrivals = Literal["wait", "refuse"]  # and to those that arrive while it sleeps
+
+
 class EngineFailed(PacelineError):
     """The engine's fault: it has stopped and refuses requests."""
 
