@@ -9,8 +9,10 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.tensor_spec import TensorSpec
-from paceline.runner.weights.quantized_matrix import CodedMatrix
+from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, CodedMatrix, ScaledMatrix
 from paceline.runner.weights.weight_format import Read, WeightFormat
+
+BLOCK = 128  # inputs and outputs
 
 
 def codes_in_groups(weight: Tensor, bits: int, group: int, has_offset: bool) -> CodedMatrix:
@@ -44,6 +46,22 @@ class Coded(WeightFormat):
 
     def quantize(self, weight: Tensor) -> CodedMatrix:
         return codes_in_groups(weight, self.bits, self.group, self.has_offset)
+
+
+class Fp8Blocks(WeightFormat):
+    """Fp8 with a scale for each block of 128 x 128, as DeepSeek's and Qwen's files have it."""
+
+    name = "fp8_blocks"
+
+    def read(self, weight: TensorSpec, read: Read) -> ScaledMatrix:
+        raise ConfigError(f"{self.name} is for plain checkpoints")
+
+    def quantize(self, weight: Tensor) -> ScaledMatrix:
+        outputs, inputs = weight.shape
+        blocks = weight.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).float()
+        scale = blocks.abs().amax(dim=(1, 3), keepdim=True).clamp(min=1e-12) / FP8_MAX
+        codes = (blocks / scale).view(outputs, inputs).to(FP8)
+        return ScaledMatrix(codes, scale[:, 0, :, 0], (BLOCK, BLOCK))
 
 
 class Q40(Coded):

@@ -145,6 +145,7 @@ class Bench:
         *,
         room: AdapterSizes | None = None,
         warms: bool = True,
+        kv_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         """With a proposer, the graphs for drafts are captured too, and by these weights samples are
         known: the drafts of a benchmark are right where it says so, whatever a step rounds. Without
@@ -165,8 +166,9 @@ class Bench:
         proposes = proposer or Ngram(SpeculationConfig())
         self.block_size, tokens = block_size, self._room(proposes)
         self.blocks = min(tokens, ROWS * ROW_TOKENS) // block_size
-        kv = KVStore(self.config, self.blocks + 1, block_size, torch.bfloat16, "cuda")
-        kv.content.normal_()
+        kv = KVStore(self.config, self.blocks + 1, block_size, kv_dtype, "cuda")
+        for block in kv.content:
+            block.copy_(torch.randn(block.shape, device="cuda"))
         sizes = RunnerSizes(ROWS, MAX_MODEL_LEN, BUDGET)
         self.runner = CudaRunner(self.model, kv, load(attention), proposes, sizes, masks)
         begin = perf_counter()

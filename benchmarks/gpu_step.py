@@ -3,11 +3,12 @@
     python -m benchmarks.gpu_step qwen3-0.6b triton 1 64 256
     python -m benchmarks.gpu_step qwen3-14b:fp8 triton 1 64 256     quantized on load
     python -m benchmarks.gpu_step --profile qwen3-0.6b triton 0 256        0: a step of prompts
+    python -m benchmarks.gpu_step qwen3-8b triton 64 --kv-cache-dtype fp8 --context 256 1536
 
 Weights are random, in the shapes of the named models: the speed is the same.
 """
 
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,14 +19,15 @@ import torch
 from benchmarks.gpu import Bench, drawn, submit
 from paceline import Scheduler
 from paceline.core.plan import Plan
+from paceline.wiring.cuda import CACHE_DTYPES
 
 CONTEXT, STEPS = 512, 256
 
 
-def decoding(bench: Bench, rows: int, steps: int = STEPS) -> Scheduler:
+def decoding(bench: Bench, rows: int, steps: int = STEPS, context: int = CONTEXT) -> Scheduler:
     """A scheduler whose requests have their prompts behind them."""
     scheduler = bench.scheduler(enable_prefix_caching=False)
-    submit(scheduler, drawn(rows, CONTEXT), [steps + 8] * rows, heat=0.0)
+    submit(scheduler, drawn(rows, context), [steps + 8] * rows, heat=0.0)
     bench.drive(scheduler, lambda plan: len(plan.rows) == rows == plan.total)
     return scheduler
 
@@ -67,14 +69,15 @@ class Marks:
         return sum(gaps) / len(gaps)
 
 
-def step(bench: Bench, rows: int) -> None:
-    scheduler, marks = decoding(bench, rows), Marks()
+def step(bench: Bench, rows: int, context: int) -> None:
+    scheduler, marks = decoding(bench, rows, context=context), Marks()
     with marks.around(bench):
         begin = perf_counter()
         times = bench.drive(scheduler)
         wall = perf_counter() - begin
     bench.say(
         case=f"step:{rows}",
+        context=context,
         ms=round(1e3 * wall / times.steps, 3),
         roofline=round(times.floor / wall, 3),
         host_ms=round(1e3 * times.host / times.steps, 3),
@@ -109,14 +112,20 @@ def profile(bench: Bench, rows: int, steps: int = 20) -> None:
 
 
 def main() -> None:
-    words = [word for word in sys.argv[1:] if word != "--profile"]
-    name, attention, *rows = words
-    bench = Bench(name, attention)
-    for number in map(int, rows):
-        if number:
-            step(bench, number)
-        if "--profile" in sys.argv:
-            profile(bench, number)
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("attention")
+    parser.add_argument("rows", type=int, nargs="+")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--kv-cache-dtype", choices=CACHE_DTYPES, default="bf16")
+    parser.add_argument("--context", type=int, nargs="+", default=[CONTEXT])
+    given = parser.parse_args()
+    bench = Bench(given.name, given.attention, kv_dtype=CACHE_DTYPES[given.kv_cache_dtype])
+    for rows in given.rows:
+        for context in given.context if rows else ():
+            step(bench, rows, context)
+        if given.profile:
+            profile(bench, rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 `--hypothesis-profile=default` draws new examples.
 """
 
+import gc
 import sys
 
 import pytest
@@ -15,6 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.register_profile("same", derandomize=True)
         if not config.getoption("--hypothesis-profile", None):
             settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Imported modules stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:

@@ -33,6 +33,7 @@ class Module(NamedTuple):
     path: PurePosixPath  # relative to the package
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]  # all of the tree
 
     @property
     def is_strict(self) -> bool:
@@ -40,11 +41,12 @@ class Module(NamedTuple):
 
 
 def parse(path: str, text: str) -> Module:
-    return Module(PurePosixPath(path), text, ast.parse(text))
+    tree = ast.parse(text)
+    return Module(PurePosixPath(path), text, tree, tuple(ast.walk(tree)))
 
 
-def functions(node: ast.AST) -> Iterator[Function]:
-    return (n for n in ast.walk(node) if isinstance(n, Function))
+def functions(module: Module) -> Iterator[Function]:
+    return (n for n in module.nodes if isinstance(n, Function))
 
 
 def is_kernel(function: Function) -> bool:
@@ -54,7 +56,7 @@ def is_kernel(function: Function) -> bool:
 
 
 def classes(module: Module) -> Iterator[ast.ClassDef]:
-    return (n for n in ast.walk(module.tree) if isinstance(n, ast.ClassDef))
+    return (n for n in module.nodes if isinstance(n, ast.ClassDef))
 
 
 def file_length(module: Module) -> Iterator[str]:
@@ -64,7 +66,7 @@ def file_length(module: Module) -> Iterator[str]:
 
 
 def function_length(module: Module) -> Iterator[str]:
-    for function in functions(module.tree):
+    for function in functions(module):
         assert function.end_lineno is not None
         lines = function.end_lineno - function.lineno + 1
         if lines > LINES_PER_FUNCTION and not is_kernel(function):
@@ -124,7 +126,7 @@ def argument_count(function: Function, *, is_method: bool) -> int:
 
 def function_arguments(module: Module) -> Iterator[str]:
     methods = {f for cls in classes(module) for f in cls.body if isinstance(f, Function)}
-    for function in functions(module.tree):
+    for function in functions(module):
         count = argument_count(function, is_method=function in methods)
         if count > ARGUMENTS and not is_kernel(function):
             yield f"{function.name}: {count} arguments, more than {ARGUMENTS}"
@@ -146,7 +148,7 @@ OF_LIBRARIES = {"get_route_handler"}  # methods that a library calls by these na
 def banned_words(module: Module) -> Iterator[str]:
     named = [
         *module.path.with_suffix("").parts,
-        *(function.name for function in functions(module.tree)),
+        *(function.name for function in functions(module)),
         *(cls.name for cls in classes(module)),
     ]
     for name in named:
@@ -159,9 +161,8 @@ def type_checking(module: Module) -> Iterator[str]:
     for names that are imported on first use."""
     if len(module.path.parts) == 1:
         return
-    for node in ast.walk(module.tree):
-        name = next((getattr(node, a) for a in ("id", "attr", "name") if hasattr(node, a)), None)
-        if name == "TYPE_CHECKING":
+    for node in module.nodes:
+        if "TYPE_CHECKING" in (getattr(node, name, None) for name in ("id", "attr", "name")):
             yield "TYPE_CHECKING: if one is wanted, the layering is wrong"
 
 
@@ -169,7 +170,7 @@ def nested_imports(module: Module) -> Iterator[str]:
     if not module.is_strict:
         return
     top = set(module.tree.body)
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom) and node not in top:
             yield f"line {node.lineno}: import below the top of the file"
 

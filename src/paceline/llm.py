@@ -1,15 +1,17 @@
 """`LLM` and `AsyncLLM`: a model in a script or in an event loop, without a server."""
 
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Unpack
 
+from paceline.core.system.start import START, begin_early
 from paceline.engine import streaming
 from paceline.engine.api import GenerationRequest, RequestOutput
-from paceline.engine.components import factory_named
+from paceline.engine.components import Factory, factory_named
 from paceline.engine.embeddings import (
     Comparison,
     Embedding,
@@ -18,6 +20,7 @@ from paceline.engine.embeddings import (
     embeddings,
     pooled,
 )
+from paceline.engine.loop.upkeep import Arrivals, Mode
 from paceline.engine.offline.batch import outputs_of
 from paceline.engine.offline.pooling import PoolingEngine
 from paceline.engine.prompts import Prompt, as_generation, several
@@ -33,6 +36,12 @@ FACTORY = "paceline.wiring.assembly:build"
 LLM_ARGUMENTS = {*ENGINE_SETTINGS, "progress"}
 
 
+def imported() -> Factory:
+    """What builds an engine."""
+    with START.phase("imports"):
+        return factory_named(FACTORY)
+
+
 @contextmanager
 def status(model: str, settings: dict[str, Any]) -> Generator[dict[str, Any]]:
     """Show on a terminal what the start is waiting for, unless the caller shows its progress."""
@@ -42,6 +51,16 @@ def status(model: str, settings: dict[str, Any]) -> Generator[dict[str, Any]]:
     # Only a terminal needs rich, so it is imported for a terminal only.
     with import_module("paceline.hub.progress_bar").LoadingStatus(model) as shown:
         yield {**settings, "progress": shown}
+
+
+Weights = str | Path | Mapping[str, Any]  # a folder, a file, or tensors by name
+
+
+def file_of(weights: Weights) -> AbstractContextManager[str]:
+    """The path of weights; tensors are in shared memory meanwhile."""
+    if isinstance(weights, Mapping):
+        return import_module("paceline.wiring.resident_model").in_shared_memory(weights)
+    return nullcontext(str(weights))
 
 
 class LLM(PoolingEngine):
@@ -70,8 +89,23 @@ class LLM(PoolingEngine):
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
         model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
+        begin_early(model, given)
         with status(model, for_batches(given)) as chosen:
-            super().__init__(model, factory_named(FACTORY), **chosen)
+            super().__init__(model, imported(), **chosen)
+
+    def update_weights(
+        self, weights: Weights = "", *, version: str = "", mode: Mode = "wait"
+    ) -> str:
+        """Use other weights from now on: those of a folder or a .safetensors file, or tensors by
+        the names of the checkpoint; without any, those of the start. Returns their version.
+
+        They must be of the same model in the same format. RequestError says what does not fit; the
+        weights in use stay then. No KV of other weights is read afterwards. `version` names them;
+        without one, it is a digest. Open requests, from `enqueue`, finish first (wait), or go on
+        with the new weights and are computed again (keep), or end (abort).
+        """
+        with file_of(weights) as path:
+            return self._update_weights(path, version, mode)
 
 
 class AsyncLLM(streaming.StreamingEngine):
@@ -91,10 +125,33 @@ class AsyncLLM(streaming.StreamingEngine):
     def __init__(self, model: str = DEFAULT, **settings: Unpack[LLMSettings]) -> None:
         model, given = translated(model, settings, LLM_ARGUMENTS)
         begin_files(given)
+        begin_early(model, given)
         with status(model, given) as chosen:
-            components = factory_named(FACTORY)(model, **chosen)
+            components = imported()(model, **chosen)
         engine = components.engine()
         super().__init__(ThreadCore(engine), components.frontend(engine))
+
+    async def update_weights(
+        self, weights: Weights = "", *, version: str = "", mode: Mode = "wait"
+    ) -> str:
+        """Use other weights from now on; see `LLM.update_weights`."""
+        with file_of(weights) as path:
+            return await self.upkeep.update_weights(path, version, mode)
+
+    async def sleep(
+        self, level: int = 1, mode: Mode = "abort", *, arrivals: Arrivals = "refuse"
+    ) -> None:
+        """Release memory until `wake_up`; see `LLM.sleep`. Requests that arrive meanwhile are
+        refused, or wait."""
+        await self.upkeep.sleep(level, mode, arrivals)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again: all of it, or that of the tags "weights" and "kv_cache"."""
+        await self.upkeep.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Is memory of any tag released?"""
+        return await self.upkeep.is_sleeping()
 
     async def embed(
         self,

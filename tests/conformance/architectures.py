@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -478,12 +479,21 @@ def cases() -> list[Case]:
     architecture or another."""
     found: dict[DecoderSpec, Case] = {}
     for name in architectures():
-        # A decoder with a tower is one that is here without it too.
-        common = ("plain",) if find(name).vision else (*VARIANTS, *MIXED_TRAITS)
-        for variant in (*common, *OWN_VARIANTS.get(name, {})):
-            case = Case(name, variant)
-            found.setdefault(replace(describe(case.config()), architecture=""), case)
+        for spec, case in models_of(name).items():
+            found.setdefault(spec, case)
     return list(found.values())
+
+
+@cache
+def models_of(architecture: str) -> dict[DecoderSpec, Case]:
+    """The different models of an architecture, without its name."""
+    # A decoder with a tower is one that is here without it too.
+    common = ("plain",) if find(architecture).vision else (*VARIANTS, *MIXED_TRAITS)
+    found: dict[DecoderSpec, Case] = {}
+    for variant in (*common, *OWN_VARIANTS.get(architecture, {})):
+        case = Case(architecture, variant)
+        found.setdefault(replace(spec_of(case), architecture=""), case)
+    return found
 
 
 @cache
@@ -492,18 +502,24 @@ def spec_of(case: Case) -> DecoderSpec:
     return describe(case.config())
 
 
+@cache
+def refusal(case: Case, support: BackendSupport) -> str | None:
+    """Why a backend cannot compute a case; None if it can."""
+    return support.supports(spec_of(case))
+
+
+@cache
 def few_cases(first: int = 0, support: BackendSupport | None = None) -> list[Case]:
     """Every architecture as it is, and every variant of one of them, which the backend supports:
-    the next one for each variant, counted from `first`."""
+    the first one from another place on for each variant."""
     every = cases()
     found = [case for case in every if case.variant == "plain"]
     own = [variant for variants in OWN_VARIANTS.values() for variant in variants]
     for turn, variant in enumerate((*VARIANTS, *own, *MIXED_TRAITS), first):
         same = [case for case in every if case.variant == variant]
-        if support is not None:
-            same = [case for case in same if support.supports(spec_of(case)) is None]
-        if same:
-            found.append(same[turn % len(same)])
+        start = turn % max(len(same), 1)
+        turned = same[start:] + same[:start]
+        found += islice((one for one in turned if not support or not refusal(one, support)), 1)
     return list(dict.fromkeys(found))
 
 
@@ -513,9 +529,8 @@ def distinct(cases: list[Case], support: BackendSupport) -> list[Case]:
     seen: set[str] = set()
     found: list[Case] = []
     for case in cases:
-        spec = spec_of(case)
-        new = {case.variant, *features_of(spec)} - seen
-        if new and support.supports(spec) is None:
+        new = {case.variant, *features_of(spec_of(case))} - seen
+        if new and refusal(case, support) is None:
             found.append(case)
             seen |= new
     return found

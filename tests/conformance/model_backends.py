@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline import Scheduler
 from paceline.core.errors import ConfigError
 from paceline.runner.models.layer_groups import BackendSupport
-from tests.conformance.architectures import Case, spec_of, tokens_of
+from tests.conformance.architectures import Case, refusal, tokens_of
 from tests.runner.sequences import LoadedModel, Sequences
 from tests.runner.support import Piece, batch_of
 
@@ -89,7 +89,7 @@ def pairs_of(backend: ModelBackend, cases: Iterable[Case]) -> list[Any]:
     return [
         pytest.param((backend, case), id=f"{backend.name}: {case}", marks=backend.marks)
         for case in cases
-        if backend.support.supports(spec_of(case)) is None
+        if refusal(case, backend.support) is None
     ]
 
 
@@ -100,7 +100,7 @@ def every_case(backends: Sequence[ModelBackend]) -> list[Any]:
 def check_refusals(backend: ModelBackend, cases: Iterable[Case]) -> None:
     """A backend refuses the cases that it does not compute, and names what it lacks."""
     for case in cases:
-        if reason := backend.support.supports(spec_of(case)):
+        if reason := refusal(case, backend.support):
             with pytest.raises(ConfigError, match=re.escape(reason)):
                 backend.compared(case)
 

@@ -184,22 +184,34 @@ def test_what_is_copied_is_told_in_pairs() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-MOVES = StateMoves(((0, (1, 2)),), ((0, 3),), ((4, (5, 6)),), ((7, (8, 9)),), ((10, 11),))
+MOVES = StateMoves(
+    saves_before=((0, (1, 2)),),
+    swap_out=((1, (3,)),),
+    copies=((0, 3),),
+    loads=((4, (5, 6)),),
+    swap_in=((5, (7,)),),
+    saves=((7, (8, 9)),),
+    block_copies=((10, 11),),
+)
 
 
 def test_copies_of_states_are_told_by_kind() -> None:
     told = plan(NO_ROWS, states=MOVES).to_dict()
     assert told["states"] == {
         "saves_before": [[0, [1, 2]]],
+        "swap_out": [[1, [3]]],
         "copies": [[0, 3]],
         "loads": [[4, [5, 6]]],
+        "swap_in": [[5, [7]]],
         "saves": [[7, [8, 9]]],
         "block_copies": [[10, 11]],
     }
     assert json.loads(json.dumps(told)) == told
 
 
-@pytest.mark.parametrize("name", ["saves_before", "copies", "loads", "saves"])
+@pytest.mark.parametrize(
+    "name", ["saves_before", "swap_out", "copies", "loads", "swap_in", "saves"]
+)
 def test_a_plan_that_moves_states_is_not_empty(name: str) -> None:
     moves = StateMoves(**{name: getattr(MOVES, name)})
     assert not moves.empty

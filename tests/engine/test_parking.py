@@ -22,7 +22,7 @@ from paceline.text.chat_template import ChatTemplate
 from tests.engine.support import ask, components, tokenizer
 
 Use = Callable[[StreamingEngine], Awaitable[None]]
-CORES = pytest.mark.parametrize("kind", ["thread", "process", "restarting"])
+KINDS = pytest.mark.parametrize("kind", ["thread", "process", "restarting"])
 
 
 def core(kind: str, limits: EngineSettings, **settings: Any) -> Core:
@@ -53,69 +53,53 @@ async def state(engine: StreamingEngine, request_id: str) -> str:
     return (await engine.snapshot())["requests"][request_id]["state"]
 
 
-@CORES
-def test_it_runs_once_it_is_woken_and_others_pass_it_meanwhile(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        parked = engine.generate(ask("hello", "a", max_tokens=4), parked="grammar")
-        other = await engine.generate(ask("there", "b", max_tokens=4)).whole()
-        assert other.finished
-        assert await state(engine, "a") == "WAITING_FOR_GRAMMAR"
-        assert "parked for grammar" in await engine.explain("a")
-        report = await engine.stats()
-        assert report.waiting_by_reason == {"capacity": 0, "deferred": 1}
-        Thread(target=engine.wake, args=("a",)).start()
-        whole = await parked.whole()
-        alone = await engine.generate(ask("hello", "c", max_tokens=4)).whole()
-        assert whole.outputs[0].token_ids == alone.outputs[0].token_ids
-        life = await engine.explain("a")
-        assert life.index("parked") < life.index("admitted")
-
-    on(kind, use)
+async def it_runs_once_it_is_woken_and_others_pass_it_meanwhile(engine: StreamingEngine) -> None:
+    parked = engine.generate(ask("hello", "a", max_tokens=4), parked="grammar")
+    other = await engine.generate(ask("there", "b", max_tokens=4)).whole()
+    assert other.finished
+    assert await state(engine, "a") == "WAITING_FOR_GRAMMAR"
+    assert "parked for grammar" in await engine.explain("a")
+    report = await engine.stats()
+    assert report.labelled["reason"] == {"capacity": 0, "deferred": 1}
+    Thread(target=engine.wake, args=("a",)).start()
+    whole = await parked.whole()
+    alone = await engine.generate(ask("hello", "c", max_tokens=4)).whole()
+    assert whole.outputs[0].token_ids == alone.outputs[0].token_ids
+    life = await engine.explain("a")
+    assert life.index("parked") < life.index("admitted")
 
 
-@CORES
-def test_a_waiting_request_is_parked_and_keeps_its_place(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        await engine.pause("all")
-        streams = [engine.generate(ask("hello", name, max_tokens=2)) for name in "abc"]
-        engine.park("a", "remote_kv")
-        found = await engine.snapshot()
-        assert (found["parked"], found["waiting"]) == ({"a": "remote_kv"}, ["b", "c"])
-        engine.wake("a")
-        assert (await engine.snapshot())["waiting"] == ["a", "b", "c"]
-        await engine.resume()
-        for stream in streams:
-            await stream.whole()
-
-    on(kind, use)
+async def a_waiting_request_is_parked_and_keeps_its_place(engine: StreamingEngine) -> None:
+    await engine.pause("all")
+    streams = [engine.generate(ask("hello", name, max_tokens=2)) for name in "abc"]
+    engine.park("a", "remote_kv")
+    found = await engine.snapshot()
+    assert (found["parked"], found["waiting"]) == ({"a": "remote_kv"}, ["b", "c"])
+    engine.wake("a")
+    assert (await engine.snapshot())["waiting"] == ["a", "b", "c"]
+    await engine.resume()
+    for stream in streams:
+        await stream.whole()
 
 
-@CORES
-def test_a_request_that_runs_or_is_unknown_is_left_alone(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        stream = engine.generate(ask("hello", "a", max_tokens=100, ignore_eos=True))
-        await stream.__anext__()
-        engine.park("a", "grammar")
-        engine.park("b", "grammar")
-        engine.wake("a")
-        engine.wake("c")
-        assert (await stream.whole()).outputs[0].finish_reason == "length"
-
-    on(kind, use)
+async def a_request_that_runs_or_is_unknown_is_left_alone(engine: StreamingEngine) -> None:
+    stream = engine.generate(ask("hello", "a", max_tokens=100, ignore_eos=True))
+    await stream.__anext__()
+    engine.park("a", "grammar")
+    engine.park("b", "grammar")
+    engine.wake("a")
+    engine.wake("c")
+    assert (await stream.whole()).outputs[0].finish_reason == "length"
 
 
-@CORES
-def test_it_ends_by_its_own_timeout(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        asked = replace(ask("hello", "a"), timeout=0.05)
-        output = await engine.generate(asked, parked="grammar").whole()
-        assert output.outputs[0].finish_reason == "timeout"
-        assert (await engine.snapshot())["parked"] == {}
-
-    on(kind, use)
+async def it_ends_by_its_own_timeout(engine: StreamingEngine) -> None:
+    asked = replace(ask("hello", "d"), timeout=0.05)
+    output = await engine.generate(asked, parked="grammar").whole()
+    assert output.outputs[0].finish_reason == "timeout"
+    assert (await engine.snapshot())["parked"] == {}
 
 
-@CORES
+@KINDS
 def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
     async def use(engine: StreamingEngine) -> None:
         output = await engine.generate(ask("hello", "a"), parked="grammar").whole()
@@ -124,19 +108,15 @@ def test_it_ends_by_the_timeout_of_the_queue(kind: str) -> None:
     on(kind, use, queue_timeout_s=0.05)
 
 
-@CORES
-def test_it_can_be_aborted(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        stream = engine.generate(ask("hello", "a"), parked="grammar")
-        assert await engine.abort("a")
-        assert (await stream.whole()).outputs[0].finish_reason == "abort"
-        engine.wake("a")
-        assert (await engine.snapshot())["requests"] == {}
-
-    on(kind, use)
+async def it_can_be_aborted(engine: StreamingEngine) -> None:
+    stream = engine.generate(ask("hello", "e"), parked="grammar")
+    assert await engine.abort("e")
+    assert (await stream.whole()).outputs[0].finish_reason == "abort"
+    engine.wake("e")
+    assert (await engine.snapshot())["requests"] == {}
 
 
-@CORES
+@KINDS
 def test_parked_requests_are_no_stall(kind: str) -> None:
     async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a", max_tokens=1), parked="grammar")
@@ -148,16 +128,12 @@ def test_parked_requests_are_no_stall(kind: str) -> None:
     on(kind, use, EngineSettings(stall_s=0.1))
 
 
-@CORES
-def test_a_reason_is_needed(kind: str) -> None:
-    async def use(engine: StreamingEngine) -> None:
-        with pytest.raises(RequestError, match="without a reason"):
-            engine.park("a", "")
-
-    on(kind, use)
+async def a_reason_is_needed(engine: StreamingEngine) -> None:
+    with pytest.raises(RequestError, match="without a reason"):
+        engine.park("a", "")
 
 
-@CORES
+@KINDS
 def test_parking_in_a_core_that_is_gone_is_quiet(kind: str) -> None:
     async def use(engine: StreamingEngine) -> None:
         stream = engine.generate(ask("hello", "a"), parked="grammar")
@@ -167,5 +143,26 @@ def test_parking_in_a_core_that_is_gone_is_quiet(kind: str) -> None:
         assert (await stream.whole()).outputs[0].finish_reason == "abort"
         with pytest.raises(EngineFailed):
             engine.generate(ask("hello", "b"), parked="grammar")
+
+    on(kind, use)
+
+
+SCENARIOS: list[Use] = [
+    it_runs_once_it_is_woken_and_others_pass_it_meanwhile,
+    a_waiting_request_is_parked_and_keeps_its_place,
+    a_request_that_runs_or_is_unknown_is_left_alone,
+    it_ends_by_its_own_timeout,
+    it_can_be_aborted,
+    a_reason_is_needed,
+]
+
+
+@KINDS
+def test_a_parked_request(kind: str) -> None:
+    """One engine for all of them, because a process takes longer to start than they do."""
+
+    async def use(engine: StreamingEngine) -> None:
+        for scenario in SCENARIOS:
+            await scenario(engine)
 
     on(kind, use)

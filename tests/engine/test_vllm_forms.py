@@ -174,15 +174,19 @@ def test_a_model_sleeps_and_wakes(tmp_path: Path) -> None:
     small: dict[str, Any] = {"device": "cpu", "load_format": "dummy", "kv_cache_gib": 0.01}
     with LLM(str(dummy_model(tmp_path)), **small) as own:
         wanted = ids_of(own, "hello")
-        with pytest.raises(RequestError, match="levels 1 and 2"):
-            own.sleep(0)
         own.sleep(level=1)
         assert own.is_sleeping
-        with pytest.raises(EngineFailed, match="asleep; call wake_up"):
+        with pytest.raises(EngineFailed, match=r"asleep \(kv_cache, weights\); call wake_up"):
             ids_of(own, "hello")
         own.wake_up(tags=["weights"])
         own.wake_up()
         assert not own.is_sleeping
+        assert ids_of(own, "hello") == wanted
+        own.sleep(level=2)
+        own.wake_up()
+        with pytest.raises(EngineFailed, match="slept at level 2"):
+            ids_of(own, "hello")
+        own.update_weights()
         assert ids_of(own, "hello") == wanted
 
 

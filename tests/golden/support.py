@@ -59,6 +59,7 @@ def image_config_of(case: Case) -> Any:
     return kind(**entries, attn_implementation="eager")
 
 
+@cache
 def is_known(case: Case) -> bool:
     """Whether transformers has such a model."""
     if case.variant != "plain" and not case.own_changes and not known_of(case, case.changes):

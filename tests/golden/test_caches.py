@@ -1,7 +1,8 @@
-"""Models whose layers have windows or keep latent rows, through `LLM`, against transformers: blocks
-that a window has passed go back to the pool, and other sequences take them."""
+"""Models whose layers have windows, or keep latent rows or states, through `LLM`, against
+transformers: blocks that a window has passed go back to the pool, and other sequences take them."""
 
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ PROMPTS = [[*SHARED, *tokens_of(number, seed=number)] for number in (3, 9, 1)] +
     tokens_of(5, seed=7),
 ]
 TOKENS = 20
+FOR_SNAPSHOTS = 20  # blocks
 WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
     "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
@@ -42,15 +44,19 @@ CASES = [  # windows are of 7 positions
     (Case("mistral"), "drafted"),
     (Case("deepseekv3"), "plainly"),  # latent rows
     (Case("deepseekv3"), "drafted"),
+    (Case("qwen3_5"), "swapped"),  # states
+    (Case("qwen3_5"), "hosted"),
 ]
 
 
 def fewest_blocks(folder: Path) -> int:
-    """With which a prompt can be continued twice at once."""
-    groups = attention_groups(kv_groups(open_checkpoint(folder).config, LoadConfig(), 64))
+    """With which a prompt can be continued twice at once, and with a few snapshots of states."""
+    config = open_checkpoint(folder).config
+    groups = attention_groups(kv_groups(config, LoadConfig(), 64))
     cache, step = CacheConfig(block_size=4, attention_groups=groups), StepConfig(**STEP)
     length = max(map(len, PROMPTS[:3])) + TOKENS
-    return tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))
+    room = FOR_SNAPSHOTS if config.states is not None else 0
+    return room + tables_of_one(cache, step).most_blocks(length, 2, len(SHARED))
 
 
 def continued(llm: LLM, prompts: list[list[int]], **fields: Any) -> list[list[list[int]]]:
@@ -78,3 +84,34 @@ def test_tokens_are_those_of_transformers(case: Case, way: str, tmp_path: Path) 
     assert counted["num_preemptions"]
     assert counted["prefix_cache_hits"]
     assert bool(counted["external_prefix_cache_hits"]) == (way == "hosted")
+
+
+def test_a_decode_engine_goes_on_from_the_state_of_a_prefill_engine(tmp_path: Path) -> None:
+    """Through files: the state is that before the last token of a prompt, which is computed to
+    sample from it."""
+    case = Case("lfm2")
+    folder = small_model(tmp_path, case)
+
+    def engine(role: str) -> LLM:
+        options = {"path": str(tmp_path / "kv")}
+        config = {"kv_connector": "disk", "kv_role": role, "kv_connector_extra_config": options}
+        return LLM(str(folder), device="cpu", block_size=4, kv_transfer_config=config, **STEP)
+
+    whole = {tuple(one[:end]) for one in PROMPTS for end in range(4, len(one) + 1, 4)}
+    states = [
+        1 + ((len(one) - 1) % 4 > 0) for one in PROMPTS
+    ]  # blocks, with the KV in a part of one
+    due = len(whole) + sum(states)
+    with engine("kv_producer") as prefill:
+        prefill.generate(PROMPTS, max_tokens=1, temperature=0, progress=False)
+        while len(list((tmp_path / "kv").rglob("*.kv"))) < due:
+            sleep(0.01)
+    with engine("kv_consumer") as decode:
+        found = continued(decode, PROMPTS)
+        counted = decode.get_metrics().counters
+    theirs = made(case)
+    for prompt, (tokens,) in zip(PROMPTS, found, strict=True):
+        assert is_greedy(theirs, prompt, tokens, TOKENS)
+    assert counted["prefix_cache_hits"] + counted["external_prefix_cache_hits"] == sum(
+        len(prompt) - 1 for prompt in PROMPTS
+    )

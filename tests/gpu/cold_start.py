@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -45,7 +46,7 @@ def started_cold(model: str, **settings: Any) -> dict[str, Any]:
 
 @dataclass
 class Builds:
-    """What was built: variants of Triton kernels, CUDA sources, and graphs."""
+    """What was built: variants of Triton kernels, CUDA sources, kernels of humming, and graphs."""
 
     found: list[str] = field(default_factory=list)
 
@@ -53,6 +54,7 @@ class Builds:
         """Count from now on."""
         from triton import knobs
 
+        from paceline.runner.cuda.gemm.humming import package as humming
         from paceline.runner.cuda.graphs import capture
         from paceline.runner.cuda.kernels import nvrtc
 
@@ -71,6 +73,16 @@ class Builds:
                 yield graph
 
         nvrtc._compiled, capture.recording = loaded, recording
+
+        if humming() is not None:
+            compiler = import_module("humming.jit.compiler").NVRTCCompiler
+            build = compiler._compile
+
+            def built(*given: Any) -> Any:
+                self.found.append(f"humming kernel: {' '.join(given[3].split())}")
+                return build(*given)
+
+            compiler._compile = staticmethod(built)
 
     def _compiled(self, *, fn: Any, compile: dict[str, Any], **_: Any) -> None:
         self.found.append(f"Triton kernel {fn.name}: {variant(compile)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline import Scheduler
-from paceline.runner.attention.triton import Triton
+from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.kv_store import KVStore
@@ -62,9 +62,14 @@ class OnCUDA:
     attend."""
 
     def __init__(
-        self, model: CudaModel, device: str, kv_dtype: torch.dtype = torch.float32
+        self,
+        model: CudaModel,
+        device: str,
+        kv_dtype: torch.dtype = torch.float32,
+        attention: str = "triton",
     ) -> None:
         self.config: ModelConfig = model.config
+        self._attention = load(attention)
         self._model, self._device, self._kv_dtype = model, device, kv_dtype
 
     def store(self, blocks: int, block_size: int, groups: LayerGroups | None = None) -> KVStore:
@@ -81,8 +86,11 @@ class OnCUDA:
             with_states(batch, self.config, self._device).states, 0 if is_decode else None
         )
         there = replace(batch, states=states, **columns)
-        prepare_graph = partial(Triton().prepare_graph, heads=self.config.heads)
-        attention = prepare_graph(there, kv) if is_decode else Triton().prepare(there, kv)
+        backend, heads = self._attention, self.config.heads
+        if is_decode:
+            attention = backend.prepare_graph(there, kv, heads)
+        else:
+            attention = backend.prepare(there, kv)
         picked = None if wanted is None else wanted.to(self._device, torch.int32)
         return self._model.forward(there, cells_of(there, kv), kv, attention, picked)
 
@@ -98,7 +106,9 @@ class OnCUDA:
 @cache
 def both(case: Case, device: str) -> tuple[CudaModel, Model]:
     whole = case.config()
-    sizes = READING if whole.reading_layers else SMALL
+    sizes: dict[str, Any] = READING if whole.reading_layers else SMALL
+    if kinds := {**case.entries, **sizes}.get("layer_types"):
+        sizes = {**sizes, "layer_types": kinds[-sizes["num_hidden_layers"] :]}
     config = whole if whole.states is not None else case.config(**sizes)  # of several kinds
     source = Dummy(config, seed=3)
     ours = CudaModel.load(source, LENGTH, torch.float32, device)

@@ -1,6 +1,7 @@
 """What the tests on a GPU have in common."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not can_compile(torch.device("cuda", 0)),
     reason="the kernel is for H100 and H200",
 )
+with_humming = pytest.mark.skipif(find_spec("humming") is None, reason="no humming")
 
 
 def rows_of(counts: Rows, block_size: int) -> tuple[Batch, int]:

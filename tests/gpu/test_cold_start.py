@@ -18,6 +18,7 @@ LENGTHS = {"max_model_len": 4096, "num_gpu_blocks_override": 16384}
 TIGHT = {"max_num_seqs": 64, "num_gpu_blocks_override": 700, "watermark": 0.0}
 WAYS: dict[str, dict[str, Any]] = {
     "plainly": {},
+    "in int4": {"quantization": "int4"},
     "drafted": {"num_speculative_tokens": 3},
     "swapped": {**TIGHT, "preemption_mode": "swap", "swap_space": 1.0},
 }

@@ -8,6 +8,7 @@ from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_expe
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import GroupedFp8
+from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
 from paceline.runner.cuda.experts.moe import expert_kernels
 from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
@@ -16,7 +17,7 @@ from paceline.runner.models.experts import ExpertGroups, Routing
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
 from tests.gpu.quantized_linears import close
-from tests.gpu.support import ON_GPU, on_hopper, replayed
+from tests.gpu.support import ON_GPU, on_hopper, replayed, with_humming
 
 pytestmark = ON_GPU
 SHAPES = [(8, 2, 1024, 1408), (128, 8, 2048, 768), (5, 3, 200, 72)]
@@ -86,10 +87,27 @@ def test_grouped_gemms_of_codes(
     weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    kernels = expert_kernels(weights)
+    kernels = expert_kernels(weights, (FewExperts, GroupedCodes))
     assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedCodes)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+
+
+@on_hopper
+@with_humming
+@pytest.mark.parametrize("name", ["int4 with zeros", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("rows", [1, ALONE, 64, 3000])
+def test_grouped_gemms_of_humming(rows: int, name: str) -> None:
+    """`down` has outputs that are padded."""
+    shape, chosen = (8, 960, 1408), 2
+    weights = quantized_experts(shape, MATRICES[name], "cuda", True, torch.bfloat16)
+    x = torch.randn(rows, 960, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, 8, device="cuda")
+    kernel = expert_kernels(weights).of(rows)
+    assert isinstance(kernel, HummingExperts)
+    close(
+        added(kernel, x, scores, chosen), expected_experts(x, scores, weights, chosen, True), 3e-2
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 17, 300])

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
+from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
@@ -18,6 +20,7 @@ from tests.gpu.quantized_linears import (
     EPSILON,
     FP8_SCALED,
     INT4,
+    MATRICES,
     SCALED,
     Quantized,
     check_sums,
@@ -26,7 +29,7 @@ from tests.gpu.quantized_linears import (
     normed,
     quantized,
 )
-from tests.gpu.support import ON_GPU, on_hopper, replayed
+from tests.gpu.support import ON_GPU, on_hopper, replayed, with_humming
 
 pytestmark = ON_GPU
 
@@ -34,22 +37,34 @@ Kind = type[LinearKernel]
 Bounds = tuple[float, float]  # how far a linear, and a gate of two, may be from float32
 CODES, SCALES = (6e-3, 2e-2), (6e-3, 1.2e-2)  # a decoded weight is rounded to 16 bits once more
 ROUNDED = (5e-2, 1e-1)  # inputs are rounded to 8 bits
+ARRANGED = (1.2e-2, 3e-2)  # scales and zeros have 16 bits too
+BY_HUMMING = {
+    name: MATRICES[name]
+    for name in ("int4 with zeros by groups of 128", "Q4_K", "Q2_K", "Q6_K", "nvfp4", "mxfp4")
+}
 KINDS: dict[Kind, tuple[dict[str, Quantized], Bounds]] = {
     CodedFew: (CODED, CODES),
     CodedDecoded: (CODED, CODES),
+    Int4Gemv: (INT4, CODES),
     Int4Panels: (INT4, CODES),
     PanelsDecoded: (INT4, CODES),
     ScaledFew: (SCALED, SCALES),
     ScaledDecoded: (SCALED, SCALES),
+    Fp8Gemv: (FP8_SCALED, CODES),
     Fp8Library: (FP8_SCALED, ROUNDED),
     Fp8Streamed: (FP8_SCALED, ROUNDED),
+    Humming: (BY_HUMMING, ARRANGED),
 }
 CASES = [
-    pytest.param(kind, name, bounds, id=f"{kind.name}: {name}")
+    pytest.param(
+        *(kind, name, bounds),
+        id=f"{kind.name}: {name}",
+        marks=[with_humming] if kind is Humming else [],
+    )
     for kind, (matrices, bounds) in KINDS.items()
     for name in matrices
 ]
-ROWS = (1, 5, 16, 17, 64, 100, 128, 192, 300)
+ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 300)
 WIDE = (5120, 17408)
 
 

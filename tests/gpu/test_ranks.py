@@ -112,7 +112,8 @@ def test_rank_0_encodes_images_for_all(tmp_path: Path) -> None:
     draft = find_draft_weights(settings, own, "cuda", lambda *_: None, checkpoint)
     own = replace(own, tensor_parallel_size=2)
     load = ModelLoad(settings, own, checkpoint, draft=draft)
-    scheduler, runner = assemble_ranks(device_named("cuda"), model, load)
+    scheduler, loaded = assemble_ranks(device_named("cuda"), model, load)
+    runner = loaded.runner
     try:
         assert drive(scheduler, runner, asked, depth=2) == due
     finally:

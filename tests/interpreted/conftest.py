@@ -5,7 +5,9 @@ order. It must be told before it is imported, so these tests have a run of their
 """
 
 import os
+from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 else:
     from triton import language as tl
+    from triton._utils import validate_block_shape
     from triton.language.extra import cuda
     from triton.runtime import interpreter
 
@@ -52,6 +55,32 @@ else:
             return torch.from_numpy(data).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return converted(data, given, wanted, rounding)
 
+    @cache
+    def block_shape(sizes: tuple[int, ...]) -> tuple[Any, int]:
+        """A shape as types have it, and its number of elements."""
+        return tl.core.tuple(sizes), validate_block_shape(sizes)
+
+    @cache
+    def tensor_shape(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+        """A shape as tensors have it, and its number of elements."""
+        return tl.core.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(prod(sizes))
+
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        """Each operation makes types and tensors; Triton would check and wrap their shapes anew."""
+        sizes = tuple(tl.core._unwrap_if_constexpr(size) for size in shape)
+        assert sizes
+        self.element_ty = element_ty
+        self.shape, self.numel = block_shape(sizes)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = tensor_shape(tuple(type.shape) if type.is_block() else ())
+
+    tl.block_type.__init__, tl.tensor.__init__ = init_type, init_tensor
+    tl.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
+    # Tensors are far too small here for indices that overflow; to look takes a third of the time.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
     uint64, numpy_dtype_of = np.dtype(np.uint64), cache(interpreter._get_np_dtype)
     cuda.gdc_wait = cuda.gdc_launch_dependents = at_once
     patch, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, with_numbers
@@ -64,6 +93,7 @@ else:
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that few programs fill, because they take their time."""
     monkeypatch.setattr("paceline.runner.attention.triton.BUSY", 16)
+    monkeypatch.setattr("paceline.runner.attention.triton.AT_ONCE", 8)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,6 +21,12 @@ ROWS: list[Rows] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are split into as many parts as a large one needs."""
+    monkeypatch.setattr(triton, "BUSY", 16)
+
+
 def store_for(heads: int, kv_heads: int, head_dim: int, blocks: int, block_size: int) -> KVStore:
     shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     return filled_store(tiny(num_hidden_layers=2, **shape), blocks, block_size)

@@ -10,6 +10,7 @@ from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_expe
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8, add_pairs
+from paceline.runner.cuda.experts.humming import in_order
 from paceline.runner.cuda.experts.moe import expert_kernels
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
@@ -49,6 +50,18 @@ def experts_by_pair(choice: ExpertChoice, pairs: int) -> list[int]:
                 assert pair not in found
                 found[pair] = expert
     return [found[pair] for pair in range(pairs)]
+
+
+@pytest.mark.parametrize("rows", [1, ALONE])
+@pytest.mark.parametrize("experts", [3, 12, 32])
+def test_pairs_that_are_tiles_are_sorted(rows: int, experts: int) -> None:
+    choice = choose_experts(torch.randn(rows, experts), Routing(3, True))
+    expert = choice.tiles[:, 0]
+    found, ends = in_order(choice)
+    assert torch.equal(found.pairs.long(), expert.argsort(stable=True))
+    assert found.index is not None
+    assert torch.equal(found.pairs[found.index], choice.pairs)
+    assert ends.tolist() == [int((expert < own).sum()) for own in range(experts + 1)]
 
 
 @pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 200])

@@ -29,7 +29,7 @@ class ErraticConnector(Connector):
     a block that is not fenced until then is noticed by the oracle. Some hand over blocks of
     requests that end, and keep them for a while."""
 
-    takes_groups = True
+    takes_groups = takes_states = True
     medium = "STORAGE"
 
     def __init__(self, runner: OracleRunner, seed: int, seen: Counter[str]) -> None:
@@ -50,6 +50,14 @@ class ErraticConnector(Connector):
             self.asked_later = True
             return None
         return self._leading(keys[have:])
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        if self._random.random() < self._later:
+            self.asked_later = True
+            return None
+        found = next((at for at, key in enumerate(keys) if key in self._content), len(keys))
+        self._seen["states found"] += found < len(keys)
+        return found
 
     def fetch(self, transfer: Transfer) -> None:
         for block in transfer.blocks:

@@ -341,15 +341,14 @@ class Drive:
 
     def _states(self) -> dict[str, Any]:
         """States of one to five blocks, in a pool that they may outgrow."""
-        r = Random(f"states {self.seed}")
+        r, tight = Random(f"states {self.seed}"), self.loading or self.remote
+        room = 0 if tight else r.choice([0, 0, 4, 40])
         return {
             "state_blocks": r.choice([1, 1, 2, 5]),
             "snapshots": r.choice(["auto", "auto", "auto", "block", "last", "none"]),
-            "num_blocks": self.settings["num_blocks"] + r.choice([0, 0, 4, 40]),
+            "num_blocks": self.settings["num_blocks"] + room,
             "num_speculative_tokens": Random(f"drafts {self.seed}").choice([0, 0, 1, 4]),
             "lookahead_slots": 0,
-            "preemption_mode": "recompute",
-            "swap_space": 0,
         }
 
     def _with_images(self, request: Request) -> Request:
@@ -567,6 +566,8 @@ class Drive:
         for name in ("saves_before", "loads", "saves", "block_copies"):
             self.seen[name] += len(getattr(plan.states, name))
         self.seen["forked states"] += len(plan.states.copies)
+        self.seen["swapped states"] += len(plan.states.swap_out)
+        self.seen["returned states"] += len(plan.states.swap_in)
         for name in ("copies", "swap_out", "swap_in"):
             self.seen[name] += len(told[name])
         self.seen[plan.kind] += 1
@@ -650,7 +651,8 @@ class Drive:
         amounts = Counter[Happened]()
         for moment in now:
             amounts[moment.happened] += moment.amount
-        loads = len(plan.swap_in) - amounts[Happened.RETURNED]
+        states = sum(len(blocks) for _, blocks in plan.states.swap_in)
+        loads = len(plan.swap_in) + states - amounts[Happened.RETURNED]
         assert amounts[Happened.LOADED] == loads * self.settings["block_size"], "loads not noted"
         self.found += amounts[Happened.ADMITTED] + amounts[Happened.RESUMED]
         self.loaded += amounts[Happened.LOADED]

@@ -19,8 +19,8 @@ LAYOUT = StateLayout(
 )
 
 
-def filled(slots: int) -> StateStore:
-    store = StateStore(LAYOUT, slots, torch.bfloat16)
+def filled(slots: int, block_bytes: int = 4) -> StateStore:
+    store = StateStore(LAYOUT, slots, torch.bfloat16, block_bytes=block_bytes)
     store.content.copy_(torch.arange(store.content.numel()).view_as(store.content) % 251)
     return store
 
@@ -55,8 +55,8 @@ def test_all_sources_are_read_before_any_copy(pairs: Sequence[tuple[int, int]]) 
 @pytest.mark.parametrize("block_size", [1, 3, 64])
 def test_states_come_back_from_blocks(block_size: int) -> None:
     """A state that takes several blocks, or a part of one."""
-    store, before = filled(4), filled(4)
     kv = KVStore(tiny(), 9, block_size)
+    store, before = (filled(4, kv.block_bytes) for _ in range(2))
     each = -(-LAYOUT.bytes // kv.block_bytes)
     first, second = tuple(range(each))[::-1], tuple(range(each, 2 * each))
     store.save(((1, first), (3, second)), kv)

@@ -91,6 +91,9 @@ class Trouble:
         for _ in range(turns):
             self._turn()
         self._settle()
+        self.recorder.use_weights("other", self.now)
+        self._plan()
+        self._settle()
 
     def _turn(self) -> None:
         r, calls = self.random, self.recorder

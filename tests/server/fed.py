@@ -82,6 +82,7 @@ class FedEngine:
     """See `api.AsyncEngine`; what tests of streams do not use is left out."""
 
     max_model_len, rules, last_failure_s, cached_block = 4096, NO_RULES, None, 0
+    fingerprint = ""
 
     def __init__(self) -> None:
         self.streams: list[FedStream] = []

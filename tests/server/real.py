@@ -66,7 +66,7 @@ class Running:
             with suppress(httpx.TransportError):
                 if (response := self.http.get(path)).status_code == status:
                     return response
-            sleep(0.02)
+            sleep(0.05)
         raise AssertionError(f"{path} never had {status}; the server: {self.process.poll()}")
 
     def ended(self) -> tuple[int, str]:

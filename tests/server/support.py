@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from time import sleep
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.engine.support import assert_nothing_left, components, never, tokeniz
 MODEL = "oracle"
 DEFAULTS = ServerSettings()
 PATIENCE_S = 60.0
+WITHOUT_TLS = SSLContext(PROTOCOL_TLS_CLIENT)  # each client would read all certificates again
 
 
 def slow(_plan: Plan, where: str) -> bool:
@@ -111,10 +113,16 @@ async def served(
     port = server.servers[0].sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     limits = httpx.Limits(max_connections=None)
+    plain: dict[str, Any] = {"timeout": PATIENCE_S, "verify": WITHOUT_TLS}
     try:
         async with (
-            httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as http,
-            AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
+            httpx.AsyncClient(base_url=url, limits=limits, **plain) as http,
+            AsyncOpenAI(
+                base_url=f"{url}/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=httpx.AsyncClient(**plain),
+            ) as openai,
         ):
             site = Site(url, http, openai, server, app.state.context, engine, built.scheduler)
             yield site

@@ -62,6 +62,10 @@ ROUTES = {
     "/is_paused",
     "/resume",
     "/reset_prefix_cache",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/weight_version",
     "/abort_requests",
     "/requests/{request_id}/explain",
 }

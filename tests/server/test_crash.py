@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -58,10 +59,9 @@ def text_of(lines: list[str]) -> tuple[str, int]:
 
 def kill_all(server: Running, engines: int) -> None:
     """Once all have been restarted, if they were."""
-    found: list[int] = []
-    while len(found) < engines or server.http.get("/health").json() != {"status": "ok"}:
-        found = server.cores
-    for pid in found:
+    while len(server.cores) < engines or server.http.get("/health").json() != {"status": "ok"}:
+        sleep(0.05)
+    for pid in server.cores:
         os.kill(pid, signal.SIGKILL)
 
 
@@ -83,7 +83,7 @@ def test_requests_outlive_engines_that_all_die(folder: Path, engines: int) -> No
             server.http.post("/pause", params={"mode": "all"})
             answer = pool.submit(post, json=SOME | kinds[0])
             while server.http.get("/load").json()["server_load"] < 3:
-                pass
+                sleep(0.01)
             kill_all(server, engines)
             server.until("/ready", 503)
             server.until("/ready", 200)

@@ -12,4 +12,5 @@ def assembled(
     device: str, settings: dict[str, Any], config: LoadConfig, checkpoint: Checkpoint, **more: Any
 ) -> tuple[Scheduler, Any]:
     load = ModelLoad(settings, config, checkpoint, **more)
-    return assemble(device_named(device), load)
+    scheduler, loaded = assemble(device_named(device), load)
+    return scheduler, loaded.runner

@@ -4,7 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from safetensors.torch import save_file
+
+from paceline.runner.models.config import ModelConfig
+from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.safetensors import SINGLE
+from paceline.wiring.model_files import bytes_as_tokens
 
 PATIENCE_S = 120.0
 DESCRIBED = {
@@ -32,5 +39,18 @@ def until(reached: Callable[[], T]) -> T:
     while monotonic() < give_up:
         if found := reached():
             return found
-        sleep(0.01)
+        sleep(0.03)
     raise AssertionError("it was not reached in time")
+
+
+def real_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A model with random weights in files; tokens are bytes."""
+    described = {**DESCRIBED, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(described))
+    words = bytes_as_tokens(described["vocab_size"], "")
+    words.backend.save(str(folder / "tokenizer.json"))
+    source = Dummy(ModelConfig.of_hf(described), seed)
+    tensors = {name: source.read(name).contiguous() for name in source.shapes}
+    save_file(tensors, folder / SINGLE)
+    return folder

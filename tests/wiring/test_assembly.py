@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from paceline.hub.repository_files import silent
 from paceline.runner.weights.dummy import Dummy
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.assembly import SAMPLE_BYTES, SAMPLES, build, fingerprint, samples
+from paceline.wiring.assembly import build
+from paceline.wiring.fingerprint import SAMPLE_BYTES, SAMPLES, model_fingerprint, samples
 from paceline.wiring.model import find_model
 from paceline.wiring.model_files import load_tokenizer
 from tests.golden.small_model import small_model
@@ -38,7 +40,8 @@ def test_the_log_names_each_stage_of_loading(
 ) -> None:
     with caplog.at_level("INFO"):
         LLM(str(folder), kv_cache_gib=0.01, weights="float32", device="cpu").close()
-    stages = [record.getMessage() for record in caplog.records]
+    messages = (record.getMessage() for record in caplog.records)
+    stages = [one for one in messages if one.startswith(("loading", "KV"))]
     for at, begin in enumerate(("loading weights: ", "KV cache: ")):
         assert stages[at].startswith(begin)
 
@@ -170,7 +173,7 @@ OWN = LoadConfig()
 
 
 def name_of(folder: Path, own: LoadConfig = OWN, device: str = "cpu") -> str:
-    return fingerprint(open_checkpoint(folder), device, own)
+    return model_fingerprint(open_checkpoint(folder), device, own)
 
 
 def test_a_copy_elsewhere_has_the_same_name(folder: Path, tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_other_numbers_have_another_name(folder: Path) -> None:
 def test_a_shape_without_files_is_named_by_its_configuration(folder: Path) -> None:
     config = open_checkpoint(folder).config
     other = Dummy(replace(config, max_position=config.max_position + 1), device="cpu")
-    names = [fingerprint(one, "cpu", OWN) for one in (Dummy(config, device="cpu"), other)]
+    names = [model_fingerprint(one, "cpu", OWN) for one in (Dummy(config, device="cpu"), other)]
     assert len({*names, name_of(folder)}) == 3
 
 
@@ -211,3 +214,20 @@ def test_samples_are_spread_over_the_whole_file(tmp_path: Path) -> None:
     with file.open("wb") as long:
         long.truncate(2 * SAMPLES * SAMPLE_BYTES)
     assert [len(one) for one in samples(file)] == [SAMPLE_BYTES] * SAMPLES
+
+
+def test_the_system_is_named_by_all_that_changes_outputs(folder: Path, tmp_path: Path) -> None:
+    def system(model: Path = folder, **settings: Any) -> str:
+        cache = build(str(model), kv_cache_gib=0.01, **settings).scheduler.config.cache
+        return cache.system_fingerprint
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    same = system()
+    assert same == system(copy, max_num_seqs=3, policy="fair")
+    ways = [
+        {"batch_invariant": True},
+        {"weights": "int8"},
+        {"chat_template": "chatml"},
+        {"attention": "paged"},
+    ]
+    assert len({same, *(system(**way) for way in ways)}) == 5

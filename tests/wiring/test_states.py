@@ -10,7 +10,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.settings.load import LoadConfig
 from paceline.hub.repository_files import silent
 from paceline.runner.models.config import ModelConfig
-from paceline.runner.parallel.divide import check_size
 from paceline.runner.weights.dummy import Dummy
 from paceline.wiring.memory import kv_groups, state_bytes
 from paceline.wiring.model import find_draft_weights
@@ -58,8 +57,7 @@ def test_states_of_all_slots_are_set_aside() -> None:
 @pytest.mark.parametrize(
     ("load", "settings", "message"),
     [
-        ({"swap_space": 1.0}, {}, "states are not swapped"),
-        ({"kv_connector": "host"}, {}, "kv_connector is 'host'.* remove the setting"),
+        ({"kv_connector": "nixl"}, {}, "kv_connector is 'nixl'.* use host, disk or valkey"),
     ],
 )
 def test_what_does_not_work_with_states(
@@ -67,13 +65,6 @@ def test_what_does_not_work_with_states(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(LoadConfig(**load), **settings)
-
-
-def test_states_are_not_divided_among_ranks() -> None:
-    with pytest.raises(
-        ConfigError, match=r"states of layers are not divided; sizes that fit .* 1$"
-    ):
-        check_size(MODEL, 2)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3next", "bamba"])

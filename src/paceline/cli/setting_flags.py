@@ -228,6 +228,13 @@ class Settings(FlagGroup):
         return cls({name: value for name, value in found.items() if value not in (None, (), {})})
 
 
+class LoadSettings(Settings):
+    """The settings of a model on a device, for steps that are planned already."""
+
+    apart: ClassVar = ("seed", "swap_space", "num_gpu_blocks_override", "speculative_config")
+    components: ClassVar[dict[str, type[Any]]] = {"load": LoadConfig}
+
+
 class ServingSettings(Settings):
     """The settings of an engine, of its process and of the server."""
 

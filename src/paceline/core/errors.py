@@ -29,6 +29,10 @@ class QueueFull(RequestError):
     """The queue is full or closed; the client may try again later."""
 
 
+class WeightsLost(RequestError):
+    """An update of the weights failed after it had begun: the model has none any more."""
+
+
 class GrammarTooCostly(RequestError):
     """A grammar takes more time, memory or work per token than its limits allow."""
 

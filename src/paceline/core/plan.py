@@ -98,8 +98,12 @@ def _each_followed_by(first: tuple[Grown, ...], then: tuple[Grown, ...]) -> tupl
 
 NOTHING_GROWN = Grown(NO_INDEX, NO_INDEX, NO_I32)
 
-
 SlotBlocks = tuple[tuple[int, Blocks], ...]  # slots, and the blocks of a state for each
+
+
+def json_form(moves: tuple[Any, ...] | int) -> Any:
+    """Tuples within each other as lists."""
+    return [*map(json_form, moves)] if isinstance(moves, tuple) else moves
 
 
 @message()
@@ -108,28 +112,28 @@ class StateMoves:
 
     A model with states has a working state for each slot. Rows at position 0 begin from zeros, and
     each row advances its state up to the last accepted draft. Elsewhere, a state takes
-    `CacheConfig.state_blocks` blocks. An admission behind position 0 has a load or, forked, a copy.
+    `CacheConfig.state_blocks` blocks. An admission behind position 0 has a load, or a copy if it is
+    forked, or comes from the host.
     """
 
     saves_before: SlotBlocks = ()  # slot to blocks, before the plan changes anything else
+    swap_out: SlotBlocks = ()  # slot to host blocks, at the same time
     copies: Pairs = ()  # slot to slot; all are read before any is written
     loads: SlotBlocks = ()  # blocks to slot
+    swap_in: SlotBlocks = ()  # host blocks to slot
     # The rows are computed here. Then, at the positions that they have reached:
     saves: SlotBlocks = ()  # slot to blocks
     block_copies: Pairs = ()  # device block to device block: KV of partial blocks
 
     @property
     def empty(self) -> bool:
-        return not (self.saves_before or self.copies or self.loads or self.saves)
+        left, came = self.saves_before or self.swap_out, self.loads or self.swap_in
+        return not (left or self.copies or came or self.saves)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """The copies as plain data; nothing if there are none."""
-        if self.empty:
-            return {}
-        slots = {"saves_before": self.saves_before, "loads": self.loads, "saves": self.saves}
-        pairs = {"copies": self.copies, "block_copies": self.block_copies}
-        told = {name: [[slot, list(on)] for slot, on in one] for name, one in slots.items()}
-        return told | {name: [list(pair) for pair in one] for name, one in pairs.items()}
+        names = () if self.empty else [one.name for one in fields(self)]
+        return {name: json_form(getattr(self, name)) for name in names}
 
 
 NO_STATE_MOVES = StateMoves()
@@ -142,17 +146,17 @@ class Plan:
     It lists which slots were `released` and `admitted`, which requests `preempted` and `finished`,
     what has `grown` or was `chosen`, and rows of some `kind` with the position of their `start`.
 
-    Before it writes anything else, the device does `states.saves_before`, `copies` between its own
-    blocks, then `swap_out` to the host, then `swap_in` from it, each in the order listed. Then it
-    does `states.copies`, `states.loads` and `encode`, and computes the rows, in which the positions
+    Before it writes anything else, the device does the first two of `states`, `copies` between its
+    own blocks, then `swap_out` to the host, then `swap_in` from it, each in the order listed. Then
+    it does the next three of `states` and `encode`, and computes the rows, in which the positions
     of `embedded` have what was encoded in this step or before. The rest of `states` comes last.
 
     Layers that read different positions are in different groups, numbered as in
     `CacheConfig.groups`. All groups take blocks from one pool, and each has a block table of its
-    own. `Admitted.blocks` and `Grown` are of group 0, and their `more` has the same for groups 1, 2
-    and so on: empty if there is one group. Groups may grow by different numbers of blocks. Entries
-    that a sequence reads no more are `NO_BLOCK` when it is admitted. The blocks of entries that it
-    passes later are reused; no message says so, because no position of it reads them.
+    own. `Admitted.blocks` and `Grown` are of group 0, and their `more` has the same for further
+    groups. Groups may grow by different numbers of blocks. Entries that a sequence reads no more
+    are `NO_BLOCK` when it is admitted. The blocks of entries that it passes later are reused; no
+    message says so, because no position of it reads them.
     """
 
     step: int
@@ -205,9 +209,9 @@ class Plan:
             "drafts": {request_id: count for request_id, count in drafts if count},
             "encoder": encoder,
             "blocks": self._new_blocks(name),
-            "copies": [list(pair) for pair in self.copies],
-            "swap_out": [list(pair) for pair in self.swap_out],
-            "swap_in": [list(pair) for pair in self.swap_in],
+            "copies": json_form(self.copies),
+            "swap_out": json_form(self.swap_out),
+            "swap_in": json_form(self.swap_in),
             "states": self.states.to_dict(),
         }
 
@@ -280,12 +284,8 @@ class StepResult:
     ) -> "StepResult":
         """Build a result from new tokens by request id; requests that did not sample are absent.
 
-        A row that has several sequences is named by its label, such as "0_a". `failed` has the
-        reason for each row that failed.
-
-        ```py
-        StepResult.of(plan, {"a": [17], "b": [4]})
-        ```
+        A row that has several sequences is named by its label, such as "0_b": `StepResult.of(plan,
+        {"a": [17], "0_b": [4]})`. `failed` has the reason for each row that failed.
         """
         rows = plan.rows
         order = {label: row for row, label in enumerate(rows.labels)}

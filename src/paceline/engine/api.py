@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
 from paceline.core.events import Timings
 from paceline.core.multimodal import ImageInput
-from paceline.engine.arguments import AdapterControl
+from paceline.engine.arguments import AdapterControl, ModelControl
 from paceline.engine.frontend.outputs import (
     Alternative,
     ChoiceOutput,
@@ -21,18 +21,21 @@ from paceline.engine.frontend.outputs import (
 )
 from paceline.engine.loop.figures import Report
 from paceline.engine.loop.messages import EngineFailed, EngineUnavailable
+from paceline.engine.loop.upkeep import Arrivals, Mode
 from paceline.engine.params import SamplingParams
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.text.chat_messages import images_of
 
 __all__ = [
     "Alternative",
+    "Arrivals",
     "AsyncEngine",
     "ChoiceOutput",
     "EngineFailed",
     "EngineUnavailable",
     "FinishReason",
     "GenerationRequest",
+    "Mode",
     "PromptLogprob",
     "PromptLogprobs",
     "PromptTooLong",
@@ -276,6 +279,11 @@ class AsyncEngine(Protocol):
         ...
 
     @property
+    def fingerprint(self) -> str:
+        """A name of everything that outputs depend on; empty: unknown."""
+        ...
+
+    @property
     def cached_block(self) -> int:
         """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
         ...
@@ -288,6 +296,11 @@ class AsyncEngine(Protocol):
     @property
     def adapters(self) -> AdapterControl:
         """Loads and unloads adapters."""
+        ...
+
+    @property
+    def upkeep(self) -> ModelControl:
+        """Changes weights and memory."""
         ...
 
     async def tokenized(

@@ -10,6 +10,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
 from paceline.core.sampling import LogitsProcessor
 from paceline.engine.loop.messages import Question, Verb
+from paceline.engine.loop.upkeep import Arrivals, Mode
 from paceline.engine.params import UNSUPPORTED, SamplingParams, unknown_argument
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -47,6 +48,36 @@ class AdapterControl:
         Raises RequestError if it is not loaded.
         """
         await self._ask("unload_adapter", name)
+
+
+class ModelControl:
+    """The weights and the memory of an engine, or of several."""
+
+    def __init__(self, ask: Callable[[Verb, str], Awaitable[Any]]) -> None:
+        self._ask = ask
+
+    async def update_weights(self, path: str = "", version: str = "", mode: Mode = "wait") -> str:
+        """Use other weights; returns their version. See `LLM.update_weights`."""
+        asked = {"path": path, "version": version, "mode": mode}
+        return await self._ask("update_weights", json.dumps(asked))
+
+    async def weight_version(self) -> str:
+        """The version of the weights in use."""
+        return await self._ask("weight_version", "")
+
+    async def sleep(
+        self, level: int = 1, mode: Mode = "abort", arrivals: Arrivals = "refuse"
+    ) -> None:
+        """Release memory; see `LLM.sleep`. Requests that arrive meanwhile are refused, or wait."""
+        asked = {"level": level, "mode": mode, "arrivals": arrivals}
+        await self._ask("sleep", json.dumps(asked))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again, of some tags or of all."""
+        await self._ask("wake_up", json.dumps({"tags": None if tags is None else [*tags]}))
+
+    async def is_sleeping(self) -> bool:
+        return await self._ask("is_sleeping", "")
 
 
 def load_question(name: str, path: str, in_place: bool = False) -> Question:

@@ -13,6 +13,7 @@ from paceline.engine.live.feed import LiveFeed
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.engine import DEFAULTS, Engine
 from paceline.engine.loop.ports import PromptImages, Runner, StepObserver, WatchedRunner, all_of
+from paceline.engine.loop.upkeep import ModelMemory
 from paceline.engine.sampling_rules import NO_RULES, SamplingRules
 from paceline.engine.settings import EngineSettings
 from paceline.engine.trace.frontend_trace import front_end
@@ -24,6 +25,14 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 NOT_TRACED = TraceTarget()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """A connector, which the scheduler has too, and the blocks that it reads and writes."""
+
+    connector: Connector
+    blocks: BlockStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +51,9 @@ class EngineComponents:
     images: PromptImages | None = None  # None: the model reads no images
     adapters: AdapterRequests | None = None  # None: no request may have an adapter
     kv_events: KVEventsConfig | None = None  # None: none are published
-    connector: Connector | None = None  # the scheduler has it too
-    blocks: BlockStore | None = None  # that it reads and writes
+    connection: Connection | None = None  # None: KV is kept nowhere else
     trace: TraceTarget = NOT_TRACED
+    memory: ModelMemory | None = None  # None: weights and memory cannot be changed
 
     def engine(self) -> Engine:
         observer = self._observer()
@@ -57,12 +66,13 @@ class EngineComponents:
             constrained=self.constrained,
         )
         engine.feed = LiveFeed(self.scheduler, engine.clock, observer, engine.observe)
+        if self.memory is not None:
+            engine.upkeep.memory = self.memory
         if self.adapters is not None:
             engine.serve_adapters(self.adapters)
-        if self.connector is not None:
-            assert self.blocks is not None, "a connector without blocks"
+        if self.connection is not None:
             try:
-                self.connector.attach(self.blocks, engine.nudge)
+                self.connection.connector.attach(self.connection.blocks, engine.nudge)
             except Exception:
                 observer.close()
                 raise

@@ -20,7 +20,13 @@ from typing import Any, Literal, Self, Unpack
 from paceline.core.errors import QueueFull
 from paceline.core.request import Finish
 from paceline.engine.api import GenerationRequest, Message, Report, SamplingParams, TokenizedPrompt
-from paceline.engine.arguments import AdapterControl, SamplingFields, TemplateFields, split
+from paceline.engine.arguments import (
+    AdapterControl,
+    ModelControl,
+    SamplingFields,
+    TemplateFields,
+    split,
+)
 from paceline.engine.components import EngineComponents
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.frontend.prompt_reader import PromptReader
@@ -52,18 +58,16 @@ class StreamingEngine:
         self._core, self._frontend = core, frontend
         self._loop: AbstractEventLoop | None = None
         self._outbox: deque[Delivery] = deque()
-        self._pump_due = False
-        self._lock = Lock()
+        self._pump_due, self._lock = False, Lock()
         self._reader = PromptReader(frontend)
         self._quiet = Event()  # set while no request is open
         self._gone = Event()
         self._end = ""  # why the core stopped for good
         self.adapters, self.live = AdapterControl(self._ask), LiveControl(self._ask)
-        capacity = core.ready()
+        self.upkeep = ModelControl(self._ask)
+        capacity = self._capacity = core.ready()
         frontend.max_model_len = capacity.max_model_len
         frontend.max_num_seqs = capacity.max_num_seqs
-        self._capacity = capacity
-        self.engines = capacity.engines  # how many there are
         self._figures = EngineFigures(self._ask, capacity)
 
     @classmethod
@@ -88,6 +92,16 @@ class StreamingEngine:
     def max_model_len(self) -> int:
         """Most tokens of a sequence, prompt and output together."""
         return self._frontend.max_model_len
+
+    @property
+    def engines(self) -> int:
+        """How many there are."""
+        return self._capacity.engines
+
+    @property
+    def fingerprint(self) -> str:
+        """A name of everything that outputs depend on; empty: unknown."""
+        return self._capacity.fingerprint
 
     @property
     def cached_block(self) -> int:
@@ -275,8 +289,7 @@ class StreamingEngine:
 
         With `reset_running_requests`, those requests are preempted first and computed again later.
         """
-        running = "running" if reset_running_requests else ""
-        return await self._ask("reset_prefix_cache", running)
+        return await self._ask("reset_prefix_cache", "running" if reset_running_requests else "")
 
     def healthy(self) -> str | None:
         """None, or why the engine is not healthy."""

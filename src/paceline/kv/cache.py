@@ -1,6 +1,7 @@
 """The KV cache as the scheduler uses it: block tables, content index, pools and fences."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import takewhile
 
 from paceline.core.events import AllBlocksCleared, CacheEvent
@@ -11,7 +12,7 @@ from paceline.core.settings.features import FULL_ATTENTION
 from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.group_index import GroupIndex
 from paceline.kv.groups import GroupTables
-from paceline.kv.hit import MISS, Hit
+from paceline.kv.hit import MISS, Find, Hit, Loadable, Offer
 from paceline.kv.index import ContentIndex, SealResident
 from paceline.kv.pool import BlockPool
 from paceline.kv.snapshots import SnapshotIndex
@@ -44,6 +45,7 @@ class KVCache:
     ) -> None:
         """A step computes at most `longest_row` positions of a slot; None: `max_model_len`."""
         self.block_size = size = config.block_size
+        self.state_blocks = config.state_blocks
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
         self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
         self.host = BlockPool(host_blocks)
@@ -75,9 +77,11 @@ class KVCache:
     ) -> Hit:
         """The longest cached prefix, of at most `most` tokens, that leaves at least the last known
         token to compute: blocks on the device, followed by blocks on the host. With several
-        attention groups, the host is not searched."""
+        attention groups or with states, the host is not searched."""
         hit = self.lookup_device(sequence, seal_resident, most)
         if not self.host.size or not self.index.enabled or self.index.is_eager:
+            return hit
+        if self.state_blocks:  # a hit ends at a snapshot, and there is none on the host
             return hit
         host = self._find_on_host(sequence, len(hit.device))
         return Hit(hit.device, hit.tokens + len(host) * self.block_size, host) if host else hit
@@ -102,6 +106,50 @@ class KVCache:
             return self.index.lookup(sequence, blocks, seal_resident)
 
         return self.snapshots.limit(sequence, hit, tokens, shorter)
+
+    def loadable(
+        self, sequence: Sequence, tokens: int, hit: Hit, offer: Offer, find: Find
+    ) -> Loadable | None:
+        """What a connector offers of the first `tokens` positions, beyond the device part of a hit;
+        None: it must be asked later. All keys have been computed."""
+        usable = tokens // self.block_size
+        if self.snapshots is None:
+            return self.index.loadable(sequence, usable, hit, offer)
+        found = self._loadable_kv(sequence, usable, offer)
+        if found is None:
+            return None
+        nothing = Loadable(hit, 0, 0, ())
+        most = min((found.blocks + 1) * self.block_size - 1, tokens)
+        places = self.snapshots.sought(sequence, most, hit.tokens)
+        names = [place.names(1)[0] for place in places]
+        at = find(names) if names else 0
+        if at is None or at == len(names):
+            return at if at is None else nothing
+        place = places[at]
+        state = place.names(self.snapshots.state_blocks(place, self.tables.groups))
+        number, full = offer(state, 0), place.tokens // self.block_size
+        found = None if number is None else self._loadable_kv(sequence, full, offer)
+        if found is None or number != len(state) or found.blocks != full:
+            return None if found is None else nothing
+        return replace(found, place=place, state=state)
+
+    def _loadable_kv(self, sequence: Sequence, usable: int, offer: Offer) -> Loadable | None:
+        """What is loadable without states; all blocks of the prefix count, on the device too."""
+        hit = self.index.lookup(sequence, usable, seal_nothing)
+        if hit.tokens == usable * self.block_size:
+            return Loadable(hit, usable, usable, ())
+        return self.index.loadable(sequence, usable, hit, offer)
+
+    def adopt(self, load: Loadable, content: Sequence, blocks: Blocks) -> None:
+        """Make the first blocks of a load findable that were filled, and its state if all were. The
+        caller holds them."""
+        keys = load.keys[: len(blocks)]
+        if keys:
+            self.index.adopt(content, [*keys], [*blocks[: len(keys)]])
+        if self.snapshots is not None and load.place is not None:
+            state = blocks[len(load.keys) :]
+            if len(state) == len(load.state):
+                self.snapshots.adopt(load.place, state)
 
     def find_read(self, sequence: Sequence, tokens: int) -> Blocks:
         """The full blocks that a sequence continuing at `tokens` reads, by index, up to the first

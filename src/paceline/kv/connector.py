@@ -138,12 +138,14 @@ class Connector(ABC):
     does not name the layout of a block: put `store.layout` in front of it where content outlives
     the engine or is shared. With several attention groups, a key names a block of one group; of a
     prefix, only the blocks that a group reads are asked for. A connector whose `takes_groups` is
-    not set has one group, which keeps the KV of all positions.
+    not set has one group, which keeps the KV of all positions. A state has further blocks, with
+    longer keys, which come together.
     """
 
     hands_over = False  # `finished` is called
     needs_memory = False  # it moves blocks without a copy, and needs `BlockStore.memory`
     takes_groups = False  # keys of several attention groups may come, in any order
+    takes_states = False  # keys of states may come, and `find` is called
     medium: Medium | None = None  # where it keeps content, if it says what comes and goes
 
     def __init__(self, config: ConnectorConfig) -> None:
@@ -178,6 +180,12 @@ class Connector(ABC):
         admitted while the answer is None. It is asked again in later steps, and computes its prompt
         after `kv_load_timeout_s`. An offer is no promise: the load may fail.
         """
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        """Which of `keys`, deepest first, is the first that it could supply; their number: none;
+        None: ask again later. Each is that of the first block of a state. They are many, because a
+        state may be at any position: called if `takes_states` is set."""
+        return len(keys)
 
     @abstractmethod
     def fetch(self, transfer: Transfer) -> None:
@@ -236,6 +244,11 @@ def named(name: str) -> type[Connector]:
 def takes_groups(name: str) -> bool:
     """Whether the connector of a name transfers blocks of several attention groups."""
     return named(name).takes_groups
+
+
+def takes_states(name: str) -> bool:
+    """Whether the connector of a name transfers states of sequences."""
+    return named(name).takes_states
 
 
 def needs_memory(name: str) -> bool:

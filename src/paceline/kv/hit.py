@@ -12,12 +12,27 @@ SUFFIX = b"state"
 Owner = tuple[int, int]  # slot and epoch of the sequence whose state it is
 
 
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """A position of a sequence at which there may be a state: `key` is that of the last full block
+    before it, `rest` the content from there on."""
+
+    tokens: int
+    key: bytes
+    rest: bytes
+
+    def names(self, blocks: int) -> tuple[bytes, ...]:
+        """The keys of the blocks of its state, which are longer than those of blocks of KV."""
+        content = digest(self.key + self.rest) + SUFFIX
+        return tuple(content + index.to_bytes(INDEX_BYTES, "big") for index in range(blocks))
+
+
 @dataclass(slots=True, eq=False)
 class Snapshot:
     """The state of a sequence behind its first `tokens` positions.
 
-        b0 b1 b2 | p . . .        KV in blocks: `key` is that of b2, `rest` the content before p
-        s7 s3    | c7             `blocks` hold the state, `partial` the KV of `rest`, if any
+        b0 b1 b2 | p . . .        KV in blocks: the key of `place` is that of b2
+        s7 s3    | c7             `blocks` hold the state, `partial` the KV behind b2, if any
 
     All its blocks are in the pool under keys of their own, mostly without a holder. It exists as
     long as each of them is there. `step` writes it; None: it is not planned yet. `uses` counts its
@@ -25,25 +40,25 @@ class Snapshot:
     """
 
     number: int
-    key: bytes
-    rest: bytes
-    tokens: int
+    place: StatePlace
     blocks: Blocks
-    partial: Blocks  # one of each attention group; empty without `rest`
+    partial: Blocks  # one of each attention group; empty behind whole blocks
     owner: Owner
     step: int | None = None
     uses: int = 0
     point: str = ""
 
     @property
+    def tokens(self) -> int:
+        return self.place.tokens
+
+    @property
     def all_blocks(self) -> Blocks:
         return self.blocks + self.partial
 
-    def names(self) -> list[bytes]:
-        """The keys of its blocks in the pool, which are longer than those of blocks of KV."""
-        content = digest(self.key + self.rest) + SUFFIX
-        count = range(len(self.all_blocks))
-        return [content + index.to_bytes(INDEX_BYTES, "big") for index in count]
+    def names(self) -> tuple[bytes, ...]:
+        """The keys of its blocks in the pool."""
+        return self.place.names(len(self.all_blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,9 @@ MISS = Hit((), 0)
 Offer = Callable[[Sequence[bytes], int], int | None]
 """How many blocks after the first ones a connector has, as `Connector.offer` says it."""
 
+Find = Callable[[Sequence[bytes]], int | None]
+"""Which of some keys a connector has, as `Connector.find` says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
@@ -86,12 +104,16 @@ class Loadable:
     blocks   full blocks of the prefix
     first    the first index that a block is loaded for
     keys     of the blocks to load, by index; none: it is not worth loading
+    place    where the state to load is, if the model has states
+    state    the keys of its blocks
     """
 
     hit: Hit
     blocks: int
     first: int
     keys: tuple[bytes, ...]
+    place: StatePlace | None = None
+    state: tuple[bytes, ...] = ()
 
 
 MOST_QUESTIONS = 8  # each may take a connector a while, and windows could ask for every length

@@ -97,6 +97,13 @@ class Keys:
         self._plain = root_key(block_size, "", "", model)
         self._memo: OrderedDict[bytes, Stem] = OrderedDict()  # by parent and first block
 
+    def renew(self, model: str) -> None:
+        """The model has other weights from now on: keys chain to other roots. Keys that sequences
+        have are wrong then."""
+        self._model = model
+        self._plain = root_key(self.block_size, "", "", model)
+        self._memo.clear()
+
     def root(self, request: Request) -> bytes:
         if not request.adapter and not request.cache_salt:
             return self._plain

@@ -5,9 +5,13 @@ from dataclasses import replace
 
 from paceline.core.plan import Blocks
 from paceline.core.request import Sequence
-from paceline.kv.hit import Hit, Owner, Snapshot
+from paceline.kv.hit import Hit, Owner, Snapshot, StatePlace
 from paceline.kv.keys import Keys, image_bytes
 from paceline.kv.pool import BlockPool
+
+NEAR = 1024  # positions before the end of what was found, each of which may have a state elsewhere
+NO_OWNER: Owner = (-1, -1)
+ADOPTED = "BRANCH"  # the point of a snapshot that another engine may have taken
 
 
 class SnapshotIndex:
@@ -47,13 +51,12 @@ class SnapshotIndex:
         for full in range(blocks, -1, -1):
             key = self._keys.parent(sequence.keys, sequence.request, full)
             for snapshot in self._by_depth(key):
-                if snapshot.tokens > most or self._rest(sequence, snapshot.tokens) != snapshot.rest:
+                tokens = snapshot.tokens
+                if tokens > most or self._rest(sequence, tokens) != snapshot.place.rest:
                     continue
                 hit = found if full == blocks else shorter(full)
                 if hit.tokens == full * size:
-                    return replace(
-                        hit, tokens=snapshot.tokens, snapshot=snapshot, cached=found.tokens
-                    )
+                    return replace(hit, tokens=tokens, snapshot=snapshot, cached=found.tokens)
         return Hit((), 0, cached=found.tokens)
 
     def _by_depth(self, key: bytes) -> list[Snapshot]:
@@ -66,6 +69,24 @@ class SnapshotIndex:
         content = sequence.tokens[first:tokens].tobytes()
         images = sequence.request.images
         return content + image_bytes(images, first, tokens) if content and images else content
+
+    def sought(self, sequence: Sequence, tokens: int, above: int) -> list[StatePlace]:
+        """Where a sequence could go on that has the KV of its first `tokens` positions in full
+        blocks or the one behind them: the ends of blocks, and of the last `NEAR` positions all.
+        Deepest first, down to those before `above`."""
+        size = self._keys.block_size
+        near = range(tokens, max(above, tokens - NEAR), -1)
+        ends = range((near.stop // size) * size, above, -size)
+        return [self._place(sequence, end) for end in (*near, *ends)]
+
+    def _place(self, sequence: Sequence, tokens: int) -> StatePlace:
+        full = tokens // self._keys.block_size
+        key = self._keys.parent(sequence.keys, sequence.request, full)
+        return StatePlace(tokens, key, self._rest(sequence, tokens))
+
+    def state_blocks(self, place: StatePlace, groups: int) -> int:
+        """Blocks of a snapshot, whose partial blocks are one of each of `groups`."""
+        return self._size + (groups if place.rest else 0)
 
     def used(self, snapshot: Snapshot) -> None:
         """A hit begins with this snapshot."""
@@ -83,24 +104,34 @@ class SnapshotIndex:
         no sequence will write again; without them, such a snapshot gets blocks for copies, one for
         each of `groups`.
         """
-        size, pool = self._keys.block_size, self._pool
-        key = self._keys.parent(sequence.keys, sequence.request, tokens // size)
-        rest = self._rest(sequence, tokens)
-        if any(one.rest == rest for one in self._at.get(key, ())):
+        pool, place = self._pool, self._place(sequence, tokens)
+        count = self._size if partial else self.state_blocks(place, groups)
+        if self._has(place) or pool.free < count:
             return None
-        copied = groups if rest and not partial else 0
-        if pool.free < self._size + copied:
-            return None
-        taken = tuple(pool.take(self._size + copied))
-        blocks, own = taken[: self._size], taken[self._size :]
-        self._made += 1
-        one = Snapshot(self._made, key, rest, tokens, blocks, partial or own, owner)
-        pool.seal(one.all_blocks, one.names())
+        taken = tuple(pool.take(count))
+        one = self._list(place, taken, owner, partial)
         pool.drop(taken)  # findable, and free
-        self._at.setdefault(key, []).append(one)
+        self._unwritten.append(one)
+        return one
+
+    def adopt(self, place: StatePlace, blocks: Blocks) -> None:
+        """List a snapshot in blocks that were filled outside of any slot. The caller holds them."""
+        if not self._has(place):
+            self._list(place, blocks, NO_OWNER).point = ADOPTED
+
+    def _has(self, place: StatePlace) -> bool:
+        return any(one.place == place for one in self._at.get(place.key, ()))
+
+    def _list(
+        self, place: StatePlace, blocks: Blocks, owner: Owner, partial: Blocks = ()
+    ) -> Snapshot:
+        self._made += 1
+        state, own = blocks[: self._size], blocks[self._size :]
+        one = Snapshot(self._made, place, state, partial or own, owner)
+        self._pool.seal(one.all_blocks, one.names())
+        self._at.setdefault(place.key, []).append(one)
         self._of_block |= dict.fromkeys(one.all_blocks, one)
         self._listed[one.number] = one
-        self._unwritten.append(one)
         return one
 
     def supersede(self, snapshot: Snapshot) -> None:
@@ -115,10 +146,10 @@ class SnapshotIndex:
         if snapshot not in self:
             return
         del self._listed[snapshot.number]
-        listed = self._at[snapshot.key]
+        listed = self._at[snapshot.place.key]
         listed.remove(snapshot)
         if not listed:
-            del self._at[snapshot.key]
+            del self._at[snapshot.place.key]
         for block in snapshot.all_blocks:
             del self._of_block[block]
         for block, name in zip(snapshot.all_blocks, snapshot.names(), strict=True):

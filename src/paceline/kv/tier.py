@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 
-from paceline.core.plan import Pairs
+from paceline.core.plan import Blocks, Pairs
 from paceline.core.request import Sequence
 from paceline.kv.cache import KVCache
 from paceline.kv.fence import Fence, StepTicket
@@ -14,10 +14,15 @@ Content = bytes | int  # a key, or the device block if it has none
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The host blocks of the first `tokens` positions of a sequence."""
+    """The host blocks of the first `tokens` positions of a sequence, and of its state there."""
 
-    blocks: tuple[int, ...]
+    blocks: Blocks
     tokens: int
+    state: Blocks = ()
+
+    @property
+    def all_blocks(self) -> Blocks:
+        return self.blocks + self.state
 
 
 class HostTier:
@@ -43,40 +48,44 @@ class HostTier:
     # -- moving -------------------------------------------------------------
 
     def moves(self, sequences: list[Sequence], tokens: list[int]) -> int:
-        """Number of blocks that `store` would copy for these residents."""
+        """Number of blocks that `store` would copy for these residents, with their states."""
         wanted = self._wanted(sequences, tokens)
-        return sum(1 for content in wanted if self._host_block(content) is None)
+        new = sum(1 for content in wanted if self._host_block(content) is None)
+        return new + len(sequences) * self._cache.state_blocks
 
     def store(self, sequences: list[Sequence], tokens: list[int], step: int) -> Pairs | None:
-        """Store the first `tokens[i]` positions of each resident. Returns the copies, or None if
-        the host has no room.
+        """Store the first `tokens[i]` positions of each resident, and take blocks for its state
+        there. Returns the copies of blocks, or None if the host has no room.
 
-        The device blocks are fenced until `step` has copied them. The caller releases the slots.
+        The device blocks are fenced until `step` has copied them. The caller releases the slots,
+        and has their states copied.
         """
-        pool = self._cache.host
+        pool, each = self._cache.host, self._cache.state_blocks
         wanted = self._wanted(sequences, tokens)
         found = {content: self._host_block(content) for content in wanted}
         known = [block for block in found.values() if block is not None]
         new = [content for content, block in found.items() if block is None]
-        if len(new) + pool.free_among(known) > pool.free:
+        if len(new) + len(sequences) * each + pool.free_among(known) > pool.free:
             return None
         pool.hold(known)  # before taking, which would otherwise evict them
         placed = dict(zip(new, pool.take(len(new)), strict=True))
+        states = tuple(pool.take(len(sequences) * each))
         keys = tuple((block, key) for key, block in placed.items() if isinstance(key, bytes))
         pool.seal([block for block, _ in keys], [key for _, key in keys])
-        for sequence, count in zip(sequences, tokens, strict=True):
+        for at, (sequence, count) in enumerate(zip(sequences, tokens, strict=True)):
             contents = self._contents(sequence, count)
             blocks = [found[content] for content in contents]
             host = tuple(
                 placed[content] if block is None else block
                 for content, block in zip(contents, blocks, strict=True)
             )
-            pool.hold(host)
-            self._stored[sequence.serial] = Stored(host, count)
+            one = Stored(host, count, states[at * each : (at + 1) * each])
+            pool.hold(one.all_blocks)
+            self._stored[sequence.serial] = one
         moves = tuple((wanted[content], block) for content, block in placed.items())
         device = tuple(block for block, _ in moves)
         serials = tuple(sequence.serial for sequence in sequences)
-        host = (*known, *placed.values())
+        host = (*known, *placed.values(), *states)
         self._cache.fences.add(Fence(StepTicket(step), device, host, stored=serials, keys=keys))
         pool.drop(host)  # the sequences and the fence hold them now
         return moves
@@ -93,8 +102,8 @@ class HostTier:
     def restore(
         self, sequences: list[Sequence], slots: list[int], spans: list[int], step: int
     ) -> Pairs:
-        """Bring sequences back into empty slots. Returns the copies to make: content that is
-        still on the device is not copied."""
+        """Bring sequences back into empty slots. Returns the copies of blocks to make: content that
+        is still on the device is not copied. The caller has their states copied."""
         cache = self._cache
         here: dict[int, int] = {}  # host block to the device block that has its content now
         moves: list[tuple[int, int]] = []
@@ -111,7 +120,7 @@ class HostTier:
             cache.tables.place_read(slot, blocks, stored.tokens, span)
             cache.index.enter(slot, sequence, cache.tables.index_of(len(kept), stored.tokens))
             cache.seal(slot, sequence, stored.tokens, step)
-            host += stored.blocks
+            host += stored.all_blocks
         device = tuple(block for _, block in moves)
         serials = tuple(sequence.serial for sequence in sequences)
         cache.fences.add(Fence(StepTicket(step), device, tuple(host), arriving=serials))
@@ -131,7 +140,7 @@ class HostTier:
     def discard(self, sequence: Sequence) -> None:
         """Drop the host blocks of a sequence, if it has any."""
         if stored := self._stored.pop(sequence.serial, None):
-            self._cache.host.drop(reversed(stored.blocks))
+            self._cache.host.drop(reversed(stored.all_blocks))
 
     def _contents(self, sequence: Sequence, tokens: int) -> list[Content]:
         blocks = self._cache.tables.read(sequence.slot, tokens)
@@ -153,6 +162,6 @@ class HostTier:
 
     def check(self) -> None:
         """Verify every invariant of the host blocks."""
-        held = Counter(block for one in self._stored.values() for block in one.blocks)
+        held = Counter(block for one in self._stored.values() for block in one.all_blocks)
         held.update(self._cache.fences.host_blocks())
         self._cache.host.check(held)

@@ -28,6 +28,7 @@ class AttentionSupport:
     latents         cells of one vector, which is key and value: see `LatentSizes`
     mixed_heads     layers with different heads, and layers that read keys of others
     whole_images    positions of an image that read each other: see `Batch.ends`
+    is_invariant    a position has the same bits alone, beside others, and in any chunk
     head_dims       head sizes; empty: all
     dtypes          types of keys and values; empty: all
     plans_on_host   the host must know where rows begin
@@ -42,6 +43,7 @@ class AttentionSupport:
     latents: bool = False
     mixed_heads: bool = False
     whole_images: bool = False
+    is_invariant: bool = False
     head_dims: tuple[int, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     plans_on_host: bool = False

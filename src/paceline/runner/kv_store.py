@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.plan import Pairs, Plan
+from paceline.core.plan import Plan
 from paceline.runner.models.config import HeadShape, ModelConfig
 from paceline.runner.models.layer_groups import LayerGroups, one_group
 from paceline.runner.tensors import from_numpy, indices
+
+WORD = torch.int32  # blocks are copied as these
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -120,7 +122,7 @@ class KVStore:
     @property
     def words(self) -> Tensor:
         """The content as numbers of 32 bits, [blocks, words]; writing to it changes the blocks."""
-        return self.content.flatten(1).view(torch.int32)
+        return self.content.flatten(1).view(WORD)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy source to destination for each pair; all are read before any is written."""
@@ -142,23 +144,33 @@ class BlockMoves:
 
     def __init__(self, kv: KVStore) -> None:
         self._kv = kv
-        self._host = torch.empty((0, *kv.content.shape[1:]), dtype=kv.dtype)
+        self.reserve(0)
 
     def reserve(self, blocks: int) -> None:
         """Allocate host memory for swapping."""
-        self._host = lazy_zeros((blocks, *self._kv.content.shape[1:]), self._kv.dtype)
+        self._host = lazy_zeros((blocks, self._kv.words.shape[1]), WORD)
 
     def carry_out(self, plan: Plan) -> None:
         self._kv.copy(plan.copies)
-        if plan.swap_out:
-            device, host = ends(plan.swap_out)
-            self._host[host] = self._kv.read(device).to(self._host.device)
-        if plan.swap_in:
-            host, device = ends(plan.swap_in)
-            self._kv.write(device, self._host[host])
+        self.out(plan.swap_out)
+        self.back(plan.swap_in)
+
+    def out(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks, or rows of other memory [rows, words], to the host."""
+        if pairs:
+            device, host = ends(pairs)
+            store = self._kv.words if memory is None else memory
+            self._host[host] = store[device].to(self._host.device)
+
+    def back(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks of the host to blocks, or to rows of other memory."""
+        if pairs:
+            host, device = ends(pairs)
+            store = self._kv.words if memory is None else memory
+            store[device] = self._host[host].to(store.device)
 
 
-def ends(pairs: Pairs) -> tuple[list[int], list[int]]:
+def ends(pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     """The sources and the targets of copies."""
     return [source for source, _ in pairs], [target for _, target in pairs]
 

@@ -58,7 +58,9 @@ class TorchRunner:
         drafter.attach(DraftingFor(model, self._state, kv.blocks, kv.block_size))
         self._moves = BlockMoves(kv)
         layout = StateLayout.of(model.config, model.dtype.itemsize)
-        self._states = None if layout is None else StateStore(layout, slots, model.dtype, device)
+        self._states = None
+        if layout is not None:
+            self._states = StateStore(layout, slots, model.dtype, device, kv.block_bytes)
         self._adapters: ResidentAdapters | None = None
         self._images: ResidentImages | None = None
         self._reports = PromptReports()
@@ -86,6 +88,12 @@ class TorchRunner:
     def kv_block_bytes(self) -> int:
         """Bytes of one block."""
         return self._kv.block_bytes
+
+    @property
+    def kv_memory(self) -> list[Tensor]:
+        """What is kept of sequences: blocks, and states if layers have some."""
+        states = [] if self._states is None else [self._states.content]
+        return [self._kv.content, *states]
 
     def block_bytes(self) -> BlockBytes:
         """Access to the bytes of blocks, for other threads."""
@@ -154,7 +162,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> StepResult:
-        with moved(plan, self._states, self._kv, self._moves.carry_out):
+        with moved(plan, self._states, self._kv, self._moves):
             return self._run_rows(plan) if len(plan.rows) else StepResult.of(plan, {})
 
     def _run_rows(self, plan: Plan) -> StepResult:

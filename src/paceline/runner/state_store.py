@@ -1,15 +1,16 @@
 """The states of sequences on the device, and copies of them."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.core.plan import Plan, SlotBlocks
-from paceline.runner.kv_store import KVStore, lazy_zeros
+from paceline.core.plan import Pairs, Plan, SlotBlocks
+from paceline.runner.kv_store import WORD, KVStore, lazy_zeros
 from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.tensors import indices, to_ints
 
@@ -39,8 +40,11 @@ class DraftInputs:
 class StateStore:
     """One state of each slot. All layers of a slot are contiguous, so a state is copied at once.
 
-    content   | slot 0                                      | slot 1      …
-              | layer 0: tensor, tensor | layer 2: tensor … |
+        content   | slot 0                                             | slot 1      …
+                  | layer 0: tensor, tensor | layer 2: tensor … |      |
+        pieces    | piece 0        | piece 1        | piece 2          | piece 3     …
+
+    A piece is as large as a KV block, so states move to and from blocks as blocks do.
     """
 
     def __init__(
@@ -49,12 +53,14 @@ class StateStore:
         slots: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        block_bytes: int = WORD.itemsize,
     ) -> None:
         """`dtype` is that of tensors that are not recurrent."""
         assert dtype.itemsize == layout.value_bytes
         self.layout = layout
         self.drafts: DraftInputs | None = None  # None: rows have no drafts
-        shape = slots, layout.bytes
+        self._pieces = -(-layout.bytes // block_bytes)  # of a state
+        shape = slots, self._pieces * block_bytes
         on_cpu = torch.device(device).type == "cpu"
         self.content = (
             lazy_zeros(shape, torch.uint8)
@@ -105,46 +111,63 @@ class StateStore:
         """Put copies back."""
         self.content.index_copy_(0, slots, content)
 
+    @property
+    def pieces(self) -> Tensor:
+        """The states in pieces as large as a KV block, [slots * pieces, words]."""
+        return self.content.view(WORD).view(len(self.content) * self._pieces, -1)
+
+    def placed(self, moves: SlotBlocks) -> Pairs:
+        """Pieces of the states of slots, each with the block where it is or will be."""
+        each = self._pieces
+        return tuple(
+            pair
+            for slot, blocks in moves
+            for pair in zip(range(slot * each, (slot + 1) * each), blocks, strict=True)
+        )
+
     def save(self, saves: SlotBlocks, kv: KVStore) -> None:
         """Copy states of slots to KV blocks."""
         for slot, blocks in saves:
-            whole, rest = self._parts(slot, kv)
-            kv.words.index_copy_(0, indices(blocks[: len(whole)], kv.content.device), whole)
-            if len(rest):
-                kv.words[blocks[-1], : len(rest)] = rest
+            kv.words.index_copy_(0, indices(blocks, kv.content.device), self._of_slot(slot))
 
     def load(self, loads: SlotBlocks, kv: KVStore) -> None:
         """Copy states from KV blocks to slots."""
         for slot, blocks in loads:
-            whole, rest = self._parts(slot, kv)
-            whole.copy_(kv.words.index_select(0, indices(blocks[: len(whole)], kv.content.device)))
-            if len(rest):
-                rest.copy_(kv.words[blocks[-1], : len(rest)])
+            found = kv.words.index_select(0, indices(blocks, kv.content.device))
+            self._of_slot(slot).copy_(found)
 
-    def _parts(self, slot: int, kv: KVStore) -> tuple[Tensor, Tensor]:
-        """The state of a slot as it is in KV blocks: whole blocks [n, words], and the rest."""
-        content, each = self.content[slot].view(torch.int32), kv.words.shape[1]
-        whole = len(content) // each * each
-        return content[:whole].view(-1, each), content[whole:]
+    def _of_slot(self, slot: int) -> Tensor:
+        """The pieces of a slot."""
+        return self.pieces[slot * self._pieces : (slot + 1) * self._pieces]
+
+
+class Moves(Protocol):
+    """Copies blocks, and rows of other memory that are as large, to the host and back."""
+
+    def carry_out(self, plan: Plan) -> None: ...
+
+    def out(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None: ...
+
+    def back(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None: ...
 
 
 @contextmanager
-def moved(
-    plan: Plan, states: StateStore | None, kv: KVStore, carry_out: Callable[[Plan], None]
-) -> Generator[None]:
-    """Make the copies of a plan around its rows. `carry_out` makes those that are not of states."""
+def moved(plan: Plan, states: StateStore | None, kv: KVStore, moves: Moves) -> Generator[None]:
+    """Make the copies of a plan around its rows. `moves` makes those that are not of states."""
     if states is None:
-        carry_out(plan)
+        moves.carry_out(plan)
         yield
         return
-    moves = plan.states
-    states.save(moves.saves_before, kv)
-    carry_out(plan)
-    states.copy(moves.copies)
-    states.load(moves.loads, kv)
+    listed = plan.states
+    states.save(listed.saves_before, kv)
+    moves.out(states.placed(listed.swap_out), states.pieces)
+    moves.carry_out(plan)
+    states.copy(listed.copies)
+    states.load(listed.loads, kv)
+    moves.back([(host, at) for at, host in states.placed(listed.swap_in)], states.pieces)
     yield
-    states.save(moves.saves, kv)
-    kv.copy(moves.block_copies)
+    states.save(listed.saves, kv)
+    kv.copy(listed.block_copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

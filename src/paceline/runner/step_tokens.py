@@ -109,6 +109,8 @@ class StepTokens:
     def draft(self, plan: Plan, rows: DraftInput) -> Drafts:
         """Drafts of the rows that sample, up to the first that a constraint does not allow."""
         drafts = self._drafter.draft(rows)
+        if self._model.is_invariant:  # a draft is right if it is what would be sampled without it
+            drafts = Drafts(drafts.ids)
         check_shape(self._drafter, drafts, len(rows.number), rows.most)
         check_drafts(self._drafter, drafts.ids, rows.number, self._model.config.vocab)
         masks = self._masked(plan, np.flatnonzero(plan.rows.samples), drafts.ids)

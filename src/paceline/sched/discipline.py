@@ -122,7 +122,7 @@ class Discipline(ABC):
 
     def compose(self, now: float, admitting: bool) -> Composition:
         """The rows of the next step."""
-        self.given_way = 0
+        self.given_way = self._departures.preempt_rested()
         self._fork()
         step = self.build(now, admitting)
         if self.state.table.drafting:
@@ -169,7 +169,7 @@ class Discipline(ABC):
         state = self.state
         while True:
             slot = state.table.order
-            count = share(slot)
+            count = state.swapping.let_rest(slot, share(slot))
             short = self._short(slot, count)
             missing = int(short.sum()) - state.cache.pool.free
             if missing <= 0:

@@ -12,7 +12,6 @@ from paceline.core.events import CacheEvent
 from paceline.core.plan import NO_OUTPUTS, Ended, Outputs, Plan, StepResult
 from paceline.core.request import Finish, Request, Sequence
 from paceline.core.settings.config import Config
-from paceline.core.settings.features import FULL_ATTENTION
 from paceline.kv.connector import Connector
 from paceline.sched import view as snapshot
 from paceline.sched.commit.accounting import Accounting
@@ -26,6 +25,7 @@ from paceline.sched.lifecycle.submit_checks import fitting_limit
 from paceline.sched.lifecycle.timeouts import QueueLimits, Timeout
 from paceline.sched.planner import Planner
 from paceline.sched.stats import Stats
+from paceline.sched.transfers.connector_link import check_connector
 from paceline.sched.transfers.swapping import Rates
 from paceline.sched.view import SchedulerView
 
@@ -176,6 +176,7 @@ class Scheduler:
         self._flight.popleft()
         if state.link.connector is not None:
             state.link.begin_loads(self._flight)
+            state.stores.committed(plan.step)
         freed = state.cache.confirm(plan.step)
         if state.cache.tables.slides:
             freed |= state.prefixes.give_back_unread(plan.rows.slot)
@@ -290,34 +291,34 @@ class Scheduler:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, now: float = 0.0) -> bool:
         """Forget all cached content. False while running requests hold blocks of it."""
+        cause = "a reset of the prefix cache" if reset_running_requests else ""
+        return self._empty_cache(cause, now) and self.state.link.clear()
+
+    def use_weights(self, fingerprint: str, now: float = 0.0) -> bool:
+        """Forget all KV of the device and the host, and name new KV by weights with this
+        fingerprint. Open requests are computed again. No step may be in flight. False while a
+        transfer holds blocks: call it again then."""
+        if not self._empty_cache("other weights", now):
+            return False
+        self.state.use_weights(fingerprint)
+        return True
+
+    def _empty_cache(self, cause: str, now: float) -> bool:
+        """Forget all cached KV; with a cause, preempt the residents first."""
         self._tick(now)
-        state = self.state
-        if reset_running_requests:
-            for slot in state.table.order[::-1].tolist():
-                self._recompute(slot, "a reset of the prefix cache")
-                self._planner.steady = None
-            for sequence in list(state.swapped):
-                self.components.departures.demote(sequence)
-        if state.link.connector is not None:
+        if cause:
+            self._planner.steady = None
+            self.components.departures.vacate_all(cause)
+        if self.state.link.connector is not None:
             self._settle_transfers()
-        return state.cache.reset() and state.link.clear()
+        return self.state.cache.reset()
 
     def connect(self, connector: Connector) -> None:
         """Load and store KV with a connector. Call this before the first request. ConfigError
-        without `enable_prefix_caching`, and with attention groups that the connector does not
-        transfer."""
-        cache = self.config.cache
-        if not cache.enable_prefix_caching:
-            raise ConfigError("kv_connector needs enable_prefix_caching")
-        if cache.state_blocks:
-            raise ConfigError("connectors do not transfer states of sequences: remove kv_connector")
-        if cache.attention_groups != FULL_ATTENTION and not connector.takes_groups:
-            kinds, name = ", ".join(one.kind for one in cache.groups), connector.config.kv_connector
-            raise ConfigError(
-                f"kv_connector {name!r} transfers blocks of one group with full attention; "
-                f"attention_groups has {kinds}: remove one of the settings"
-            )
+        without `enable_prefix_caching`, and with groups or states that it does not transfer."""
+        check_connector(connector, self.config.cache)
         self.state.link.connect(connector)
+        self.state.states.before_end = int(self.state.link.role == "kv_producer")
 
     def check_transfer(self, request: Request) -> None:
         """RequestError if a request asks for a transfer that the connector cannot make."""

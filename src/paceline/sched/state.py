@@ -86,8 +86,8 @@ class SchedulerState:
         self.prefixes = Prefixes(self)
         self.states = States(config.cache, self.table, self.cache, self.prefixes)
         self.link = ConnectorLink(self.cache)
-        self.stores = Stores(self.link, self.table, self.cache)
-        self.swapping = Swapping(config.preemption, self.table, self.cache)
+        self.stores = Stores(self.link, self.table, self.cache, self.states)
+        self.swapping = Swapping(config.preemption, self.table, self.cache, self.states)
         self.policy = policy.load(config.policy, self)
         self.speculation = speculation.load(config.speculation)
         self.queue = WaitingQueue(self.policy)
@@ -135,9 +135,18 @@ class SchedulerState:
 
     @property
     def coming_blocks(self) -> int:
-        """Blocks that the steps in flight will free."""
+        """Blocks that the steps in flight will free, and residents that are about to be swapped."""
         cache, order = self.cache, self.table.order
-        return cache.fences.coming + cache.tables.coming(order, self.table.planned[order])
+        passed = cache.tables.coming(order, self.table.planned[order])
+        return cache.fences.coming + passed + self.swapping.coming
+
+    def use_weights(self, fingerprint: str) -> None:
+        """Name KV by weights with this fingerprint. Nothing is cached or resident."""
+        self.cache.index.keys.renew(fingerprint)
+        self.images.cache.clear()
+        for leader in self.live.values():
+            for sequence in self.group(leader):
+                sequence.keys = []
 
     # -- what policies see --------------------------------------------------
 

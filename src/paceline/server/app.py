@@ -34,6 +34,7 @@ from paceline.server.routes.operations import (
 from paceline.server.routes.responses import compaction_routes, response_routes
 from paceline.server.routes.stored_responses import stored_response_routes
 from paceline.server.routes.tokenize import model_routes, token_routes
+from paceline.server.routes.upkeep import sleep_routes, weight_routes
 from paceline.server.scoreboard import Scoreboard
 from paceline.server.settings import ServerSettings
 from paceline.server.tasks import PacedRequests
@@ -57,6 +58,8 @@ ROUTES = (
     probe_routes,
     hosting_routes,
     control_routes,
+    sleep_routes,
+    weight_routes,
     dashboard_routes,
 )
 DEFAULTS = ServerSettings()
@@ -89,7 +92,10 @@ def create_app(
     known: dict[str, set[str]] = defaultdict(set)  # the methods of each path
     for routes in ROUTES:
         router = routes(context)
-        app.include_router(router)
+        if app.router.dependencies:
+            app.include_router(router)
+        else:  # to include it would build every route a second time
+            app.router.routes += router.routes
         for route in router.routes:
             assert isinstance(route, APIRoute)
             known[route.path].update(route.methods or ())

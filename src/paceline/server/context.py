@@ -209,6 +209,11 @@ class ServerContext:
         return self.models[0]
 
     @property
+    def system_fingerprint(self) -> str:
+        """A name of everything that outputs depend on; empty if clients may change the weights."""
+        return "" if self.settings.allow_weight_updates else self.engine.fingerprint
+
+    @property
     def closed(self) -> str | None:
         """Why requests are refused at present; None if they are accepted."""
         if self.draining:

@@ -65,6 +65,8 @@ class ServerSettings:
             requests that require a call may have tools.
         allow_runtime_lora_updating: Let clients load adapters from any folder of this machine, and
             unload them: /v1/load_lora_adapter and /v1/unload_lora_adapter.
+        allow_weight_updates: Let clients replace the weights of the model by those of any folder of
+            this machine: /update_weights.
         allowed_media_domains: Host that images are fetched from, or * for every public one; may be
             repeated. Without it, images must be sent as data URLs.
         media_bytes: Maximum size of an image that is fetched.
@@ -119,6 +121,7 @@ class ServerSettings:
     trust_request_chat_template: bool = False
     enable_auto_tool_choice: bool = True
     allow_runtime_lora_updating: bool = False
+    allow_weight_updates: bool = False
     allowed_media_domains: tuple[str, ...] = ()
     media_bytes: int = 20 * 2**20
     media_s: float = 5.0

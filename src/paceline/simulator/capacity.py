@@ -7,7 +7,7 @@ from itertools import count, islice, pairwise, takewhile
 from math import inf
 
 from paceline.core.errors import ConfigError
-from paceline.simulator.experiment import Experiment, Variant, in_processes
+from paceline.simulator.experiment import Experiment, Variant, Workers
 from paceline.simulator.fleet import MOST_REPLICAS, FleetModel, simulated
 from paceline.simulator.loads import Workload
 from paceline.simulator.results.figures import Figures, SimulationReport
@@ -17,6 +17,7 @@ PRECISION = 0.02  # of the rate
 DOUBLINGS = 12
 ALONE = 0.1  # requests that run at a time
 LASTING = 0.5  # of a rate: if less is served, all requests are rather one burst
+AT_ONCE = 2  # rates that are tried at a time
 SPREAD_OUT = 2.0  # times the rate that holds: if it also holds without bursts, these are the limit
 PLAIN = Variant("")
 
@@ -105,15 +106,16 @@ def highest_rate(
             "all requests of the load come at the same time, so it has no rate; give a load in "
             "which they come one after the other"
         )
-    found = RateSearch(experiment, limits, jobs).best_of(load, precision)
-    if found.is_least:
-        return found
-    evenly, search = load.evenly(), RateSearch(experiment, limits, jobs)
-    slowest = min(one.tried for one in found.trials)
-    if not search.holds(evenly, SPREAD_OUT * found.best.tried if found.best else slowest):
-        return found
-    answer = search.best_of(evenly, precision)
-    return found if answer.best is None else replace(found, evenly=answer)
+    with Workers(min(jobs, AT_ONCE)) as workers:
+        found = RateSearch(experiment, limits, workers).best_of(load, precision)
+        if found.is_least:
+            return found
+        evenly, search = load.evenly(), RateSearch(experiment, limits, workers)
+        slowest = min(one.tried for one in found.trials)
+        if not search.holds(evenly, SPREAD_OUT * found.best.tried if found.best else slowest):
+            return found
+        answer = search.best_of(evenly, precision)
+        return found if answer.best is None else replace(found, evenly=answer)
 
 
 class RateSearch:
@@ -122,8 +124,8 @@ class RateSearch:
     It tries two rates at a time, so that the answer does not depend on the number of processes.
     """
 
-    def __init__(self, experiment: Experiment, limits: LatencyLimits, jobs: int) -> None:
-        self._experiment, self._limits, self._jobs = experiment, limits, jobs
+    def __init__(self, experiment: Experiment, limits: LatencyLimits, workers: Workers) -> None:
+        self._experiment, self._limits, self._workers = experiment, limits, workers
         self._trials: dict[float, Trial] = {}
 
     def best_of(self, load: Workload, precision: float) -> CapacityAnswer:
@@ -167,7 +169,7 @@ class RateSearch:
     def _try(self, load: Workload, rates: list[float]) -> None:
         new = [rate for rate in rates if rate not in self._trials]
         run = partial(figures_at, self._experiment, load)
-        for rate, figures in zip(new, in_processes(run, new, self._jobs), strict=True):
+        for rate, figures in zip(new, self._workers.map(run, new), strict=True):
             self._trials[rate] = Trial(rate, self._limits.broken_by(figures), figures)
 
 
@@ -193,9 +195,10 @@ def replicas_needed(
     most = min(conversations, MOST_REPLICAS)  # more of them would have nothing to do
     doubled = iter([*takewhile(lambda number: number < most, (2**n for n in count())), most])
     high = 0
-    while not high and (batch := list(islice(doubled, max(jobs, 1)))):
-        trials |= zip(batch, in_processes(test, batch, jobs), strict=True)
-        high = next(filter(holds, batch), 0)
+    with Workers(jobs) as workers:
+        while not high and (batch := list(islice(doubled, max(jobs, 1)))):
+            trials |= zip(batch, workers.map(test, batch), strict=True)
+            high = next(filter(holds, batch), 0)
     trials = {number: one for number, one in trials.items() if number <= (high or most)}
     low = max((number for number in trials if number < high), default=0)
     while high - low > 1:

@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from html import escape
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -74,16 +74,29 @@ class Experiment:
 
     def run_all(self, variants: Sequence[Variant], jobs: int) -> list[VariantResult]:
         """In the order of the variants, up to `jobs` at a time."""
-        return in_processes(self.run, variants, jobs)
+        with Workers(min(jobs, len(variants))) as workers:
+            return workers.map(self.run, variants)
 
 
-def in_processes(function: Callable[[T], R], items: Iterable[T], jobs: int) -> list[R]:
-    """The result of each item, in order; in this process if there is one job."""
-    listed = list(items)
-    if min(jobs, len(listed)) <= 1:
-        return [function(item) for item in listed]
-    with ProcessPoolExecutor(min(jobs, len(listed)), get_context("spawn")) as pool:
-        return list(pool.map(function, listed))
+class Workers:
+    """Up to `jobs` processes, which start with the first items and remain for all later ones."""
+
+    def __init__(self, jobs: int) -> None:
+        self._pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else None
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """The result of each item, in order; a single one is computed in this process."""
+        listed = list(items)
+        if self._pool is None or len(listed) <= 1:
+            return [function(item) for item in listed]
+        return list(self._pool.map(function, listed))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def variants_of(policies: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[Variant]:

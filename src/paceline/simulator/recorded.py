@@ -23,7 +23,8 @@ from paceline.simulator.requests import SimulatedRequest
 
 # What a simulation decides by itself, or cannot model.
 UNUSED = (
-    *("attention_groups", "enable_kv_cache_events", "model_fingerprint", "state_blocks"),
+    *("attention_groups", "enable_kv_cache_events", "state_blocks"),
+    *("model_fingerprint", "system_fingerprint"),
     *(one.name for one in fields(SpeculationConfig)),
 )
 

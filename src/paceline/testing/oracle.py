@@ -81,6 +81,7 @@ class OracleRunner:
 
     groups = FULL_ATTENTION
     has_states = False
+    weights = ""  # with others, all that is computed differs, as with another salt
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class OracleRunner:
         self.cells = [[-1] * block_size for _ in range(blocks)]
         self.host: list[list[int] | None] = [None] * host_blocks
         self._lag = lag
-        self._leaving: deque[tuple[int, Pairs]] = deque()  # copies to the host, by step
+        self._leaving: deque[tuple[int, Pairs, dict[int, list[int]]]] = deque()  # by step
         self.reading: deque[tuple[int, set[int]]] = deque()  # host blocks, by step
         self.tracks: dict[int, Track] = {}
         self.computed = 0  # positions, over all steps
@@ -108,7 +109,7 @@ class OracleRunner:
         self._states = WorkingStates(self)
 
     def run(self, plan: Plan) -> StepResult:
-        self._states.before(plan.states)
+        states = self._states.before(plan.states)
         self.lose(plan)
         for source, target in plan.copies:
             self.copy(source, target)
@@ -118,12 +119,13 @@ class OracleRunner:
         self._encode(plan)
         result = self._result(plan)
         self._states.end(plan.states)
-        for _, target in plan.swap_out:
+        for target in (*(target for _, target in plan.swap_out), *states):
             read = any(target in blocks for _, blocks in self.reading)
             assert not read, f"host block {target} is overwritten while a step reads it"
             self.host[target] = None
-        self.reading.append((plan.step, {source for source, _ in plan.swap_in}))
-        self._leaving.append((plan.step, plan.swap_out))
+        returned = {block for _, blocks in plan.states.swap_in for block in blocks}
+        self.reading.append((plan.step, returned.union(source for source, _ in plan.swap_in)))
+        self._leaving.append((plan.step, plan.swap_out, states))
         self.settle(plan.step - self._lag)
         return result
 
@@ -132,8 +134,11 @@ class OracleRunner:
         while self.reading and self.reading[0][0] <= step:
             self.reading.popleft()
         while self._leaving and self._leaving[0][0] <= step:
-            for source, target in self._leaving.popleft()[1]:
+            _, copies, states = self._leaving.popleft()
+            for source, target in copies:
                 self.store(source, target)
+            for target, content in states.items():
+                self.host[target] = content
 
     # -- memory, which another kind of store may stand in for ----------------
 
@@ -152,9 +157,12 @@ class OracleRunner:
 
     def restore(self, source: int, target: int) -> None:
         """From the host."""
-        content = self.host[source]
-        assert content is not None, f"host block {source} is read before it was written"
-        self.cells[target] = list(content)
+        self.cells[target] = list(self.on_host(source))
+
+    def on_host(self, block: int) -> list[int]:
+        content = self.host[block]
+        assert content is not None, f"host block {block} is read before it was written"
+        return content
 
     # -- plans --------------------------------------------------------------
 
@@ -179,7 +187,8 @@ class OracleRunner:
     def _admit(self, new: Admitted) -> None:
         assert new.slot not in self.tracks, f"slot {new.slot} was not released"
         assert len(new.more) == len(self.groups) - 1, f"{new.request.id!r} has other groups"
-        self.tracks[new.slot] = Track.of(new)
+        salted = replace(new.request, cache_salt=new.request.cache_salt + self.weights)
+        self.tracks[new.slot] = Track.of(replace(new, request=salted) if self.weights else new)
 
     def _encode(self, plan: Plan) -> None:
         for one in plan.encode:

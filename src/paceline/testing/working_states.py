@@ -18,6 +18,8 @@ class Cells(Protocol):
 
     def copy(self, source: int, target: int) -> None: ...
 
+    def on_host(self, block: int) -> list[int]: ...
+
 
 class WorkingStates:
     """The state of each slot is the digest of the positions that went into it, or, below 0, what
@@ -28,16 +30,28 @@ class WorkingStates:
         self._cells = cells
         self._of_slot: dict[int, int] = {}
 
-    def before(self, moves: StateMoves) -> None:
-        """Make the copies that come before a plan changes anything else."""
+    def before(self, moves: StateMoves) -> dict[int, list[int]]:
+        """Make the copies that come before a plan changes anything else. Returns what goes to the
+        host, by block."""
         for slot, blocks in moves.saves_before:
             self._save(slot, blocks)
+        size = self._cells.block_size
+        return {
+            block: [self._part(self._of_slot[slot], index)] * size
+            for slot, blocks in moves.swap_out
+            for index, block in enumerate(blocks)
+        }
 
     def begin(self, moves: StateMoves, tracks: dict[int, Track]) -> None:
         """Make the copies that come before the rows."""
         self._of_slot |= {target: self._of_slot[source] for source, target in moves.copies}
         for slot, blocks in moves.loads:
-            self._of_slot[slot] = self._loaded(tracks[slot], blocks)
+            size = range(self._cells.block_size)
+            seen = [[self._cells.seen(block, offset) for offset in size] for block in blocks]
+            self._of_slot[slot] = self._loaded(tracks[slot], blocks, seen)
+        for slot, blocks in moves.swap_in:
+            seen = [self._cells.on_host(block) for block in blocks]
+            self._of_slot[slot] = self._loaded(tracks[slot], blocks, seen)
 
     def end(self, moves: StateMoves) -> None:
         """Make the copies that come after the rows."""
@@ -68,11 +82,11 @@ class WorkingStates:
             for offset in range(self._cells.block_size):
                 self._cells.put(block, offset, part)
 
-    def _loaded(self, track: Track, blocks: Blocks) -> int:
+    def _loaded(self, track: Track, blocks: Blocks, content: list[list[int]]) -> int:
         """The state in some blocks, which must be that of the positions that a slot begins with."""
-        due, cells = track.digests[-1], self._cells
-        for index, block in enumerate(blocks):
-            for seen in {cells.seen(block, offset) for offset in range(cells.block_size)}:
+        due = track.digests[-1]
+        for index, (block, cells) in enumerate(zip(blocks, content, strict=True)):
+            for seen in set(cells):
                 if seen < -1:
                     return seen
                 assert seen == self._part(due, index), (

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +12,11 @@ from paceline.core.adapter import AdapterConfig, parse_modules
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.checks import require
 from paceline.core.settings.config import CacheConfig, Config
-from paceline.core.settings.features import FULL_ATTENTION, RecordConfig
+from paceline.core.settings.features import FULL_ATTENTION, KVEventsConfig, RecordConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import collection_paused
-from paceline.engine.components import EngineComponents
+from paceline.core.system.start import START
+from paceline.engine.components import Connection, EngineComponents
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.engine.loop.adapters import AdapterHost, AdapterRequests
 from paceline.engine.loop.ports import PromptImages, Runner
@@ -26,20 +26,21 @@ from paceline.hub.repository_files import Progress, silent
 from paceline.kv import connector as port
 from paceline.kv.connector import BlockMemory, Bytes, Connector
 from paceline.runner.kv_store import BlockBytes
-from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
 from paceline.structured.backend import backend_names
 from paceline.structured.compiler import CompilerLimits, GrammarCompiler, LazyCompiler
 from paceline.structured.token_table import TokenTable
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
-from paceline.wiring.device import Device, ModelLoad, assemble, device_named
+from paceline.wiring.device import Device, LoadedRunner, ModelLoad, assemble, device_named
 from paceline.wiring.encoder import assemble as assemble_encoder
 from paceline.wiring.encoder import encoder_folder
+from paceline.wiring.fingerprint import model_fingerprint, system_fingerprint
 from paceline.wiring.model import ModelSource, find_draft_weights, find_model
 from paceline.wiring.model_files import load_images, load_tokenizer, log_images, sampling_rules
 from paceline.wiring.ranks.ranked_runner import RankedBlocks, assemble_ranks
 from paceline.wiring.recording import scheduler_of
+from paceline.wiring.resident_model import ModelOrigin, resident_model
 from paceline.wiring.settings import part_of, pop_settings, sort_settings
 from paceline.wiring.vllm.configs import connector_config, kv_events_in
 from paceline.wiring.vllm.values import EVENTS
@@ -106,40 +107,6 @@ def with_encoder_room(
     return chosen
 
 
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file, evenly spaced
-
-
-def fingerprint(checkpoint: Checkpoint, device: str, load_config: LoadConfig) -> str:
-    """Equal for equal weights that are computed with in the same way, wherever their files are.
-
-    It covers the shape of the model, the sizes of its files and samples of their content, which any
-    training changes. All of the content would take as long to read as the weights.
-    """
-    name = blake2b(digest_size=16)
-    numbers = device, load_config.dtype, load_config.kv_cache_dtype, load_config.weights
-    for part in (repr(checkpoint.config), *numbers):
-        add(name, part.encode())
-    for file in checkpoint.files:
-        add(name, str(file.stat().st_size).encode())
-        for sample in samples(file):
-            add(name, sample)
-    return name.hexdigest()
-
-
-def add(name: blake2b, part: bytes) -> None:
-    """Add a part with its length, so that no two lists of parts look alike."""
-    name.update(len(part).to_bytes(8, "little") + part)
-
-
-def samples(file: Path) -> Iterable[bytes]:
-    size = file.stat().st_size
-    stride = max(size // SAMPLES, SAMPLE_BYTES)
-    with file.open("rb") as content:
-        for offset in range(0, size, stride):
-            content.seek(offset)
-            yield content.read(SAMPLE_BYTES)
-
-
 class BlockOwner(Protocol):
     """A runner whose blocks other threads may copy."""
 
@@ -158,6 +125,8 @@ class DeviceBlocks:
         if config.attention_groups != FULL_ATTENTION:  # which layers a block is of follows from it
             kinds = (f"{one.count}{one.kind[0]}{one.window}" for one in config.attention_groups)
             self.layout = "-".join((self.layout, *kinds))
+        if config.state_blocks:
+            self.layout += f"-{config.state_blocks}states"
 
     @property
     def memory(self) -> BlockMemory | None:
@@ -189,12 +158,12 @@ def named_connector(load_config: LoadConfig) -> Connector | None:
 
 def connect(
     connector: Connector | None, scheduler: Scheduler, runner: BlockOwner
-) -> DeviceBlocks | None:
-    """Give the scheduler its connector. Returns the blocks to attach it to."""
+) -> Connection | None:
+    """Give the scheduler its connector. Returns it with the blocks to attach it to."""
     if connector is None:
         return None
     scheduler.connect(connector)
-    return DeviceBlocks(runner.block_bytes(), scheduler.config.cache)
+    return Connection(connector, DeviceBlocks(runner.block_bytes(), scheduler.config.cache))
 
 
 def build(
@@ -207,13 +176,7 @@ def build(
     device, events = device_of(load_config.device), kv_events_in(load_config.kv_events_config)
     connector = named_connector(load_config)
     if (folder := encoder_folder(model, load_config, progress)) is not None:
-        require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
-        require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
-        require(events is None, "an encoder caches no KV; remove kv_events_config")
-        require(
-            load_config.tensor_parallel_size == 1,
-            "an encoder has one rank; remove tensor_parallel_size",
-        )
+        check_encoder(load_config, lora, events)
         return build_encoder(model, folder, rest, load_config, record)
     if events is not None:
         require(
@@ -221,7 +184,7 @@ def build(
             f"{EVENTS} reports cached prefixes, which needs enable_prefix_caching",
         )
         rest["enable_kv_cache_events"] = True
-    with collection_paused():
+    with collection_paused(), START.phase("files and tokenizer"):
         source: ModelSource = find_model(model, load_config, device, progress)
         draft = find_draft_weights(
             rest, load_config, device, progress, source.checkpoint, source.tokenizer
@@ -235,33 +198,50 @@ def build(
     if sizes.reads_images_whole:
         rest["disable_chunked_mm_input"] = True  # no position reads one that is not computed
     rest = with_encoder_room(rest, images, on.USUAL_TOKENS, sizes.max_position)
-    rest["model_fingerprint"] = fingerprint(source.checkpoint, device, load_config)
+    weights = model_fingerprint(source.checkpoint, device, load_config)
+    whole = system_fingerprint(weights, source.tokenizer, device, load_config)
+    rest |= {"model_fingerprint": weights, "system_fingerprint": whole}
     given = replace(load_config, device=device)
     load = ModelLoad(rest, given, source.checkpoint, constrained, draft, lora)
-    scheduler, runner = assembled(on, model, load, partial(scheduler_of, record=record))
-    depth = load_config.steps_in_flight(on.DEPTH)
-    rules = sampling_rules(source.tokenizer, load_config)
+    scheduler, loaded = assembled(on, model, load, partial(scheduler_of, record=record))
+    runner = loaded.runner
     return EngineComponents(
         model,
         scheduler,
         runner,
         source.tokenizer,
         template,
-        depth=depth,
-        rules=rules,
+        depth=load_config.steps_in_flight(on.DEPTH),
+        rules=sampling_rules(source.tokenizer, load_config),
         constrained=constrained,
         images=images,
         adapters=served_adapters(lora, scheduler.config.step.max_loras, runner.host_adapters),
         kv_events=events,
-        connector=connector,
-        blocks=connect(connector, scheduler, runner),
+        connection=connect(connector, scheduler, runner),
         trace=trace_of(record, runner),
+        memory=resident_model(loaded, ModelOrigin(model, sizes, device, load_config), weights),
+    )
+
+
+def check_encoder(
+    load_config: LoadConfig, lora: AdapterConfig, events: KVEventsConfig | None
+) -> None:
+    """ConfigError if a setting is for models that generate."""
+    require(not lora.enable_lora, "adapters are for models that generate; remove enable_lora")
+    require(not load_config.kv_connector, "an encoder caches no KV; remove kv_connector")
+    require(events is None, "an encoder caches no KV; remove kv_events_config")
+    require(
+        not load_config.batch_invariant, "batch_invariant is for models that generate; remove it"
+    )
+    require(
+        load_config.tensor_parallel_size == 1,
+        "an encoder has one rank; remove tensor_parallel_size",
     )
 
 
 def assembled(
     on: Device, model: str, load: ModelLoad, scheduler_of: Callable[[Config], Scheduler]
-) -> tuple[Scheduler, Any]:
+) -> tuple[Scheduler, LoadedRunner]:
     if load.config.tensor_parallel_size == 1:
         return assemble(on, load, scheduler_of)
     return assemble_ranks(on, model, load, scheduler_of)

@@ -10,9 +10,11 @@ from torch import Tensor
 from paceline.core.adapter import AdapterConfig
 from paceline.core.capabilities import NS
 from paceline.core.errors import ConfigError
+from paceline.core.settings.checks import require
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import limit_early
+from paceline.core.system.start import START
 from paceline.runner import attention_backend
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
 from paceline.runner.attention_backend import Attention
@@ -20,6 +22,7 @@ from paceline.runner.batch import Coordinates
 from paceline.runner.draft_heads.head import DraftWeights, HeadWeights
 from paceline.runner.draft_heads.head_drafter import HeadDrafter
 from paceline.runner.encoder_store import EncoderStore, ResidentImages
+from paceline.runner.idle_memory import HostMemory
 from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.linear_choice import choose
 from paceline.runner.layers.packed_cache import PackedCache
@@ -87,7 +90,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     if load_config.threads or ranks > 1:
         torch.set_num_threads(load_config.threads or max(torch.get_num_threads() // ranks, 1))
     length = part_of(StepConfig, suited).max_model_len
-    model = load_model(checkpoint, load_config, length, group)
+    with START.phase("weights"):
+        model = load_model(checkpoint, load_config, length, group, load_config.batch_invariant)
     if draft is not None:
         embedding = embedding_for(draft, checkpoint, group)
         give_weights(drafter, draft, load_config, length, attention, embedding)
@@ -103,13 +107,22 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     if model.images is not None:
         runner.use_images(images_of(model.images, config))
     if adapters.enable_lora:
+        require(
+            not (load_config.batch_invariant and sizes.reads_images_whole),
+            "batch_invariant computes rows with adapters one by one, and positions of images of "
+            "this model read each other; remove enable_lora",
+        )
         runner.use_adapters(adapters_of(model, adapters, step))
     # All ranks measure, because they compute together; rank 0 decides by what it found.
     cost = runner.measure_cost(step.max_model_len) if step.max_step_s else None
-    if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, cost=cost)
-    runner.reserve_host(config.preemption.swap_space)
-    return LoadedRunner(config, runner, Rates(*runner.measure()), cost)
+    rates = None
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        rates = Rates(*runner.measure())
+    # Adapters are fitted to the weights of the start.
+    changes = None if adapters.enable_lora else model
+    keeper = HostMemory(model, runner.kv_memory, free_bytes)
+    return LoadedRunner(config, runner, rates, cost, model=changes, keeper=keeper)
 
 
 def adapters_of(model: Model, adapters: AdapterConfig, step: StepConfig) -> ResidentAdapters:
@@ -155,7 +168,11 @@ def images_of(images: ImageEncoder, config: Config) -> ResidentImages:
 
 
 def load_model(
-    checkpoint: Checkpoint, load_config: LoadConfig, length: int, group: RankGroup | None = None
+    checkpoint: Checkpoint,
+    load_config: LoadConfig,
+    length: int,
+    group: RankGroup | None = None,
+    is_invariant: bool = False,
 ) -> Model:
     chosen = choose(load_config.weights, checkpoint)
     log.info("loading weights: %s", chosen)
@@ -170,6 +187,7 @@ def load_model(
         max_model_len=length,
         packed=packed,
         group=group,
+        is_invariant=is_invariant,
     )
 
 

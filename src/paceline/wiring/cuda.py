@@ -15,11 +15,14 @@ from paceline.core.multimodal import MultimodalConfig
 from paceline.core.plugins import classes_of
 from paceline.core.settings.config import Config, SpeculationConfig, StepConfig
 from paceline.core.settings.load import LoadConfig
+from paceline.core.system.start import START
 from paceline.engine.loop.turn_times import TurnTimer
 from paceline.engine.loop.warm_up import WarmUp
+from paceline.kv.connector import needs_memory
 from paceline.runner import attention_backend
 from paceline.runner.attention_backend import Attention
 from paceline.runner.cuda.adapters import AdapterSizes
+from paceline.runner.cuda.device_memory import DeviceMemory, DevicePools, in_pool, kv_store
 from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
@@ -69,7 +72,7 @@ PROPOSERS: Mapping[str, str | type[Drafter]] = {
 SUPPORT = CUDA
 DEPTH: int = 2
 USUAL_TOKENS: int = CUDA_DEFAULTS["max_num_batched_tokens"]
-ATTENTION = "triton"
+ATTENTION, INVARIANT_ATTENTION = "triton", "triton_fixed"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 # Filters hold in float32: logits, probabilities, their order, sums in 64 bits (twice), and token
@@ -87,8 +90,9 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
     settings, load_config, checkpoint = load.settings, load.config, load.checkpoint
     masks, draft, adapters = load.masks, load.draft, load.adapters
-    name = ATTENTION if load_config.attention == "auto" else load_config.attention
-    attention = attention_backend.load_for(name, "cuda", ATTENTION)
+    usual = INVARIANT_ATTENTION if load_config.batch_invariant else ATTENTION
+    name = usual if load_config.attention == "auto" else load_config.attention
+    attention = attention_backend.load_for(name, "cuda", usual)
     load_config = checked(load_config, adapters, attention, group)
     dtype = DTYPES["bfloat16" if load_config.dtype == "auto" else load_config.dtype]
     kv_dtype = CACHE_DTYPES.get(load_config.kv_cache_dtype, dtype)
@@ -101,41 +105,66 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         raise ConfigError("max_step_s is for a CPU; on a GPU, set max_num_batched_tokens")
     log.info("loading weights")
     drafter = drafter_of(chosen, draft, checkpoint, (dtype, kv_dtype), group)
-    model = load_model(checkpoint, chosen, dtype, adapters, group)
+    kind = dtype, load_config.batch_invariant
+    pools = DevicePools() if load_config.enable_sleep_mode else None
+    with START.phase("weights"), in_pool(pools, "weights"):
+        model = load_model(checkpoint, chosen, kind, adapters, group)
     log.info("weights are loaded; running the largest step once, to measure its memory")
     sizes = sizes_of(step, load_config)
     groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
-    needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
+    with START.phase("largest step"):
+        needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
     needed += (1 + drafter.store_count) * RING_BYTES if load_config.swap_space else 0
     free = free_bytes(load_config.gpu_memory_utilization) - needed
     bytes_each = {"value_bytes": kv_dtype.itemsize, "activation_bytes": dtype.itemsize}
     gpu = Hardware(max(free, 0), 1.0, defaults=defaults, kept_blocks=KEPT_BLOCKS, **bytes_each)
     gpu = least_room(gpu, group, 1 if group is None else ranks_on_gpu(group.shard.size))
-    log.info("%.1f GiB are left for KV", gpu.free_bytes / GIB)
-    if (
-        gpu.free_bytes <= 0
-        and not load_config.kv_cache_gib
-        and not load_config.num_gpu_blocks_override
-    ):
+    check_left(gpu.free_bytes, load_config, step)
+    config = resolve(settings, load_config, model_config, gpu, drafter.cell_bytes)
+    # The store has one block more, for rows that fill up a batch.
+    size = config.cache.num_blocks + 1, config.cache.block_size
+    with START.phase("KV memory"):
+        kv = kv_store(pools, model_config, *size, kv_dtype, "cuda", groups)
+        sizes = sizes_of(config.step, load_config)
+        runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
+    if not load_config.enforce_eager:
+        with START.phase("CUDA graphs"):
+            drafts = config.speculation.num_speculative_tokens > 0
+            runner.warm(drafts, logged("capturing CUDA graphs"))
+    rates = None
+    if config.preemption.swap_space:
+        runner.reserve_host(config.preemption.swap_space)
+        rates = Rates(rate, runner.blocks_per_s())
+    # Adapters are fitted to the weights of the start.
+    changes = None if adapters.enable_lora else model
+    keeper = keeper_of(model, kv, pools, load_config.kv_connector)
+    eager = load_config.enforce_eager
+    return LoadedRunner(config, runner, rates, is_eager=eager, model=changes, keeper=keeper)
+
+
+def check_left(free: int, load_config: LoadConfig, step: StepConfig) -> None:
+    """ConfigError if no memory is left for KV, and its size is not set."""
+    log.info("%.1f GiB are left for KV", free / GIB)
+    if free <= 0 and not load_config.kv_cache_gib and not load_config.num_gpu_blocks_override:
         raise ConfigError(
             f"the weights and the largest step leave no memory for KV: raise "
             f"gpu_memory_utilization ({load_config.gpu_memory_utilization}) or lower "
             f"max_num_batched_tokens ({step.max_num_batched_tokens})"
         )
-    config = resolve(settings, load_config, model_config, gpu, drafter.cell_bytes)
-    # The store has one block more, for rows that fill up a batch.
-    size = config.cache.num_blocks + 1, config.cache.block_size
-    kv = KVStore(model_config, *size, kv_dtype, "cuda", groups)
-    sizes = sizes_of(config.step, load_config)
-    runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
-    if not load_config.enforce_eager:
-        drafts = config.speculation.num_speculative_tokens > 0
-        runner.warm(drafts, logged("capturing CUDA graphs"))
-    if not config.preemption.swap_space:
-        return LoadedRunner(config, runner, is_eager=load_config.enforce_eager)
-    runner.reserve_host(config.preemption.swap_space)
-    rates = Rates(rate, runner.blocks_per_s())
-    return LoadedRunner(config, runner, rates, is_eager=load_config.enforce_eager)
+
+
+def keeper_of(
+    model: CudaModel, kv: KVStore, pools: DevicePools | None, connector: str
+) -> DeviceMemory:
+    """What releases memory; with pools, it takes room on the host now."""
+    is_shared = bool(connector) and needs_memory(connector)
+    refusal = f"kv_connector {connector!r} reads the KV memory itself: it cannot be released"
+    keeper = DeviceMemory(model, kv, pools, refusal if is_shared else "")
+    if pools is not None:
+        log.info("taking %.1f GiB of host memory, for sleep", pools.size("weights") / GIB)
+        with START.phase("host memory"):
+            keeper.reserve()
+    return keeper
 
 
 def started(
@@ -145,11 +174,13 @@ def started(
     scheduler that knows the runner's speed."""
     config, runner, depth = loaded.config, loaded.runner, load_config.steps_in_flight(DEPTH)
     if not loaded.is_eager:
-        WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
+        with START.phase("steps without graphs"):
+            WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
         log.info("measuring how long steps with drafts take")
-        times = TurnTimer(runner, config, depth).measure(MEASURED_S)
+        with START.phase("step times"):
+            times = TurnTimer(runner, config, depth).measure(MEASURED_S)
         if times is not None:
             scheduler.measure_steps(times)
     if loaded.rates is not None:
@@ -186,24 +217,49 @@ def checked(
         raise ConfigError(f"enable_lora needs attention {ATTENTION!r} on a GPU: set it")
     if load_config.weights != "auto" or load_config.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
+    if load_config.batch_invariant:
+        check_invariant(load_config, adapters, attention)
     is_captured = group is None or group.backend == "nccl"
     return load_config if is_captured else replace(load_config, enforce_eager=True)
+
+
+def check_invariant(load_config: LoadConfig, adapters: AdapterConfig, attention: Attention) -> None:
+    """ConfigError if a setting makes tokens depend on what else a step computes."""
+    if not attention.support.is_invariant:
+        raise ConfigError(
+            f"attention {load_config.attention!r} is not batch-invariant; set attention to 'auto'"
+        )
+    if adapters.enable_lora:
+        raise ConfigError(
+            "batch_invariant has no kernels for adapters on a GPU; remove enable_lora"
+        )
+    if load_config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "batch_invariant needs one rank on a GPU, since the order in which ranks add depends "
+            "on the number of rows; remove tensor_parallel_size"
+        )
 
 
 def load_model(
     checkpoint: Checkpoint,
     settings: dict[str, Any],
-    dtype: torch.dtype,
+    how: tuple[torch.dtype, bool],
     adapters: AdapterConfig,
     group: RankGroup | None,
 ) -> CudaModel:
     """Load weights, with room for adapters, and for embeddings of images if the model reads
-    some."""
+    some. `how` is the type of the weights, and whether the model is invariant."""
     step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
-    model = CudaModel.load(checkpoint, length, dtype, image_rows=rows, adapters=room, group=group)
+    dtype, is_invariant = how
+    if is_invariant:
+        model = CudaModel.invariant(checkpoint, length, dtype)
+    else:
+        model = CudaModel.load(
+            checkpoint, length, dtype, image_rows=rows, adapters=room, group=group
+        )
     for kernels in model.kernels():
         log.info("kernels by rows: %s", kernels)
     return model

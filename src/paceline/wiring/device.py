@@ -1,6 +1,6 @@
 """Devices load a model, size its memory and start it; one module for each kind of device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -16,6 +16,7 @@ from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.parallel.divide import Shard
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.checkpoint import Checkpoint
+from paceline.runner.weights.renewal import Renewable
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.transfers.swapping import Rates
 from paceline.wiring.settings import Hardware
@@ -35,6 +36,27 @@ class ModelLoad:
     adapters: AdapterConfig = NO_ADAPTERS
 
 
+class MemoryKeeper(Protocol):
+    """Releases the memory of a model on its device while no step runs, and takes it again. Tensors
+    keep their addresses."""
+
+    def check(self, level: int) -> None:
+        """RequestError if the memory cannot be released."""
+        ...
+
+    def release(self, level: int) -> None:
+        """Drop KV; keep the weights on the host (1), or drop them (2)."""
+        ...
+
+    def restore(self, tags: Sequence[str]) -> None:
+        """Take memory for "weights", with what was kept of them, or for "kv_cache"."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Of the device."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedRunner:
     """A runner that has no scheduler yet, and its settings."""
@@ -44,6 +66,8 @@ class LoadedRunner:
     rates: Rates | None = None  # None: blocks are not swapped
     cost: StepCost | None = None  # of a position; None: nothing depends on it
     is_eager: bool = False  # start without CUDA graphs and without a warm-up
+    model: Renewable | None = None  # None: its weights cannot be changed
+    keeper: MemoryKeeper | None = None  # of its memory
 
 
 class Device(Protocol):
@@ -83,10 +107,10 @@ def device_named(name: str) -> Device:
 
 def assemble(
     device: Device, load: ModelLoad, scheduler_of: Callable[[Config], Scheduler] = Scheduler
-) -> tuple[Scheduler, Any]:
+) -> tuple[Scheduler, LoadedRunner]:
     """A scheduler and a runner for a model on one device."""
     loaded = device.load(load)
-    return device.started(loaded, load.config, scheduler_of), loaded.runner
+    return device.started(loaded, load.config, scheduler_of), loaded
 
 
 def part_of_model(model: ModelConfig, group: RankGroup | None) -> ModelConfig:

@@ -1,6 +1,7 @@
 """Finds a model and its drafter by name: weights and tokenizer."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ def find_model(name: str, load_config: LoadConfig, device: str, progress: Progre
     A shape has random weights.
     """
     checkpoint, path = find_checkpoint(name, load_config, device, progress)
-    return ModelSource(
-        checkpoint, load_tokenizer(path, load_config.load_format, load_config.chat_template), path
-    )
+    words = path, load_config.load_format, load_config.chat_template
+    with ThreadPoolExecutor(1) as thread:
+        tokenizer = thread.submit(load_tokenizer, *words)
+        device_named(device)  # importing it takes as long
+        return ModelSource(checkpoint, tokenizer.result(), path)
 
 
 def find_checkpoint(

@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
 from paceline.core.settings.config import CacheConfig, Config, StepConfig
 from paceline.core.settings.load import LoadConfig
+from paceline.kv.connector import takes_states
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import manifest
 from paceline.runner.models.layer_groups import LayerGroups, one_group
@@ -60,6 +61,7 @@ SCHEDULER_ONLY = {
     "swap_blocks_per_s": "an engine measures it",
     "enable_kv_cache_events": "an engine publishes the events; see kv_events_config",
     "model_fingerprint": "an engine finds it from the model's files",
+    "system_fingerprint": "an engine finds it from the model's files and its kernels",
     "lookahead_slots": "no drafter of an engine writes beyond its row",
     "attention_groups": "an engine reads them from the model",
     "state_blocks": "an engine reads it from the model",
@@ -169,10 +171,11 @@ def check(
             f"block_size is {cache.block_size}, which must divide the {model.chunk} positions of a "
             f"chunk of attention of {model.architecture!r}"
         )
-    if model.states is not None and load_config.kv_connector:
+    connector = load_config.kv_connector
+    if model.states is not None and connector and not takes_states(connector):
         raise ConfigError(
-            f"kv_connector is {load_config.kv_connector!r}, and connectors do not move the states "
-            f"that layers of {model.architecture!r} keep: remove the setting"
+            f"kv_connector is {connector!r}, which does not move the states that layers of "
+            f"{model.architecture!r} keep: use host, disk or valkey, or remove the setting"
         )
     if step.max_model_len > model.max_position:
         known = step.max_model_len, model.max_position

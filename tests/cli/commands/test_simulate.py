@@ -199,7 +199,7 @@ def test_bursts_that_break_the_limits_are_named(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Eight requests at once every ten seconds: one by one, they would be no burden."""
-    rows = [{"at_s": 10 * (n // 8), "input_len": 60, "output_len": 8} for n in range(64)]
+    rows = [{"at_s": 10 * (n // 8), "input_len": 60, "output_len": 8} for n in range(32)]
     trace = tmp_path / "bursts.jsonl"
     trace.write_text("\n".join(map(json.dumps, rows)))
     limits = ["--ttft-p99", "0.3", "--jobs", "1"]
@@ -221,7 +221,7 @@ def test_bursts_that_break_the_limits_are_named(
     [
         ["simulate"],
         ["compare", "--policies", "fcfs", "--jobs", "1"],
-        ["capacity", "--ttft-p99", "9", "--no-replicas"],
+        ["capacity", "--ttft-p99", "9", "--no-replicas", "--jobs", "1"],
     ],
 )
 def test_doubts_about_a_profile_are_repeated(

@@ -35,6 +35,7 @@ ALL_OTHERWISE: dict[str, Any] = {
     "state_blocks": 0,  # more not with these drafts
     "snapshots": "last",
     "model_fingerprint": "m",
+    "system_fingerprint": "s",
     "max_num_seqs": 3,
     "max_num_batched_tokens": 100,
     "max_model_len": 50,

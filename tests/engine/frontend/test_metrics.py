@@ -103,7 +103,7 @@ def test_gauges_are_those_of_the_scheduler() -> None:
         "num_requests_swapped": 0.0,
         "kv_cache_usage_perc": 0.5,
     }
-    assert report.waiting_by_reason == {"capacity": 2, "deferred": 1}
+    assert report.labelled["reason"] == {"capacity": 2, "deferred": 1}
     assert report.counters["num_preemptions"] == 7.0
 
 

@@ -14,6 +14,7 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.core.request import Request
 from paceline.core.settings.features import ConnectorConfig
+from paceline.engine.components import Connection
 from paceline.engine.frontend.frontend import Frontend
 from paceline.engine.kv_events import wire_key
 from paceline.engine.loop.engine import Engine
@@ -126,7 +127,7 @@ def test_a_core_in_a_process_publishes_and_another_one_after_a_crash(at: Endpoin
 
 def test_nothing_is_published_if_the_connector_cannot_start(at: Endpoints) -> None:
     connector = Host(ConnectorConfig("host", kv_connector_extra_config={"cpu_bytes_to_use": 1}))
-    made = replace(build("oracle", at.fields()), connector=connector, blocks=BlockArray())
+    made = replace(build("oracle", at.fields()), connection=Connection(connector, BlockArray()))
     with pytest.raises(ConfigError, match="cpu_bytes_to_use is 1"):
         made.engine()
     assert "kv-events" not in [one.name for one in threading.enumerate()]

@@ -85,7 +85,15 @@ def test_images_groups_of_layers_and_states() -> None:
         chosen=((1, (7, 8)),),
         encode=(Encoding(1, 0, "x", block),),
         embedded=Embedded(index, block, block),
-        states=StateMoves(((1, (2, 3)),), ((1, 2),), ((3, (4,)),), ((1, (5,)),), ((6, 7),)),
+        states=StateMoves(
+            saves_before=((1, (2, 3)),),
+            swap_out=((2, (1,)),),
+            copies=((1, 2),),
+            loads=((3, (4,)),),
+            swap_in=((4, (9, 8)),),
+            saves=((1, (5,)),),
+            block_copies=((6, 7),),
+        ),
     )
     frame = encoder.encode(PlanWriter().encoded(plan))
     found = PlanReader().plan(msgspec.msgpack.decode(frame, type=EncodedPlan))

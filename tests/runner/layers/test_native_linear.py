@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.runner.layers.linear import DenseLinear, LinearParts
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.packing import PackedWeights
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.fp4 import Mxfp4Matrix
+from paceline.runner.weights.matrix import PlainMatrix
 from paceline.runner.weights.quantized_matrix import OrderedMatrix, groups_of_int4
 from tests.runner.support import stepped
 
@@ -173,3 +175,20 @@ def test_what_is_no_number_is_not_hidden(form: Form, bad: float) -> None:
 def test_only_float32() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         NativeLinear(torch.zeros(2, 2), None, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (130, 1000)])
+def test_floats_are_exact_and_rows_keep_their_bits(outputs: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(outputs)
+    weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs)
+    factor, x = torch.rand(inputs) + 0.5, torch.randn(200, inputs, generator=generator)
+    parts = LinearParts("one", lambda: PlainMatrix(weight), bias, factor, torch.float32)
+    linear = NativeLinear.in_float32(parts)
+    whole, expected = linear(x), DenseLinear.of(parts)(x)
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-4)
+    for count in (1, 2, 3, 5, 6, 7, 48, 49, 97):  # around tiles of rows
+        for first in (0, 3, 100):
+            assert torch.equal(linear(x[first : first + count]), whole[first : first + count])
+    total = torch.ones(200, outputs)
+    linear.add_to(total, x)
+    torch.testing.assert_close(total, whole + 1)

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.model import Model
-from paceline.runner.parallel.divide import Shard, check_size, divide
+from paceline.runner.parallel.divide import Shard, check_size, divide, unfit
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, few_cases
@@ -37,12 +37,11 @@ def whole_and_divided(config: ModelConfig, size: int, weights: str) -> tuple[Ten
 
 
 def is_divisible(config: ModelConfig) -> bool:
-    parts = config.global_heads, config.states, config.altup
-    return not config.has_whole_norms and all(part is None for part in parts)
+    return not unfit(replace(config, vocab=VOCAB), 2)
 
 
 DIVISIBLE = [case for case in few_cases() if is_divisible(case.config())]
-STATELESS = [case for case in few_cases() if case.config().states is None]
+KNOWN = [one for one in few_cases() if one.config().states is None or is_divisible(one.config())]
 
 
 @pytest.mark.parametrize("case", DIVISIBLE, ids=str)
@@ -65,7 +64,7 @@ def test_linears_of_integers_are_divided_too() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("case", STATELESS, ids=str)
+@pytest.mark.parametrize("case", KNOWN, ids=str)
 def test_parts_of_a_tensor_are_all_of_it(case: Case) -> None:
     config = replace(case.config(), vocab=VOCAB)
     whole = {tensor.name: tensor.shape for tensor in describe(config).tensors}
@@ -133,3 +132,17 @@ def test_experts_count_instead_of_an_mlp_that_no_layer_has() -> None:
 def test_several_residual_streams_are_not_divided() -> None:
     with pytest.raises(ConfigError, match="several residual streams are not divided"):
         check_size(Case("gemma3n").config(vocab_size=VOCAB), 2)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("jamba", "states of Mamba1 are not divided; sizes that fit .* 1$"),
+        ("qwen3next", "2 heads of keys in gated delta nets, which is no multiple"),
+        ("bamba", "2 groups of heads in Mamba-2, which is no multiple"),
+    ],
+)
+def test_states_that_cannot_be_divided(architecture: str, reason: str) -> None:
+    config = Case(architecture).config(vocab_size=64)
+    with pytest.raises(ConfigError, match=reason):
+        check_size(config, 4)

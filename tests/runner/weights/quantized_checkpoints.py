@@ -296,12 +296,12 @@ def is_quantized(kind: Kind, name: str) -> bool:
     return name.endswith(QUANTIZED) and not is_left_out
 
 
-def write_both(kind: Kind, folder: Path, **sizes: Any) -> tuple[Path, Path]:
+def write_both(kind: Kind, folder: Path, seed: int = 3, **sizes: Any) -> tuple[Path, Path]:
     """A checkpoint in the format, and a plain one with the same numbers."""
     shape = SHAPE | sizes
     plain: dict[str, Tensor] = {}
     quantized: dict[str, Tensor] = {}
-    source = Dummy(ModelConfig.of_hf(shape), seed=3)
+    source = Dummy(ModelConfig.of_hf(shape), seed=seed)
     for name in source.shapes:
         weight = source.read(name)
         if not is_quantized(kind, name):

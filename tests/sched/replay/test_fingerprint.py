@@ -13,7 +13,7 @@ from paceline.sched.replay.fingerprint import PART_BYTES, PARTS, Fingerprint, li
 DIGESTED = {
     Plan: "step rows start grown admitted released preempted finished copies swap_out swap_in "
     "chosen kind encode embedded states",
-    StateMoves: "saves_before copies loads saves block_copies",
+    StateMoves: "saves_before swap_out copies loads swap_in saves block_copies",
     Rows: "slot epoch serial request_id child count drafts samples",
     Grown: "slot index block more",
     Encoding: "slot image identity rows",
@@ -39,7 +39,7 @@ def sample_plan() -> Plan:
     encode = (Encoding(2, 0, "cat", column),)
     embedded = Embedded(slot, column, column)
     placed = ((0, (1, 2)),)
-    states = StateMoves(placed, ((0, 3),), placed, placed, ((1, 2),))
+    states = StateMoves(placed, placed, ((0, 3),), placed, placed, placed, ((1, 2),))
     return Plan(7, rows, column, *changes, "mixed", encode, embedded, states)
 
 
@@ -82,7 +82,7 @@ def test_the_digest_covers_every_field() -> None:
         value = altered(getattr(plan.states, name))
         others.append(replace(plan, states=replace(plan.states, **{name: value})))
     digests = [Fingerprint().of(one) for one in (plan, *others)]
-    assert len(set(digests)) == len(digests) == 44
+    assert len(set(digests)) == len(digests) == 46
     assert {len(digest) for digest in digests} == {PART_BYTES * len(PARTS)}
     assert Fingerprint().of(sample_plan()) == digests[0]
 

@@ -75,7 +75,7 @@ def test_every_changed_byte_is_noticed(tiny: Path, tmp_path: Path) -> None:
     first = Reader(tiny).read_bytes
     for place in range(len(content)):
         changed = bytearray(content)
-        changed[place] ^= 1 << (place % 8)
+        changed[place] ^= 1 << ((place + 1) % 8)
         (tmp_path / "changed").write_bytes(changed)
         try:
             replay = Replay(tmp_path / "changed")

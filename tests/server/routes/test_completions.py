@@ -8,7 +8,7 @@ from openai import BadRequestError
 from paceline.engine.api import SamplingParams
 from tests.engine.support import expected, expected_text, tokenizer
 from tests.server.conftest import Play
-from tests.server.support import MODEL, Site
+from tests.server.support import MODEL, Site, on_its_own_server
 
 PATH = "/v1/completions"
 
@@ -54,6 +54,16 @@ def test_token_ids_that_were_not_asked_for_are_null(on: Play) -> None:
             assert "prompt_token_ids" not in event
 
     on(scenario)
+
+
+def test_answers_name_the_system_that_computed_them() -> None:
+    async def scenario(site: Site) -> None:
+        asked = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
+        for path, body in (("/v1/chat/completions", asked), (PATH, {"prompt": "the"})):
+            answers = [(await site.post(path, **body)).json(), *await site.events(path, **body)]
+            assert {one["system_fingerprint"] for one in answers} == {"fp_test"}
+
+    on_its_own_server(scenario, system_fingerprint="fp_test")
 
 
 def test_streams_of_several_prompts_and_choices_are_told_apart(on: Play) -> None:

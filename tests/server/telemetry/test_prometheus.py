@@ -31,7 +31,6 @@ HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
     kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds"""
 # vLLM's, of which there is nothing to tell here, and why.
 LEFT_OUT = {
-    "engine_sleep_state": "an engine does not sleep",
     "lora_requests_info": "only with adapters: see tests/wiring/test_adapter_routes.py",
     "corrupted_requests": "paceline:failed_rows counts those, which end",
     "kv_block_lifetime_seconds": "blocks are not timed",

@@ -91,7 +91,9 @@ def on_ranks(
     checkpoint, _ = find_checkpoint(model, LoadConfig(load_format="dummy"), "cpu", lambda *_: None)
     config = replace(own, device="cpu", tensor_parallel_size=2)
     load = ModelLoad(settings, config, checkpoint, **more)
-    return assemble_ranks(device_named("cpu"), model, load, start=lambda _: ranks)
+    cpu = device_named("cpu")
+    scheduler, loaded = assemble_ranks(cpu, model, load, start=lambda _: ranks)
+    return scheduler, loaded.runner
 
 
 # One of each kind; tests of `divide` compare the logits of all architectures.

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.command import os_problem
+from paceline.cli.command import WrongOption, os_problem
+from paceline.cli.setting_flags import LoadSettings
 from paceline.core.errors import RequestError
 from paceline.core.plan import Outputs, Plan
 from paceline.engine.loop.ports import NOT_OBSERVED, StepObserver
@@ -46,6 +47,8 @@ class ReplayOptions:
         until (STEP): Stop after planning this step.
         trace (OUT): Write a timeline to this file, which Perfetto opens.
         json: Print each plan as a line of JSON; everything else goes to standard error.
+        model (NAME): Also compute every step with this model, up to the first token that is not the
+            recorded one.
     """
 
     file: Annotated[Path, typer.Argument()]
@@ -54,17 +57,25 @@ class ReplayOptions:
     alone: AloneFlag = False
     trace: Path | None = None
     json: bool = False
+    model: Annotated[str, typer.Option(show_default=False)] = ""
+    settings: LoadSettings = field(default_factory=LoadSettings)
+
+    def __post_init__(self) -> None:
+        if self.settings and not self.model:
+            name = next(iter(self.settings)).replace("_", "-")
+            raise WrongOption(f"--{name} is for a replay with --model")
 
 
 def run(options: ReplayOptions) -> int:
     """Run a recording again and check that every plan is the same.
 
     If FILE continues older files that lie beside it (FILE.1, FILE.2, ...), the replay begins with
-    the oldest of them. Exit status: 0 if all plans are identical, 1 if one differs, 2 if a file
-    cannot be read or has no request of the given id.
+    the oldest of them. Exit status: 0 if all plans are identical, 1 if one or a token of the model
+    differs, 2 if a file cannot be read or has no request of the given id.
     """
     try:
         replay = replay_of(options.file, options.alone, "replay")
+        computed = computing(replay, options)
         lives = RequestLives(replay, options.explain or "")
         with timeline(replay, options.trace) as trace:
             for plan in replay.plans(options.until):
@@ -72,18 +83,34 @@ def run(options: ReplayOptions) -> int:
                 trace.planned(plan)
                 if options.json:
                     print(json.dumps(plan.to_dict()))
+                if computed is not None and computed.difference is not None:
+                    break
     except BrokenPipeError:  # the program that reads the plans has ended
         raise
     except (RecordingError, OSError) as error:
         return unreadable("replay", error)
     out = sys.stderr if options.json else sys.stdout
     print(*report(replay, options.until), sep="\n", file=out)
+    if computed is not None:
+        print(*computed.report(), sep="\n", file=out)
     if options.explain is not None:
         try:
             print(lives.explanation(options.explain), file=out)
         except RequestError as error:
             return unreadable("replay", error)
-    return status(replay)
+    is_other = computed is not None and computed.difference is not None
+    return DIVERGED if is_other else status(replay)
+
+
+def computing(replay: Replay, options: ReplayOptions) -> Any:
+    """A `ModelReplay`, if a model computes the replayed steps."""
+    if not options.model:
+        return None
+    from paceline.hub.progress_bar import LoadingStatus
+    from paceline.wiring.model_replay import ModelReplay  # it needs torch
+
+    with LoadingStatus(options.model) as bar:
+        return ModelReplay(replay, options.model, bar, **options.settings)
 
 
 @contextmanager

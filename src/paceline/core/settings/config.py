@@ -38,6 +38,7 @@ class CacheConfig:
             block (behind every block of a prompt), last (behind prompts and turns), none, or a
             dotted path to a class.
         model_fingerprint: Name of the weights, as part of the keys of cached blocks.
+        system_fingerprint: Name of everything that outputs depend on, as answers report it.
     """
 
     num_blocks: int = 4096
@@ -49,6 +50,7 @@ class CacheConfig:
     state_blocks: int = 0
     snapshots: str = "auto"
     model_fingerprint: str = ""
+    system_fingerprint: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_groups", attention_groups(self.attention_groups))
@@ -331,9 +333,6 @@ class Config:
             not (self.step.max_step_s and self.encoder.disable_chunked_mm_input),
             "max_step_s cuts images, which disable_chunked_mm_input does not allow",
         )
-        if self.cache.state_blocks:
-            swapped = self.preemption.swap_space
-            require(not swapped, "states are not swapped; set swap_space to 0")
 
     @property
     def encoder_budget(self) -> int:

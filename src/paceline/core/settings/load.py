@@ -39,11 +39,16 @@ class LoadConfig:
             path to a class; auto: by device.
         enforce_eager: On a GPU, start without CUDA graphs and without a warm-up: kernels are
             compiled at their first use, and steps take longer.
+        enable_sleep_mode: On a GPU, keep weights and KV in memory that sleep gives back. It takes
+            as much host memory as the weights have, from the start on.
         quantization: Format that the weights of a plain checkpoint are quantized to while they are
             loaded: fp8, int8, int4, modelopt (NVFP4), mxfp4 for experts, or a dotted path to a
             class; auto: as the files say.
         weights: Precision of linears on a CPU: float32, or int8, which keeps weights of 4 bits;
             auto: int8 if the weights are quantized, otherwise float32.
+        batch_invariant: Compute each token with the same bits, whatever else is in the step and
+            however the prompt is cut, cached or computed again. Kernels that do not promise this
+            are left out, and a model that needs one of them is refused.
         async_scheduling: On a GPU, plan the next step while one runs.
         depth (steps): Steps in flight; 0: by device, 2 on a GPU and 1 on a CPU.
         threads (threads): CPU threads of a forward pass; 0: the default of torch.
@@ -88,8 +93,10 @@ class LoadConfig:
     tensor_parallel_size: int = 1
     attention: str = "auto"
     enforce_eager: bool = False
+    enable_sleep_mode: bool = False
     quantization: str = "auto"
     weights: str = "auto"
+    batch_invariant: bool = False
     async_scheduling: bool = True
     depth: int = 0
     threads: int = 0

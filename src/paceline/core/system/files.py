@@ -100,6 +100,14 @@ def stored(path: Path, write: Callable[[Path], None]) -> Path:
     return target
 
 
+def folder_for(part: Path) -> Path:
+    """A folder of the cache folder, or of a temporary one if that is read-only, for libraries that
+    write their own files."""
+    folder = _writable_folder(part) / part
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _writable_folder(part: Path) -> Path:
     folder = cache_folder()
     try:

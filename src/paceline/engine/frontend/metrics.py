@@ -9,7 +9,13 @@ import numpy as np
 from paceline.core.arrays import F64
 from paceline.core.events import Timings
 from paceline.core.request import Finish
-from paceline.engine.loop.figures import TOKENS_PER_STEP, WAITING_FOR_GRAMMAR, Histogram, Report
+from paceline.engine.loop.figures import (
+    SLEEP_STATES,
+    TOKENS_PER_STEP,
+    WAITING_FOR_GRAMMAR,
+    Histogram,
+    Report,
+)
 
 LATENCY_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -182,6 +188,7 @@ class Metrics:
         waiting, parked = int(now["waiting"]), int(now["parked"])
         own = ("prompt_tokens", "generation_tokens", "prompt_tokens_cached")
         total = self._total
+        asleep = now.get("sleep", SLEEP_STATES[0])
         return Report(
             gauges={
                 "num_requests_running": now["running"],
@@ -193,7 +200,11 @@ class Metrics:
             | {name: now[counted] for name, counted in TOTALS.items()},
             histograms={name: each.copy() for name, each in self._histograms.items()},
             request_success={reason: total(reason) for reason in REASONS if total(reason)},
-            waiting_by_reason={"capacity": waiting, "deferred": parked},
+            labelled={
+                "reason": {"capacity": waiting, "deferred": parked},
+                "sleep_state": {one: float(one == asleep) for one in SLEEP_STATES},
+                "phase": now.get("start", {}),
+            },
             prompt_by_source={
                 "local_compute": total("prompt_tokens_computed"),
                 "local_cache_hit": total("prompt_tokens_cached"),

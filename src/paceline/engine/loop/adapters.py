@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from paceline.core.adapter import LoRARequest, adapter_identity, adapter_version
 from paceline.core.errors import PacelineError, RequestError
+from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.grammar.constrained_requests import ConstrainedRequests
 from paceline.engine.loop.messages import EngineFailed
+from paceline.sched.view import SchedulerView
 
 PARKED_FOR = "adapter"  # the reason for which a request is parked until its adapter is loaded
 MOST_OVERTAKEN = 64  # requests that may pass one that waits for room in host memory
@@ -318,6 +320,7 @@ class Preparations:
     """All that requests of an engine may need."""
 
     def __init__(self, constrained: ConstrainedRequests | None) -> None:
+        self._constrained = constrained  # None: no request may have a constraint
         self._parts: list[Preparation] = [] if constrained is None else [constrained]
         self.adapters: AdapterRequests | None = None
 
@@ -337,6 +340,16 @@ class Preparations:
         for part in self._parts:
             if part.concerns(request):
                 part.begin(request, ready)
+
+    def accepted(self, plan: Plan, result: StepResult, view: SchedulerView) -> StepResult:
+        """The result of a step, as far as constraints allow it."""
+        if self._constrained is None or not self._constrained.any_open:
+            return result
+        return self._constrained.accept(plan, result, view.ahead(plan.rows))
+
+    def figures(self) -> dict[str, Any]:
+        """What is counted of requests with constraints."""
+        return {} if self._constrained is None else self._constrained.figures()
 
     def is_outdated(self, request_id: str, reason: str) -> bool:
         """Is a request parked for something that it has?"""

@@ -1,7 +1,6 @@
 """The step loop: inbox, plan, launch, wait, commit, outbox, at any pipeline depth."""
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,6 @@ from paceline.engine.loop.adapters import AdapterRequests, Preparations
 from paceline.engine.loop.figures import StepCounts
 from paceline.engine.loop.messages import (
     Abort,
-    AdapterRead,
     Capacity,
     Command,
     Delivery,
@@ -38,13 +36,14 @@ from paceline.engine.loop.messages import (
     RequestPrepared,
     RunnerLost,
     Submit,
-    TransferEnded,
     Wake,
+    WorkEnded,
 )
 from paceline.engine.loop.pipeline import Pipeline
 from paceline.engine.loop.ports import NOT_OBSERVED, Clock, PageFeed, Runner, StepObserver
 from paceline.engine.loop.questions import settle, when_done
 from paceline.engine.loop.turn_report import TurnReport, of_live_requests
+from paceline.engine.loop.upkeep import UPKEEP_VERBS, Upkeep
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 
@@ -82,18 +81,18 @@ class Engine:
         self.resting = True  # whether the latest turn found nothing to run
         self.settings, self._runner, self._observer = settings, runner, observer or NOT_OBSERVED
         self.feed: PageFeed | None = None  # None: no page can be shown what it does
-        self._constrained = constrained  # None: no request may have a constraint
         self._preparations = Preparations(constrained)
         self._pipeline = Pipeline(runner, depth, constrained)
         self._inbox = Inbox(settings.inbox_requests)
         self._counts = StepCounts()
         self._report = TurnReport()
         self._has_news = False  # whether commands were applied since the latest turn
+        self.upkeep = Upkeep(scheduler, clock, self._abort_all, self.nudge)
 
     def serve_adapters(self, adapters: AdapterRequests) -> None:
         """Let requests name adapters. Call it before the first turn."""
         self._preparations.serve_adapters(adapters)
-        adapters.news = lambda: self._inbox.put(AdapterRead())
+        adapters.news = self.nudge
 
     def observe(self, observer: StepObserver) -> None:
         """Show the steps from now on to another observer, between two turns or two steps."""
@@ -130,8 +129,8 @@ class Engine:
         self._inbox.put(RunnerLost(reason))
 
     def nudge(self) -> None:
-        """Take a turn soon, also while no request is open: a transfer of KV may have ended."""
-        self._inbox.put(TransferEnded())
+        """Take a turn soon, also while no request is open: work elsewhere may have ended."""
+        self._inbox.put(WorkEnded())
 
     def call_for_messages(self, alarm: Callable[[], None]) -> None:
         """Call `alarm` for each message of another thread, for a thread that does not `rest`."""
@@ -158,6 +157,8 @@ class Engine:
         """Seconds to wait for a message before the next turn; None: until a message arrives."""
         if self._inbox or not self.resting:
             return 0.0
+        if self.upkeep.polls:
+            return RETRY_S
         if self.idle:
             return None
         return RETRY_S if self.scheduler.view.is_runnable else PARKED_RETRY_S
@@ -186,7 +187,8 @@ class Engine:
         begin = self.clock()
         for command in self._inbox.drain(self._arrivals):
             self.apply(command)
-        has_news, self._has_news = self._has_news, False
+        self.upkeep.advance(len(self._pipeline))
+        has_news, self._has_news = self._has_news or self.upkeep.polls, False
         if self.resting and self.scheduler.idle and not (has_news or while_idle):
             return None
         outputs, result = (NO_OUTPUTS, None) if self.broken else self._step()
@@ -203,6 +205,7 @@ class Engine:
             self._inbox.wait(patience_s)
 
     def close(self) -> None:
+        self.upkeep.close()
         self._pipeline.abandon()
         self.scheduler.close()  # its connector copies blocks of the runner
         self._runner.close()
@@ -232,13 +235,18 @@ class Engine:
                 self._prepared(request_id)
             case RunnerLost(reason):
                 self._halt_now(DeviceLost(reason))
-            case AdapterRead() | TransferEnded():  # the next plan asks the connector
+            case WorkEnded():  # the next turn asks
                 self._preparations.poll()
 
     def refuse(self, request_id: str, error: PacelineError) -> None:
         """Report in the next turn that a request never started."""
         self._has_news = True
         self._report.refused.append(Refused(request_id, error))
+
+    def _abort_all(self) -> None:
+        self._has_news = True
+        for request_id in self.scheduler.view.live_ids():
+            self._abort(request_id)
 
     def _abort(self, request_id: str) -> None:
         if self.scheduler.abort(request_id, self.clock()):
@@ -249,6 +257,8 @@ class Engine:
         try:
             if self.broken:
                 raise EngineFailed(self.broken)
+            if (refusal := self.upkeep.refusal) is not None:
+                raise refusal
             self._runner.capabilities.check(request)
             self.scheduler.check_transfer(request)
             request = self._preparations.named(request)
@@ -307,12 +317,13 @@ class Engine:
             return queries.answer_live(self.feed, question)
         if question.verb in queries.ADAPTER_VERBS:
             return queries.answer_about(self._preparations.adapters, question)
+        if question.verb in UPKEEP_VERBS:
+            return self.upkeep.ask(question)
         found = queries.answer(self.scheduler, question, self.clock())
         self._observer.changed()
         if question.verb != "gauges":
             return found
-        grammars = {} if self._constrained is None else self._constrained.figures()
-        return found | self._counts.to_dict() | grammars | {"pid": os.getpid()}
+        return found | self._counts.to_dict() | self._preparations.figures() | self.upkeep.figures()
 
     # -- a step -------------------------------------------------------------
 
@@ -330,9 +341,7 @@ class Engine:
             self._observer.landed(plan)
             self._counts.landed(plan, result)
             result = of_live_requests(self.scheduler.view, result)
-            if self._constrained is not None and self._constrained.any_open:
-                ahead = self.scheduler.view.ahead(plan.rows)
-                result = self._constrained.accept(plan, result, ahead)
+            result = self._preparations.accepted(plan, result, self.scheduler.view)
             return self._commit(plan, result), result
         except StepError as error:
             return self._fail(error), None
@@ -386,4 +395,5 @@ class Engine:
     def _stop(self, reason: str) -> Outputs:
         """End all remaining requests with an error, and refuse new ones."""
         self.broken = f"the engine has stopped: {reason}"
+        self.upkeep.fail(self.broken)
         return self.scheduler.stop(self.clock(), self.broken)

@@ -76,6 +76,9 @@ class Histogram:
         return Histogram(self.bounds, self._cells.copy())
 
 
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Every metric by the name that vLLM gives it, without prefix and without `_total`."""
@@ -84,7 +87,7 @@ class Report:
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
     request_success: Mapping[str, int]  # by finish reason
-    waiting_by_reason: Mapping[str, int]  # capacity, deferred
+    labelled: Mapping[str, Mapping[str, float]]  # gauges with a label of their own, by it
     prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
     accepted_at: Sequence[int]  # drafts that were right, by place
     cache_config: Mapping[str, int | bool]  # num_gpu_blocks, block_size, enable_prefix_caching

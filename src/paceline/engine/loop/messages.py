@@ -26,6 +26,11 @@ Verb = Literal[
     "adapters",
     "load_adapter",
     "unload_adapter",
+    "update_weights",
+    "weight_version",
+    "sleep",
+    "wake_up",
+    "is_sleeping",
     "frames",
     "life",
 ]
@@ -49,6 +54,7 @@ class Capacity:
     max_num_seqs: int  # sequences that run at once
     max_num_queued_reqs: int  # requests that wait
     enable_prefix_caching: bool = True
+    fingerprint: str = ""  # of everything that outputs depend on
     engines: int = 1  # with a step loop each, for different requests
 
     @staticmethod
@@ -60,6 +66,7 @@ class Capacity:
             max_num_seqs=config.step.max_num_seqs,
             max_num_queued_reqs=config.queue.max_num_queued_reqs,
             enable_prefix_caching=config.cache.enable_prefix_caching,
+            fingerprint=config.cache.system_fingerprint,
         )
 
 
@@ -122,11 +129,6 @@ class RequestPrepared:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRead:
-    """The files of an adapter were read, well or badly."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunnerLost:
     """The runner can run nothing more, whether or not a step is in flight."""
 
@@ -134,11 +136,11 @@ class RunnerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferEnded:
-    """The connector has news, for which the next step asks."""
+class WorkEnded:
+    """A connector, an adapter or a change of the model has news, for which the next turn asks."""
 
 
-CoreNews = RequestPrepared | AdapterRead | TransferEnded | RunnerLost
+CoreNews = RequestPrepared | WorkEnded | RunnerLost
 Command = Submit | Abort | Park | Wake | PendingQuestion | CoreNews  # from any thread to an engine
 
 

@@ -1,6 +1,7 @@
 """Questions about the scheduler, and their answers as plain data."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from paceline.core.adapter import LoRARequest, adapter_name
 from paceline.core.errors import RequestError
+from paceline.core.system.start import START
 from paceline.engine.loop.adapters import AdapterRequests
 from paceline.engine.loop.messages import Question, Verb
 from paceline.engine.loop.ports import PageFeed
@@ -92,7 +94,8 @@ def gauges(scheduler: Scheduler, _argument: str, _now: float) -> dict[str, Any]:
     caching = scheduler.config.cache.enable_prefix_caching
     now = asdict(scheduler.view.gauges())
     found = {**scheduler.stats.to_dict(), **now, "enable_prefix_caching": caching}
-    return found | {"lora": lora_labels(scheduler)}
+    of_process = {"pid": os.getpid(), "start": dict(START.seconds)}
+    return found | of_process | {"lora": lora_labels(scheduler)}
 
 
 def lora_labels(scheduler: Scheduler) -> dict[str, str]:
@@ -104,19 +107,10 @@ def lora_labels(scheduler: Scheduler) -> dict[str, str]:
     return dict(zip(names, (str(most), running, waiting), strict=True))
 
 
-def pause(scheduler: Scheduler, mode: str, _now: float) -> None:
-    if mode not in ("new", "all"):
-        raise RequestError(f"mode is {mode!r}; it must be 'new' or 'all'")
-    scheduler.pause(mode)
-
-
 ANSWERERS: dict[Verb, Answerer] = {
     "explain": lambda scheduler, request_id, _: scheduler.explain(request_id),
     "snapshot": lambda scheduler, _, __: scheduler.snapshot(),
     "gauges": gauges,
-    "pause": pause,
-    "paused": lambda scheduler, _, __: scheduler.paused,
-    "resume": lambda scheduler, _, __: scheduler.resume(),
     "drain": lambda scheduler, _, __: scheduler.drain(),
     "reset_prefix_cache": lambda scheduler, running, now: scheduler.reset_prefix_cache(
         reset_running_requests=running == "running", now=now

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, Self, Unpack
 
@@ -19,7 +18,7 @@ from paceline.engine.arguments import (
     SamplingFields,
     split,
 )
-from paceline.engine.components import EngineComponents, Factory
+from paceline.engine.components import Factory
 from paceline.engine.frontend.prompt_reader import tokenized
 from paceline.engine.long_work import interrupts_deferred
 from paceline.engine.loop.engine import Engine
@@ -53,19 +52,13 @@ class OfflineEngine:
 
     def __init__(self, model: str, build: Factory, **settings: Any) -> None:
         self.model = model
-        again = {name: one for name, one in settings.items() if name != "progress"}
-        self._build = partial(build, model, **again)  # for `wake_up`
-        self.is_sleeping = False
-        self._open_engine: Engine | None = None  # also after `close` and `sleep`
-        self._open(build(model, **settings))
+        components = build(model, **settings)
+        self._open_engine: Engine | None = components.engine()  # None: after `close`
+        self._frontend = components.frontend(self._open_engine)
+        self._frontend.max_model_len = self._open_engine.capacity.max_model_len
         self._backlog: dict[str, Request] = {}  # not submitted yet: the engine's queue is full
         self._done: dict[str, RequestOutput] = {}  # finished, and not returned yet
         self._names = 0
-
-    def _open(self, components: EngineComponents) -> None:
-        self._open_engine = components.engine()
-        self._frontend = components.frontend(self._open_engine)
-        self._frontend.max_model_len = self._open_engine.capacity.max_model_len
 
     def __enter__(self) -> Self:
         return self
@@ -87,27 +80,6 @@ class OfflineEngine:
         self._done.clear()
         gc.collect()  # the captured graphs of a runner refer back to it
 
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Release weights and KV memory until `wake_up`; open requests are dropped.
-
-        Every level releases both, so `wake_up` loads the model again. `level` 0, vLLM's pause
-        without a release, and the modes that keep requests are refused.
-        """
-        if level not in (1, 2) or mode != "abort":
-            raise RequestError(
-                f"sleep has level {level} and mode {mode!r}; there are levels 1 and 2, which both "
-                "release everything, and the mode 'abort'"
-            )
-        self._require_open()
-        self.close()
-        self.is_sleeping = True
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Load the model again after `sleep`, all of it with the first call whatever the tags."""
-        if self.is_sleeping:
-            self._open(self._build())
-            self.is_sleeping = False
-
     @property
     def _engine(self) -> Engine:
         self._require_open()
@@ -116,8 +88,11 @@ class OfflineEngine:
 
     def _require_open(self) -> None:
         if self._open_engine is None:
-            why = "asleep; call wake_up" if self.is_sleeping else "closed; create another one"
-            raise EngineFailed(f"the LLM of {self.model!r} is {why}")
+            raise EngineFailed(f"the LLM of {self.model!r} is closed; create another one")
+
+    def _require_awake(self) -> None:
+        if (refusal := self._engine.upkeep.refusal) is not None:
+            raise refusal
 
     # -- many at once -------------------------------------------------------
 
@@ -209,7 +184,7 @@ class OfflineEngine:
     def _run(
         self, generations: list[GenerationRequest], progress: bool, raise_on_error: bool
     ) -> list[RequestOutput]:
-        self._require_open()
+        self._require_awake()
         batch = PromptBatch(len(generations), raise_on_error)
         try:
             self._enqueue_all(batch, generations)
@@ -270,7 +245,7 @@ class OfflineEngine:
                 print(output.request_id, output.outputs[0].text)
         ```
         """
-        self._require_open()
+        self._require_awake()
         (generation,) = with_params([only(prompt)], sampling_params, fields, self._frontend.rules)
         generation = replace(generation, request_id=generation.request_id or self._name())
         self._enqueue(generation)
@@ -314,7 +289,7 @@ class OfflineEngine:
 
     def load_adapter(self, adapter: LoRARequest) -> None:
         """Read an adapter, unless it is loaded. RequestError if its files are wrong."""
-        load_now(self._engine, adapter, self._turn)
+        load_now(self._engine, adapter, self._turn)  # while other requests run
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; open requests that use it finish."""

@@ -7,14 +7,14 @@ from paceline.core.errors import RequestError
 from paceline.engine import embeddings as pooling
 from paceline.engine.api import RequestOutput
 from paceline.engine.embeddings import Classification, Embedding, Pooled, PoolingOutput, Score
-from paceline.engine.offline.offline import OfflineEngine
+from paceline.engine.offline.resident import ResidentEngine
 from paceline.engine.prompts import Prompt, as_generation, several
 from paceline.engine.vllm_forms import PoolingParams
 
 NO_POOLING = PoolingParams()
 
 
-class PoolingEngine(OfflineEngine):
+class PoolingEngine(ResidentEngine):
     """A model to call from a script, which also embeds, scores and classifies texts."""
 
     def embed(

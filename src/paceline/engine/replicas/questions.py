@@ -10,7 +10,7 @@ from paceline.engine.live.frames import FrameQuestion
 from paceline.engine.loop.figures import NO_REQUESTS, first_figures
 from paceline.engine.loop.messages import Capacity, EngineFailed, Question, Verb
 from paceline.engine.loop.questions import settle, when_all_done
-from paceline.engine.transport.restart import RestartingCore
+from paceline.engine.transport.restart import ADAPTERS, MODEL, RestartingCore
 
 
 def explanations(found: dict[int, str]) -> str:
@@ -33,7 +33,7 @@ JOINS: dict[Verb, Callable[[dict[int, Any]], Any]] = {
 }
 ABOUT_REQUESTS = ("explain", "life")  # which one of the engines knows
 # What an engine that is restarted is asked again.
-LASTING = ("pause", "resume", "drain", "load_adapter", "unload_adapter")
+LASTING = ("pause", "resume", "drain", *ADAPTERS, *MODEL)
 
 
 class EngineQuestions:

@@ -1,5 +1,6 @@
 """Plans as bytes, for processes that run the same plans."""
 
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -109,19 +110,22 @@ class EncodedAdmitted(msgspec.Struct, array_like=True, frozen=True):
 
 class EncodedStateMoves(msgspec.Struct, array_like=True, frozen=True):
     saves_before: SlotBlocks
+    swap_out: SlotBlocks
     copies: Pairs
     loads: SlotBlocks
+    swap_in: SlotBlocks
     saves: SlotBlocks
     block_copies: Pairs
 
     @staticmethod
     def of(moves: StateMoves) -> "EncodedStateMoves":
-        placed = moves.saves_before, moves.copies, moves.loads, moves.saves
-        return EncodedStateMoves(*placed, moves.block_copies)
+        return EncodedStateMoves(*(getattr(moves, name) for name in STATE_MOVES))
 
     def moves(self) -> StateMoves:
-        placed = self.saves_before, self.copies, self.loads, self.saves
-        return StateMoves(*placed, self.block_copies)
+        return StateMoves(*(getattr(self, name) for name in STATE_MOVES))
+
+
+STATE_MOVES = tuple(one.name for one in fields(StateMoves))
 
 
 class EncodedPlan(msgspec.Struct, tag=True, array_like=True, frozen=True):

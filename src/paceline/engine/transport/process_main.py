@@ -15,6 +15,7 @@ import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.system.host import keep_heap
+from paceline.core.system.start import START, begin_early, process_age_s
 from paceline.engine.components import factory_named
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import PendingQuestion, Submit
@@ -91,9 +92,14 @@ def die_with_parent() -> None:
 def built(message: wire.ToCore) -> Engine:
     assert isinstance(message, wire.Build)
     log.info("importing %s, which takes some seconds", message.factory.partition(":")[0])
+    START.add("python", process_age_s())
     settings = wire.as_declared(message.settings)
-    components = factory_named(message.factory)(message.model, **settings)
-    return replace(components, settings=message.engine).engine()
+    begin_early(message.model, settings)
+    with START.phase("imports"):
+        factory = factory_named(message.factory)
+    engine = replace(factory(message.model, **settings), settings=message.engine).engine()
+    log.info("started in %s", START)
+    return engine
 
 
 class CoreLoop:

@@ -26,7 +26,10 @@ from paceline.engine.transport.wire import EncodedRequest
 
 log = logging.getLogger(__name__)
 
-KEPT = ("load_adapter", "unload_adapter", "drain")  # questions that the next core is asked as well
+# Questions that the next core is asked as well
+ADAPTERS = ("load_adapter", "unload_adapter")
+MODEL = ("update_weights", "sleep", "wake_up")
+KEPT = (*ADAPTERS, *MODEL, "drain")
 
 
 class RestartBudget:
@@ -94,7 +97,7 @@ class RestartingCore:
         core = self._present()
         if question.verb not in KEPT:
             return core.ask(question)
-        if self._first_adapters is None and question.verb != "drain":
+        if self._first_adapters is None and question.verb in ADAPTERS:
             self._first_adapters = core.ask(Question("adapters"))
         answer = core.ask(question)
         answer.add_done_callback(lambda found: self._keep_successful(question, found))
@@ -125,7 +128,7 @@ class RestartingCore:
     def _is_default(self, question: Question) -> bool:
         first = self._first_adapters
         if question.verb != "unload_adapter" or first is None or not first.done():
-            return question.verb == "resume"
+            return question.verb in ("resume", "wake_up")
         return first.exception() is None and question.argument not in names_of(first.result())
 
     def healthy(self) -> str | None:
@@ -209,6 +212,8 @@ class RestartingCore:
                 try:
                     core.ask(question).result()
                 except PacelineError as error:  # files may be gone: requests for them are refused
+                    if question.verb == "update_weights":
+                        return f"the weights of the engine that died cannot be loaded: {error}"
                     log.warning("the new engine refuses %s: %s", question.verb, error)
             asked |= later
         if later is None:
@@ -244,6 +249,10 @@ def subject_of(question: Question) -> str:
             return "pause"
         case "drain":
             return "drain"
+        case "update_weights":
+            return "weights"
+        case "sleep" | "wake_up":
+            return "sleep"
         case _:
             return f"adapter {loaded_name(question)}"
 

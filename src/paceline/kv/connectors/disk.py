@@ -27,7 +27,7 @@ class Disk(BackgroundConnector):
     computes.
     """
 
-    takes_groups = True
+    takes_groups = takes_states = True
     medium = "STORAGE"
 
     def __init__(self, config: ConnectorConfig) -> None:
@@ -61,6 +61,9 @@ class Disk(BackgroundConnector):
     def _leading_files(self, keys: Sequence[bytes]) -> int:
         """How many of the first keys have files."""
         return next((at for at, key in enumerate(keys) if not self._files.has(key)), len(keys))
+
+    def _first(self, keys: Sequence[bytes]) -> int:
+        return next((at for at, key in enumerate(keys) if self._files.has(key)), len(keys))
 
     def _found(self, keys: tuple[bytes, ...], number: int) -> None:
         self._known.found(keys, number, monotonic())

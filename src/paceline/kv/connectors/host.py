@@ -36,7 +36,7 @@ class Host(Connector):
     `_ready` and `_busy`, and is not evicted meanwhile.
     """
 
-    takes_groups = True
+    takes_groups = takes_states = True
     medium = "CPU"
 
     def __init__(self, config: ConnectorConfig) -> None:
@@ -64,6 +64,9 @@ class Host(Connector):
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         return self._use(keys[have:])
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        return next((at for at, key in enumerate(keys) if key in self._ready), len(keys))
 
     def _use(self, keys: Sequence[bytes]) -> int:
         """How many of the first keys it has. They are the latest used now, the first one most, so

@@ -40,7 +40,7 @@ class Valkey(BackgroundConnector):
     different models can share a server.
     """
 
-    takes_groups = True
+    takes_groups = takes_states = True
 
     def __init__(self, config: ConnectorConfig) -> None:
         usual = {"url": "redis://127.0.0.1:6379", "timeout_s": 1.0, "retry_s": 5.0}
@@ -88,6 +88,14 @@ class Valkey(BackgroundConnector):
         """How many of the first keys have values of the right size."""
         sizes = server.sizes(self._named(keys))
         return next((at for at, size in enumerate(sizes) if size != self._value_bytes), len(keys))
+
+    def _first(self, keys: Sequence[bytes]) -> int:
+        if self._health.is_down:
+            return len(keys)
+        with suppress(OSError):
+            sizes = self._loads_from.sizes(self._named(keys))
+            return next((at for at, size in enumerate(sizes) if size), len(keys))
+        return len(keys)
 
     def _found(self, name: tuple[str, int], first: int, keys: Sequence[bytes], number: int) -> None:
         # The time is when the engine hears of it, so that an answer is fresh after a long step.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Worker:
 
 
 MIB = 1 << 20
+FOUND_S, MOST_FOUND = 1.0, 1024  # how long, and for how many requests, a state counts as found
 CLEARED = "the content was cleared"
 FAILED = "the connector failed; see its log"
 
@@ -73,6 +75,10 @@ class BackgroundConnector(Connector):
         self._must_clear = False  # because it could not be removed
         self._answers: deque[Callable[[], None]] = deque()
         self._ended: list[TransferEnd] = []
+        self._finding: set[tuple[str, int]] = set()  # states that are being looked for
+        self._firsts: dict[
+            tuple[str, int], tuple[int, float]
+        ] = {}  # found, and until when it holds
 
     def attach(self, store: BlockStore, news: News) -> None:
         self._blocks, self._news = store, news
@@ -83,6 +89,10 @@ class BackgroundConnector(Connector):
     @abstractmethod
     def _offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         """As `offer`, while content can be loaded."""
+
+    @abstractmethod
+    def _first(self, keys: Sequence[bytes]) -> int:
+        """On the loader's thread: the index of the first key that is there, or their number."""
 
     @abstractmethod
     def _load(self, transfer: Transfer) -> TransferEnd:
@@ -128,6 +138,27 @@ class BackgroundConnector(Connector):
         if self._is_clearing or have >= len(keys):
             return 0
         return self._offer(request, keys, have)
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        """What was found holds for a while, because the request asks about it again."""
+        self._take_answers()
+        if self._is_clearing:
+            return len(keys)
+        sought, now = (request.id, hash(tuple(keys))), monotonic()
+        if sought in self._finding:
+            return None
+        found, until = self._firsts.get(sought, (0, now))
+        if now < until:
+            return found
+        self._finding.add(sought)
+        self._look_up(partial(self._first, keys), partial(self._found_first, sought))
+        return None
+
+    def _found_first(self, sought: tuple[str, int], number: int) -> None:
+        self._finding.discard(sought)
+        self._firsts[sought] = number, monotonic() + FOUND_S
+        if len(self._firsts) > MOST_FOUND:
+            del self._firsts[next(iter(self._firsts))]
 
     def _look_up(self, count: Callable[[], int], found: Callable[[int], None]) -> None:
         """Count content on the loader's thread, and pass the number on to the engine's."""
@@ -220,6 +251,8 @@ class BackgroundConnector(Connector):
         """Remove all content of this layout, for all engines that have access to it."""
         self._cleared += 1
         self._is_clearing, self._must_clear = True, False
+        self._finding.clear()
+        self._firsts.clear()
         self._forget_all()
         self._writer.do(partial(self._remove, self._cleared))
 

@@ -78,7 +78,7 @@ class AdaptedStack:
 
     def __init__(self, stack: TorchStack, adapters: Mapping[int, AdapterWeights]) -> None:
         """`adapters` has the weights by index."""
-        self._stack, self._rows = stack, AdaptedRows(adapters)
+        self.stack, self._rows = stack, AdaptedRows(adapters)
         self._layers = [self._adapted(one, layer) for layer, one in enumerate(stack.layers)]
 
     def _adapted(self, layer: DecoderLayer, number: int) -> DecoderLayer:
@@ -105,10 +105,10 @@ class AdaptedStack:
         inputs: LayerInputs | None = None,
     ) -> Tensor:
         """The residual stream after all layers. The layers overwrite `hidden`."""
-        context, indices = self._stack.context(hidden, batch, kv, attention), batch.adapters
+        context, indices = self.stack.context(hidden, batch, kv, attention), batch.adapters
         assert indices is not None, "a step without adapters"
         self._rows.set(indices)
-        hidden = self._stack.begin(hidden)
+        hidden = self.stack.begin(hidden)
         for number, layer in enumerate(self._layers):
             if batch.images is not None:
                 batch.images.add_before(number, hidden)
@@ -119,4 +119,4 @@ class AdaptedStack:
                 hidden, mixed = hidden[wanted], [one[wanted] for one in mixed]
                 self._rows.set(indices[wanted])
             layer.finish(hidden, mixed)
-        return self._stack.end(hidden)
+        return self.stack.end(hidden)

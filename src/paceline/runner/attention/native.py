@@ -21,7 +21,7 @@ class Native(Attention):
     have different heads.
     """
 
-    support = AttentionSupport(latents=True, mixed_heads=True, whole_images=True)
+    support = AttentionSupport(latents=True, mixed_heads=True, whole_images=True, is_invariant=True)
 
     def __init__(self) -> None:
         # Checked once, since every step would try again after a failure.

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
+from paceline.runner.cuda.gemm.fixed_tiles import FixedTiles
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
+from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
@@ -27,6 +30,7 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.weights.renewal import Lazy
 
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (
@@ -34,20 +38,25 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     SplitK,
     Streamed,
     Library,
+    Fp8Gemv,
     Fp8Streamed,
     ScaledFew,
     Fp8Library,
     Int8Library,
     ScaledDecoded,
+    Humming,
+    Int4Gemv,
     Int4Panels,
     PanelsDecoded,
     CodedFew,
     CodedDecoded,
     Ordered,
 )
+# Those whose rows have the same bits in any company. Weights that are not plain are decoded.
+INVARIANT = tuple(kind for kind in (FixedTiles, *KERNELS) if kind.is_invariant)
 
 
-class CudaLinear:
+class CudaLinear(Lazy):
     """A linear on a GPU: its weights, and the kernels that compute it.
 
     Weights are kept in their format if a kernel computes any number of their rows, and decoded
@@ -65,6 +74,10 @@ class CudaLinear:
         if use not in self.choices:
             self.choices[use] = KernelChoice(self.weights, use, self._kinds)
         return self.choices[use]
+
+    def complete_like(self, other: "CudaLinear") -> None:
+        """Choose kernels for the same uses."""
+        self.choices = {use: self.choice(use) for use in other.choices}
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.choice(Use.PLAIN).of(len(x)).plain(x)
@@ -111,9 +124,9 @@ class NormedLinear:
         self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
         self._weights, self._floor = linear.weights, None if norm is None else norm.floor
 
-    @property
-    def is_normed(self) -> bool:
-        return self._floor is not None
+    def is_ordered(self, rows: int) -> bool:
+        """Whether the next kernel starts when all kernels before this linear have ended."""
+        return self._floor is not None and self._kernels.of(rows).is_ordered
 
     def __str__(self) -> str:
         return str(self._kernels)

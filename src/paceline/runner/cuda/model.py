@@ -1,7 +1,9 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.layers import cap_logits
-from paceline.runner.cuda.linears import CudaLinear, kernel_norm
+from paceline.runner.cuda.linears import INVARIANT, CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
 from paceline.runner.cuda.states.rows import CudaStateRows
@@ -28,9 +30,10 @@ from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup, decides
-from paceline.runner.vision.image_encoder import image_encoder
+from paceline.runner.vision.image_encoder import image_encoder, token_reader
 from paceline.runner.vision.spec import TOWER_FEATURES
 from paceline.runner.weights.checkpoint import Checkpoint, verify
+from paceline.runner.weights.renewal import Blueprint, WeightPart
 
 # Attention in a graph has so many heads of queries in all layers.
 CUDA = BackendSupport(
@@ -109,6 +112,15 @@ CUDA = BackendSupport(
     instead='use device="cpu"',
 )
 
+# Features, by the beginnings of their names, of which the kernels depend on the number of rows.
+VARIANT = ("inputs", "layers.input", "layers.latent", "layers.state", "vision")
+CUDA_INVARIANT = replace(
+    CUDA,
+    backend="batch-invariant CUDA",
+    features=frozenset(one for one in CUDA.features if not one.startswith(VARIANT)),
+    instead='remove batch_invariant, or use device="cpu"',
+)
+
 
 class CudaModel:
     """Weights on a GPU in their final form. `forward` changes only the KV store.
@@ -128,11 +140,11 @@ class CudaModel:
         config, group = factory.checkpoint.config, factory.group
         self.config = config if group is None else group.shard.config(config)  # of this rank
         self.dtype, self.group = factory.dtype, group
+        self.is_invariant = factory.is_invariant
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
-        scale = factory.embedding_scale(spec)
-        table = factory.read(spec.embedding).to(factory.dtype).mul_(scale)
+        table = embedding(factory, spec)
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self.first_image_id, ids = self.config.vocab, len(table)
         rows = 0 if self.images is None else image_rows
@@ -142,16 +154,16 @@ class CudaModel:
         self._embedding, self._embed = table, factory.embedding(table, ids)
         self.deep_images = deep_images(factory, spec, rows)
         self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
-        rotary = {
+        self._rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(parts_of(spec.layers, Rope))
         }
-        self._rotary = tuple(rotary.values())
         self._layers = [
-            CudaLayer(factory, one, layer, rotary, self._beside(layer))
+            CudaLayer(factory, one, layer, self._rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
         self._head = CudaHead(factory, spec)
+        self._blueprint = Blueprint(factory, spec)
 
     @staticmethod
     def load(
@@ -173,6 +185,22 @@ class CudaModel:
         with torch.inference_mode():
             factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
             return CudaModel(factory, spec, max_model_len, image_rows, adapters)
+
+    @staticmethod
+    def invariant(
+        checkpoint: Checkpoint,
+        max_model_len: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cuda",
+    ) -> "CudaModel":
+        """Load a model whose rows have the same bits in any company."""
+        spec = describe(checkpoint.config, max_model_len)
+        CUDA_INVARIANT.require(spec)
+        verify(checkpoint)
+        with torch.inference_mode():
+            build = partial(CudaLinear, kinds=INVARIANT)
+            factory = LayerFactory(checkpoint, dtype, device, build, is_invariant=True)
+            return CudaModel(factory, spec, max_model_len)
 
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""
@@ -225,8 +253,27 @@ class CudaModel:
         """Rotary cos/sin of positions by table, where they depend on coordinates."""
         if coordinates is None:
             return {}
-        found = ((table, table.of(coordinates)) for table in self._rotary)
+        found = ((table, table.of(coordinates)) for table in self._rotary.values())
         return {table: cos_sin for table, cos_sin in found if cos_sin is not None}
+
+    def weight_parts(self, checkpoint: Checkpoint | None) -> Iterator[WeightPart]:
+        """See `Renewable`. The model has no room for adapters."""
+        factory, spec = self._blueprint.of(checkpoint), self._blueprint.spec
+        tokens = self._embedding[: spec.embedding.shape[0]]
+        yield WeightPart("embedding", tokens, lambda: embedding(factory, spec))
+        if (inputs := spec.inputs) is not None:
+            yield WeightPart("inputs", self._inputs, lambda: TokenInputs(factory, inputs))
+        for number, (layer, one) in enumerate(zip(self._layers, spec.layers, strict=True)):
+            build = partial(CudaLayer, factory, one, number, self._rotary)
+            yield WeightPart(f"layers.{number}", layer, build)
+        yield WeightPart("head", self._head, lambda: CudaHead(factory, spec))
+        yield WeightPart("images", self.images, lambda: image_encoder(factory, spec))
+
+    def renewed(self, checkpoint: Checkpoint) -> None:
+        """See `Renewable`."""
+        if self.images is not None:
+            factory = self._blueprint.of(checkpoint)
+            self.images.token = token_reader(factory, self._blueprint.spec)
 
     def plain_tokens(self, tokens: Tensor) -> Tensor:
         """The tokens of positions [n]; for positions of images, those of the prompt."""
@@ -271,6 +318,12 @@ class CudaHead:
         if self._cap is not None and logits.shape[1]:
             cap_logits(logits, self._cap)
         return logits
+
+
+def embedding(factory: LayerFactory[CudaLinear], spec: DecoderSpec) -> Tensor:
+    """The scaled embeddings of this rank's token ids, [vocab, width]."""
+    table = factory.read(spec.embedding).to(factory.dtype)
+    return table.mul_(factory.embedding_scale(spec))
 
 
 def deep_images(

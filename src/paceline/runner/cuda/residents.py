@@ -1,7 +1,7 @@
 """Requests in the slots of a GPU runner, their images, and copies of their blocks."""
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from paceline.runner.cuda.state import CudaState
 from paceline.runner.encoder_store import EncoderStore, MultimodalEncoder
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.sampler import Sampler
+from paceline.runner.tensors import from_numpy
 
 
 class CudaEncoderStore(EncoderStore):
@@ -83,12 +84,12 @@ class CudaImages:
 class Residents:
     """The requests in slots, as of the latest plan. The sampler has the same ones."""
 
-    def __init__(self, slots: int, sampler: Sampler) -> None:
+    def __init__(self, slots: int, sampler: Sampler, is_invariant: bool = False) -> None:
         self.requests: dict[int, Request] = {}  # by slot
         self.asking: dict[int, Request] = {}  # with prompt_logprobs, by slot
         self.pooling: dict[int, Request] = {}  # with pooling, by slot
         self.images: CudaImages | None = None  # None: prompts have no images
-        self._sampler = sampler
+        self._sampler, self.is_invariant = sampler, is_invariant
         self._plain = np.zeros(slots, np.bool_)  # samples by temperature alone
         self._masked = np.zeros(slots, np.bool_)  # samples under a mask
         self._first_block = np.zeros(slots, np.int32)  # equal for rows that share a prefix
@@ -121,6 +122,15 @@ class Residents:
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())
+
+    def alike(self, slots: list[int], ids: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+        """Ids [rows, …] of the sampler. In an invariant model, rows that sample by temperature
+        alone have those that the kernel for such rows draws, as in steps without other rows."""
+        plain = self._plain[slots]
+        if not (self.is_invariant and plain.any()):
+            return ids
+        is_drawn = from_numpy(plain).to(ids.device).view(-1, *[1] * (ids.dim() - 1))
+        return torch.where(is_drawn, draw(), ids)
 
     def any_masked(self, slot: Index) -> bool:
         return bool(self._masked[slot].any())
@@ -191,13 +201,13 @@ class BlockCopies:
             sources, targets = self._staging.send(*np.array(pairs, np.int32).T.copy())
             self._store.index_copy_(0, targets.long(), self._store.index_select(0, sources))
 
-    def out(self, pairs: Pairs) -> None:
-        """Copy blocks from the GPU to the host."""
-        steps = torch.cuda.current_stream()
+    def out(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks from the GPU to the host, or rows of other memory that are as large."""
+        steps, store = torch.cuda.current_stream(), self._words(memory)
         for piece, device, host in self._parts([(there, here) for here, there in pairs]):
             room = piece.room[: len(host)]
             steps.wait_event(piece.read)
-            torch.index_select(self._store, 0, device, out=room)
+            torch.index_select(store, 0, device, out=room)
             piece.filled.record(steps)
             self.stream.wait_event(piece.filled)
             with torch.cuda.stream(self.stream):
@@ -205,9 +215,9 @@ class BlockCopies:
                     self.host[there].copy_(room[here], non_blocking=True)
             piece.read.record(self.stream)
 
-    def back(self, pairs: Pairs) -> None:
-        """Copy blocks from the host to the GPU."""
-        steps = torch.cuda.current_stream()
+    def back(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        """Copy blocks from the host to the GPU, or to rows of other memory that are as large."""
+        steps, store = torch.cuda.current_stream(), self._words(memory)
         for piece, device, host in self._parts(list(pairs)):
             room = piece.room[: len(host)]
             self.stream.wait_event(piece.read)
@@ -216,8 +226,11 @@ class BlockCopies:
                     room[here].copy_(self.host[there], non_blocking=True)
             piece.filled.record(self.stream)
             steps.wait_event(piece.filled)
-            self._store.index_copy_(0, device.long(), room)
+            store.index_copy_(0, device.long(), room)
             piece.read.record(steps)
+
+    def _words(self, memory: Tensor | None) -> Tensor:
+        return self._store if memory is None else memory.view(self._store.dtype)
 
     def _parts(
         self, pairs: list[tuple[int, int]]

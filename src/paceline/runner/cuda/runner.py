@@ -87,13 +87,16 @@ class CudaRunner:
         square = images.square if images is not None and images.has_axes else 0
         given = model.adapters, square, model.group
         state = self.state = CudaState(slots, max_model_len, kv, *given)
-        state.keep_states(model.config, model.dtype, drafter.config.num_speculative_tokens)
+        drafts = drafter.config.num_speculative_tokens
+        state.keep_states(model.config, model.dtype, kv.block_bytes, drafts)
         # The last block of the store is for padding, and so is the last slot.
         drafter.attach(DraftingFor(model, state, kv.blocks, kv.block_size))
+        self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
+        self._residents = Residents(slots, self._sampler, model.is_invariant)
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
-        lines = slots * (1 + drafter.config.num_speculative_tokens)
+        lines = slots * (1 + drafts)
         sizes_of_masks = lines, model.config.vocab, kv.content.device
         mask_memory = None if masks is None else LogitMasks(masks, *sizes_of_masks)
         self.graphs = DecodeGraphs(model, kv, attention, state, memory, mask_memory)
@@ -104,8 +107,6 @@ class CudaRunner:
             extent = Extent.of_drafts(sizes.positions)
             lines = MixedGraphs(model, kv, attention, state, extent, memory)
             drafted = lines, DraftGraphs(model, state, lines.hidden, drafter, memory)
-        self._sampler = Sampler(model.config.vocab, max_model_len, kv.content.device)
-        self._residents = Residents(slots, self._sampler)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
         self._prompts = PromptScorer(model, self._residents, slots, kv.content.device)
@@ -203,7 +204,7 @@ class CudaRunner:
             self._take_over(plan)
         if plan.empty:
             return
-        with moved(plan, self.state.states, self._kv, self._moves.carry_out):
+        with moved(plan, self.state.states, self._kv, self._moves):
             self._flight.append(self._launched(plan))
 
     def _launched(self, plan: Plan) -> LaunchedStep | UnsampledStep:
@@ -394,6 +395,7 @@ class CudaRunner:
         sampled = self._sampler.sample(scores, controls, first)
         controls.observe(sampled.ids, first)
         ids = sampled.ids.masked_fill(sampled.bad, -1).int()
+        ids = self._residents.alike(slots, ids, lambda: self.state.drawn(logits, slot, context))
         self.state.settle(slot, context, ids)
         ticket = self._returns.fetch(ids)
         return LaunchedStep(plan, same.wanted, ticket, controls, (sampled.scores,), silent)

@@ -67,12 +67,15 @@ class CudaState:
 
     # -- states of layers ----------------------------------------------------
 
-    def keep_states(self, model: ModelConfig, dtype: torch.dtype, drafts: int) -> None:
+    def keep_states(
+        self, model: ModelConfig, dtype: torch.dtype, block_bytes: int, drafts: int
+    ) -> None:
         """Allocate a state of each slot, if layers of the model keep some. `dtype` is that of
         activations; rows have so many drafts at most."""
         layout, device = StateLayout.of(model, dtype.itemsize), self.position.device
         if layout is not None:
-            self.states = StateStore(layout, self.padding_slot + 1, dtype, device)
+            slots = self.padding_slot + 1
+            self.states = StateStore(layout, slots, dtype, device, block_bytes)
             if drafts:
                 self.states.keep_drafts(drafts)
 
@@ -89,6 +92,12 @@ class CudaState:
         if self.samples:
             choose(logits, self.temperature, self.key, slot, context, ids)
         self.settle(slot, context, ids)
+
+    def drawn(self, logits: Tensor, slot: Tensor, context: Tensor) -> Tensor:
+        """Token ids [n] that are sampled by temperature from logits [n, vocab]."""
+        ids = torch.empty_like(slot)
+        choose(logits, self.temperature, self.key, slot, context, ids)
+        return ids
 
     def settle(self, slot: Tensor, context: Tensor, ids: Tensor) -> None:
         """Let slots have tokens at positions `context`, all [n]. On every rank `ids` are those of

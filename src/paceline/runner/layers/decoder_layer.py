@@ -1,5 +1,8 @@
 """Decoder layers in torch: attention and MLP, each added to the residual stream."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from paceline.runner.layers.per_layer_input import PerLayerInput, TokenInputs
 from paceline.runner.models.architecture import DecoderSpec, LayerSpec, MLPSpec, parts_of
 from paceline.runner.models.rope import Rope
 from paceline.runner.state_store import StateRows
+from paceline.runner.weights.renewal import WeightPart
 
 
 class DecoderLayer:
@@ -121,6 +125,18 @@ class TorchStack:
                 inputs.keep(number, hidden)
             hidden = layer(hidden, context, wanted if number == last else None)
         return self.end(hidden)
+
+    def weight_parts(
+        self, factory: LayerFactory[Linear], spec: DecoderSpec
+    ) -> Iterator[WeightPart]:
+        """The parts that have weights, to be built by a factory."""
+        if (inputs := spec.inputs) is not None:
+            yield WeightPart("inputs", self._inputs, lambda: TokenInputs(factory, inputs))
+        if (altup := spec.altup) is not None:
+            yield WeightPart("altup", self._altup, lambda: AltUp(factory, altup))
+        for number, (layer, one) in enumerate(zip(self.layers, spec.layers, strict=True)):
+            build = partial(DecoderLayer, factory, one, number)
+            yield WeightPart(f"layers.{number}", layer, build)
 
     def begin(self, hidden: Tensor) -> Tensor:
         """What the first layer reads: the embeddings, or several streams."""

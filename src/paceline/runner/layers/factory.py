@@ -27,7 +27,8 @@ L_co = TypeVar("L_co", bound=Linear, covariant=True)
 class LayerFactory(Generic[L_co]):
     """Builds layers from a checkpoint, with the linears of a device.
 
-    All tensors but the weights of linears are read in float32, and rounded once.
+    All tensors but the weights of linears are read in float32, and rounded once. Layers of an
+    invariant model compute a row with the same bits beside any other rows.
     """
 
     checkpoint: Checkpoint
@@ -35,6 +36,7 @@ class LayerFactory(Generic[L_co]):
     device: torch.device | str
     build: Callable[[LinearParts], L_co]
     group: RankGroup | None = None  # None: the model is not divided
+    is_invariant: bool = False
 
     def read(self, tensor: TensorSpec) -> Tensor:
         return self.read_stored(tensor).to(torch.float32)

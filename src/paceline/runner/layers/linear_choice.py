@@ -14,29 +14,52 @@ from paceline.runner.models.describe import describe
 from paceline.runner.native.library import is_available
 from paceline.runner.weights.checkpoint import Checkpoint
 
-Kernel = Callable[[LinearParts], Linear | None]  # None: unsupported weights
+Build = Callable[[LinearParts], Linear | None]  # None: unsupported weights
+
+
+@dataclass(frozen=True, slots=True)
+class CPUKernel:
+    """A kernel of linears.
+
+    build         returns a linear, or None if it does not support its weights
+    is_invariant  the result of a row has the same bits alone and beside any other rows
+    """
+
+    build: Build
+    is_invariant: bool
+
+
 AUTO, FLOAT32, INT8 = "auto", "float32", "int8"
 # By setting: the first kernel that supports a linear computes it. "int8" keeps weights in 4 bits
 # where that loses nothing.
-KERNELS: Mapping[str, tuple[Kernel, ...]] = {FLOAT32: (DenseLinear.of,), INT8: (NativeLinear.of,)}
+KERNELS: Mapping[str, tuple[CPUKernel, ...]] = {
+    FLOAT32: (CPUKernel(DenseLinear.of, False), CPUKernel(NativeLinear.in_float32, True)),
+    INT8: (CPUKernel(NativeLinear.of, True),),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LinearBuilder:
     """Builds each linear with the first kernel that supports it."""
 
-    kernels: tuple[Kernel, ...]
+    builds: tuple[Build, ...]
 
     @staticmethod
-    def of(weights: str, packed: PackedStore | None = None) -> "LinearBuilder":
-        """A builder for a setting; `packed` stores the packed weights of native linears."""
+    def of(
+        weights: str, packed: PackedStore | None = None, is_invariant: bool = False
+    ) -> "LinearBuilder":
+        """A builder for a setting; `packed` stores the packed weights of native linears. An
+        invariant builder takes invariant kernels only."""
         if packed is not None and weights == INT8:
             return LinearBuilder((partial(NativeLinear.of, packed=packed),))
-        return LinearBuilder(KERNELS[weights])
+        kernels = KERNELS[weights]
+        return LinearBuilder(
+            tuple(one.build for one in kernels if one.is_invariant or not is_invariant)
+        )
 
     def __call__(self, parts: LinearParts) -> Linear:
-        for kernel in self.kernels:
-            if (linear := kernel(parts)) is not None:
+        for build in self.builds:
+            if (linear := build(parts)) is not None:
                 return linear
         raise ConfigError(f"no kernel of this CPU computes {parts.name}")
 

@@ -1,4 +1,4 @@
-"""Linears with 8-bit or 4-bit weights, by kernels compiled for this processor."""
+"""Linears by kernels compiled for this processor."""
 
 from ctypes import byref
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.layers.packing import PackedStore, PackedWeights
+from paceline.runner.layers.packing import PackedStore, PackedWeights, packed_float32
 from paceline.runner.native.library import MatrixStruct, library
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 
 class NativeLinear:
-    """Integer GEMMs: the result of a row is bit-identical whatever the other rows are."""
+    """Weights of 8, 4 or 32 bits. The result of a row is bit-identical beside any other rows."""
 
     def __init__(
         self,
@@ -44,6 +44,13 @@ class NativeLinear:
             found = packed.packed(parts.name, parts.read)
         return NativeLinear(found, parts.bias, parts.dtype, parts.factor)
 
+    @staticmethod
+    def in_float32(parts: LinearParts) -> "NativeLinear":
+        """Keep the weights as floats."""
+        weight = parts.read().dense()
+        check(weight.device, parts.dtype)
+        return NativeLinear(packed_float32(weight), parts.bias, parts.dtype, parts.factor)
+
     def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self._outputs)
         self._multiply(x, out, is_added=False)
@@ -70,7 +77,10 @@ class NativeLinear:
 
 
 def pack(matrix: Matrix, dtype: torch.dtype) -> PackedWeights:
-    device = matrix.tensors[0].device
+    check(matrix.tensors[0].device, dtype)
+    return PackedWeights.of(matrix)
+
+
+def check(device: torch.device, dtype: torch.dtype) -> None:
     if dtype != torch.float32 or device.type != "cpu":
         raise ConfigError(f"native linears need float32 on a CPU, not {dtype} on {device}")
-    return PackedWeights.of(matrix)

@@ -1,4 +1,4 @@
-"""Pack weights as integers, in the layout of the native kernels."""
+"""Pack weights in the layout of the native kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ SAMPLE = 64  # rows to check first
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """A matrix [outputs, inputs] of `bits` bits; bytes.c and int4.c show the layout.
+    """A matrix [outputs, inputs] of `bits` bits; bytes.c, int4.c and float32.c show the layout.
 
     width   inputs, padded with zeros
     table   [16]; values of 4-bit codes; uint8
@@ -27,7 +27,7 @@ class PackedWeights:
 
     bits: int
     content: Tensor
-    scale: Tensor
+    scale: Tensor | None  # None: of 32 bits
     outputs: int
     inputs: int
     width: int
@@ -128,6 +128,14 @@ def packed_int8(whole: Tensor, scale: Tensor) -> PackedWeights:
     # [panels, width / depth, panel, depth]
     content = padded.view(-1, panel, width // depth, depth).transpose(1, 2).contiguous()
     return PackedWeights(8, content, scale, outputs, inputs, width)
+
+
+def packed_float32(weight: Tensor) -> PackedWeights:
+    panel = library().float_panel()
+    outputs, inputs = weight.shape
+    padded = F.pad(weight.float(), (0, 0, 0, -outputs % panel))
+    content = padded.view(-1, panel, inputs).transpose(1, 2).contiguous()  # [panels, inputs, panel]
+    return PackedWeights(32, content, None, outputs, inputs, inputs)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class BackendSupport:
 
     backend: str
     features: frozenset[str]
-    one_value: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    one_value: Mapping[str, Values] = field(default_factory=dict[str, Values], hash=False)
     instead: str = ""
 
     def supports(self, spec: DecoderSpec) -> str | None:

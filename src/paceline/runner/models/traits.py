@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -235,10 +236,15 @@ class Traits:
         return tuple((layer + 1) % every == 0 for layer in range(len(windows)))
 
 
-def architectures() -> dict[str, Traits]:
+def architectures() -> Mapping[str, Traits]:
     """The traits of every architecture, by name: the tables of all modules in `architectures`."""
+    return _read_tables(tuple(import_module(TABLES).__path__))
+
+
+@cache
+def _read_tables(folders: tuple[str, ...]) -> Mapping[str, Traits]:
     found: dict[str, Traits] = {}
-    for module in iter_modules(import_module(TABLES).__path__):
+    for module in iter_modules(folders):
         found |= import_module(f"{TABLES}.{module.name}").ARCHITECTURES
     return dict(sorted(found.items()))
 

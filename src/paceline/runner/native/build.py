@@ -19,9 +19,11 @@ NAMES = (
     "linear.c",
     "bytes.c",
     "int4.c",
+    "float32.c",
     "attention.c",
     "decoder.c",
     "masks.c",
+    "device_memory.c",
 )
 SOURCES = [FOLDER / name for name in NAMES]
 HEADERS = sorted(FOLDER.glob("*.h"))
@@ -121,7 +123,7 @@ class Compiler:
     def compile(self, target: Path, march: str = NATIVE) -> None:
         sources = map(str, SOURCES)
         options = [*self.flags, *march.split(), "-fPIC", "-shared", "-o", str(target)]
-        _run([self.command, *options, *sources, "-lm"])
+        _run([self.command, *options, *sources, "-lm", "-ldl"])
 
 
 def compile_all(folder: Path) -> Iterator[Path]:

@@ -78,6 +78,7 @@ class DecoderStruct(Structure):
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "bytes_panel": (c_int, []),
     "bytes_depth": (c_int, []),
+    "float_panel": (c_int, []),
     "int4_lanes": (c_int, []),
     "int4_group": (c_int, []),
     "int4_table_most": (c_int, []),
@@ -121,6 +122,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             c_int,
         ],
     ),
+    "memory_release": (c_int, [c_int]),
+    "memory_restore": (c_int, [c_int]),
+    "memory_segments": (c_int, [c_int, POINTER(c_int64), POINTER(c_int64), c_int]),
     "mask_logits": (None, [c_void_p, c_int64, *[c_void_p] * 2, *[c_int64] * 2, c_int]),
 }
 

@@ -1,8 +1,8 @@
-/* Linears of float rows with weights of 8 or 4 bits.
+/* Linears of float rows with weights of 32, 8 or 4 bits.
  *
- * Each row is rounded to integers with its own scales. Integer dot products are exact, and floats
- * are added in the same order for every row. So the result of a row has the same bits alone, beside
- * others, and in any order.
+ * With 8 and 4 bits, each row is rounded to integers with its own scales. Integer dot products are
+ * exact, and floats are added in the same order for every row. So the result of a row has the same
+ * bits alone, beside others, and in any order.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -11,7 +11,7 @@
 
 struct matrix {
     const int8_t *packed;
-    const void *scale;   /* of the integers: see bytes.c and int4.c */
+    const void *scale;   /* of the integers: see bytes.c and int4.c; or NULL */
     const float *bias;   /* [outputs], or NULL */
     const float *factor; /* [inputs] inputs are multiplied by it first; or NULL */
     const uint8_t *table; /* [16] values of codes of 4 bits; NULL: the codes */
@@ -23,7 +23,7 @@ struct matrix {
 /* The functions for one width of weights. Rounded rows take `bytes(m, rows)` of memory. */
 struct way {
     int64_t (*bytes)(const struct matrix *m, int64_t rows);
-    /* Round a row, times `by`. */
+    /* Round a row, times `by`, or copy it. */
     void (*round)(
         const struct matrix *m, const float *x, float by, void *rounded, int64_t row, int64_t rows);
     /* Compute one panel of outputs of all rows; add it to `out` or overwrite it. */
@@ -33,10 +33,10 @@ struct way {
     int64_t outputs; /* of a panel */
 };
 
-extern const struct way bytes_way, int4_way;
+extern const struct way bytes_way, int4_way, float_way;
 
 static inline const struct way *way_of(const struct matrix *m) {
-    return m->bits == 4 ? &int4_way : &bytes_way;
+    return m->bits == 4 ? &int4_way : m->bits == 8 ? &bytes_way : &float_way;
 }
 
 /* out (+)= rounded * weights + bias */

@@ -8,6 +8,9 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.experts import ExpertSpec, MoESpec, SharedExpertSpec
 from paceline.runner.models.latent import LatentAttentionSpec
 from paceline.runner.models.linear_spec import LinearSpec
+from paceline.runner.models.states.gated_delta import GatedDeltaSizes, GatedDeltaSpec
+from paceline.runner.models.states.mamba2 import Mamba2Sizes, Mamba2Spec
+from paceline.runner.models.states.state_sizes import StateLayers, StateSizes, StateSpec
 from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 MOST_RANKS = 64  # largest number that an error message suggests
@@ -41,6 +44,7 @@ class Shard:
             heads=model.heads // self.size,
             kv_heads=end - first,
             mlp_width=model.mlp_width // self.size,
+            states=_states(model, self.size),
         )
 
 
@@ -76,7 +80,7 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     if model.altup is not None and size > 1:
         found.append("several residual streams are not divided")
     if model.states is not None and size > 1:
-        found.append("states of layers are not divided")
+        found += _unfit_states(model.states.sizes, size)
     if model.kv_heads % size and size % model.kv_heads:
         found.append(f"the model has {model.kv_heads} KV heads, no multiple and no divisor of it")
     if model.global_heads is not None and size > 1:
@@ -84,6 +88,32 @@ def unfit(model: ModelConfig, size: int) -> list[str]:
     if model.has_whole_norms and size > 1:
         found.append("the norms of the model span all heads, which no rank has")
     return found
+
+
+def _unfit_states(sizes: StateSizes, size: int) -> list[str]:
+    """Why states cannot be divided: heads that share keys stay together."""
+    if isinstance(sizes, GatedDeltaSizes):
+        name, total = "heads of keys in gated delta nets", sizes.key_heads
+    elif isinstance(sizes, Mamba2Sizes):
+        name, total = "groups of heads in Mamba-2", sizes.groups
+    else:
+        kind = type(sizes).__name__.removesuffix("Sizes")
+        return [f"states of {kind} are not divided"]
+    return [f"the model has {total} {name}, which is no multiple of it"] if total % size else []
+
+
+def _states(model: ModelConfig, size: int) -> StateLayers | None:
+    """The states of one of `size` parts of a model."""
+    layers = model.states
+    if layers is None:
+        return None
+    sizes = layers.sizes
+    if isinstance(sizes, GatedDeltaSizes):
+        heads = sizes.key_heads // size, sizes.value_heads // size
+        sizes = replace(sizes, key_heads=heads[0], value_heads=heads[1])
+    elif isinstance(sizes, Mamba2Sizes):
+        sizes = replace(sizes, heads=sizes.heads // size, groups=sizes.groups // size)
+    return replace(layers, sizes=sizes)
 
 
 def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
@@ -107,25 +137,26 @@ def divide(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 def _layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     attention, latent, mlp = layer.attention, layer.latent, layer.mlp
-    assert layer.state is None and mlp is not None  # `unfit` refuses others
     if isinstance(mlp, MLPSpec):
         split = _gate_up(mlp.gate_up, mlp.gated, shard)
         mlp = replace(mlp, gate_up=split, down=_some_inputs(mlp.down, shard))
-    else:
+    elif mlp is not None:
         mlp = _moe(mlp, shard)
     return replace(
         layer,
         attention=None if attention is None else _attention(attention, shard),
         mlp=mlp,
         latent=None if latent is None else _latent(latent, shard),
+        state=None if layer.state is None else _state(layer.state, shard),
     )
 
 
 def _attention(spec: AttentionSpec, shard: Shard) -> AttentionSpec:
     heads, kv_heads = shard.of(spec.heads), shard.of_kv_heads(spec.kv_heads)
-    queries = _times(heads, spec.head_dim)
-    keys = _times(kv_heads, spec.head_dim, spec.heads)
-    values = _times(kv_heads, spec.head_dim, spec.heads + spec.kv_heads)
+    each = 1 + spec.gated  # a query, and its gate
+    queries = _times(heads, each * spec.head_dim)
+    keys = _times(kv_heads, spec.head_dim, each * spec.heads)
+    values = _times(kv_heads, spec.head_dim, each * spec.heads + spec.kv_heads)
     return replace(
         spec,
         qkv=_some_outputs(spec.qkv, queries, keys, values),
@@ -145,6 +176,64 @@ def _latent(spec: LatentAttentionSpec, shard: Shard) -> LatentAttentionSpec:
         expand=_some_outputs(spec.expand, _times(heads, spec.key_dim + spec.value_dim)),
         output=_some_inputs(spec.output, shard),
         heads=heads[1] - heads[0],
+    )
+
+
+def _state(spec: StateSpec, shard: Shard) -> StateSpec:
+    """Some heads, with the queries and keys that they share."""
+    if isinstance(spec, GatedDeltaSpec):
+        return _gated_delta(spec, shard)
+    assert isinstance(spec, Mamba2Spec)  # `unfit` refuses others
+    return _mamba2(spec, shard)
+
+
+def _gated_delta(spec: GatedDeltaSpec, shard: Shard) -> GatedDeltaSpec:
+    key_heads, heads = shard.of(spec.key_heads), shard.of(spec.value_heads)
+    keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
+    key, value = _times(key_heads, spec.key_dim), _times(heads, spec.value_dim)
+    mixed = key, _behind(keys, key), _behind(2 * keys, value)
+    if spec.by_key_head:
+        shared = spec.value_heads // spec.key_heads
+        each = 2 * spec.key_dim + 2 * shared * spec.value_dim
+        rates = _behind(spec.key_heads * each, _times(key_heads, 2 * shared))
+        outputs = _times(key_heads, each), rates
+    else:
+        first = 2 * keys + values
+        gates, rates = _behind(first, value), _behind(first + values, heads)
+        outputs = *mixed, gates, rates, _behind(first + values + spec.value_heads, heads)
+    return replace(
+        spec,
+        inputs=_some_outputs(spec.inputs, *outputs),
+        key_heads=key_heads[1] - key_heads[0],
+        value_heads=heads[1] - heads[0],
+        convolution=spec.convolution.part(0, *mixed),
+        log_decay=spec.log_decay.part(0, heads),
+        decay_bias=spec.decay_bias.part(0, heads),
+        output=_some_inputs(spec.output, shard),
+    )
+
+
+def _mamba2(spec: Mamba2Spec, shard: Shard) -> Mamba2Spec:
+    heads, groups = shard.of(spec.heads), shard.of(spec.groups)
+    inner, shared = spec.heads * spec.head_dim, spec.groups * spec.state_size
+    value, key = _times(heads, spec.head_dim), _times(groups, spec.state_size)
+    mixed = value, _behind(inner, key), _behind(inner + shared, key)
+    times = _behind(2 * inner + 2 * shared, heads)
+    norm, count = spec.gated_norm, groups[1] - groups[0]
+    if norm is not None:
+        norm = replace(norm, weight=norm.weight.part(0, value), groups=count)
+    return replace(
+        spec,
+        inputs=_some_outputs(spec.inputs, value, *(_behind(inner, one) for one in mixed), times),
+        heads=heads[1] - heads[0],
+        groups=count,
+        convolution=spec.convolution.part(0, *mixed),
+        bias=None if spec.bias is None else spec.bias.part(0, *mixed),
+        log_decay=spec.log_decay.part(0, heads),
+        time_bias=spec.time_bias.part(0, heads),
+        skip=spec.skip.part(0, heads),
+        gated_norm=norm,
+        output=_some_inputs(spec.output, shard),
     )
 
 
@@ -191,6 +280,11 @@ def _some_outputs(linear: LinearSpec, *runs: Run) -> LinearSpec:
         biases += [bias.part(0, *own) for bias in linear.biases[index : index + 1]]
         begin += weight.shape[0]
     return replace(linear, weights=tuple(weights), biases=tuple(biases))
+
+
+def _behind(before: int, run: Run) -> Run:
+    """The same elements after `before` others."""
+    return before + run[0], before + run[1]
 
 
 def _times(run: Run, size: int, before: int = 0) -> Run:

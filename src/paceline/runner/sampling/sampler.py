@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.arrays import I32
@@ -13,10 +14,13 @@ from paceline.core.request import Request
 from paceline.runner.sampling.controls import Controls, SamplingGroup, SequenceSampling
 from paceline.runner.sampling.rejection import DrawnDrafts
 from paceline.runner.sampling.token_choice import (
+    CELL,
     HALF,
+    UNIT,
     TokenCounts,
     by_cells,
     key_of,
+    masses,
     relative_weights,
 )
 
@@ -73,7 +77,7 @@ def score(
     Ids in `named` [scored, alternatives] other than -1 replace the likeliest.
     """
     peak = logits.amax(-1, keepdim=True)
-    total = by_cells(relative_weights(logits - peak)).sum(-1).sum(-1, dtype=torch.double)
+    total = mass(relative_weights(logits - peak))
     norm = peak + total.log()[:, None]  # [scored, 1]
     given = logits.gather(-1, ids[:, None])
     above = torch.gt(logits, given, out=torch.empty_like(logits))
@@ -82,10 +86,18 @@ def score(
         best = torch.where(named < 0, best, named)
     return TokenScores(
         given=(given - norm)[:, 0].float(),
-        rank=by_cells(above).sum(-1).sum(-1).long() + 1,
+        rank=mass(above).long() + 1,
         ids=best,
         values=(logits.gather(-1, best) - norm).float(),
     )
+
+
+def mass(weights: Tensor) -> Tensor:
+    """The sum of each row, in double precision. Torch divides the sum of a single long row among
+    threads. The sums of cells are whole numbers, whose sum is exact in any order."""
+    missing = -weights.shape[-1] % CELL
+    cells = by_cells(F.pad(weights, (0, missing)) if missing else weights)
+    return masses(cells.sum(-1)).sum(-1).double() / UNIT
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:

@@ -48,7 +48,7 @@ class ImageEncoder:
         has_axes: bool = False,
         token: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.reads_itself, self.has_axes, self._token = reads_itself, has_axes, token
+        self.reads_itself, self.has_axes, self.token = reads_itself, has_axes, token
         self.width, self.tower, self.square, self.tile = width, tower, square, tile
 
     @property
@@ -65,12 +65,12 @@ class ImageEncoder:
         """Embeddings of an image with those of the tokens among them."""
         if not image.has(TOKENS):
             return found
-        assert self._token is not None, "an encoder without embeddings of tokens"
+        assert self.token is not None, "an encoder without embeddings of tokens"
         tokens = from_numpy(image[TOKENS].copy()).to(found.device)
         placed = found.new_empty(len(tokens), found.shape[1])
         placed[tokens < 0] = found
         for id in sorted({*to_ints(tokens)} - {-1}):
-            placed[tokens == id] = self._token(id).to(found)
+            placed[tokens == id] = self.token(id).to(found)
         return placed
 
     def rehearse(self, embeddings: int) -> None:
@@ -95,13 +95,6 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         return None
     has_axes = any(one.rope.axes for one in attentions(spec.layers))
     encoder = towers.load(factory, vision) if decides(factory.group) else None
-    whole = replace(spec.embedding, cut=None, shape=spec.embedding.whole_shape)
-    scale = factory.embedding_scale(spec)
-
-    @cache
-    def token(id: int) -> Tensor:
-        return factory.read(whole.part(0, (id, id + 1))) * scale
-
     return ImageEncoder(
         encoder,
         spec.width * vision.levels,
@@ -109,5 +102,17 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         vision.tile,
         vision.reads_itself,
         has_axes,
-        token,
+        token_reader(factory, spec),
     )
+
+
+def token_reader(factory: LayerFactory[Linear], spec: DecoderSpec) -> Callable[[int], Tensor]:
+    """Reads embeddings of single tokens from the checkpoint."""
+    whole = replace(spec.embedding, cut=None, shape=spec.embedding.whole_shape)
+    scale = factory.embedding_scale(spec)
+
+    @cache
+    def token(id: int) -> Tensor:
+        return factory.read(whole.part(0, (id, id + 1))) * scale
+
+    return token

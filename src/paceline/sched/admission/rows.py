@@ -129,7 +129,8 @@ class ArrivalRow(WantedRows):
         return np.array([self._sequence.limit], np.int32)
 
     def ends(self, states: States) -> I32:
-        return np.array([states.policy.end(self._start, self.branch)], np.int32)
+        given = len(self._sequence.tokens)
+        return np.array([states.end(self._start, self.branch, given)], np.int32)
 
     def sequence(self, row: int) -> Sequence:
         return self._sequence

@@ -159,12 +159,15 @@ class Arrivals:
             state.table.admit(one, start, self.drafts(one))
             for one, start in zip(members, starts, strict=True)
         ]
+        for one, slot in zip(members, slots, strict=True):
+            state.states.move_in(slot, state.swapping.tier.stored(one).state)
         moves = state.swapping.tier.restore(members, slots, spans, state.step)
         for one in members:
             one.swapped = False
         state.changes.swap_in += moves
-        state.stats.swapped_in_blocks += len(moves)
+        moved = len(moves) + len(members) * state.cache.state_blocks
+        state.stats.swapped_in_blocks += moved
         state.journal.passed(sequence, 0, state.step)
-        note(sequence, Happened.RETURNED, state.now, state.step, len(moves))
+        note(sequence, Happened.RETURNED, state.now, state.step, moved)
         blocks = [state.cache.tables.entries(one.slot) for one in members]
         return list(map(self.settle, members, starts, blocks))

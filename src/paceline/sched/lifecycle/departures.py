@@ -24,20 +24,40 @@ class Departures:
         """Preempt a resident and its group.
 
         It waits in front of others of its rank, or is swapped if that is cheaper and there is room.
+        With states it may have to rest first, until no step that advances them is in flight.
         """
         state = self._state
         members = state.group(state.table.sequence(slot))
         residents = [one for one in members if one.slot >= 0]
-        moved = len(state.changes.swap_out)  # of other sequences in this step
-        swaps = may_swap and len(residents) == len(members) and self._swap_out(residents)
+        may_swap = may_swap and len(residents) == len(members)
+        if may_swap and state.swapping.rest(residents, cause):
+            return
+        moved = state.stats.swapped_out_blocks  # of other sequences
+        swaps = may_swap and self._swap_out(residents)
         self._vacate(members)
         self._count_preemption(members, cause)
         if swaps:
-            moved = len(state.changes.swap_out) - moved
+            moved = state.stats.swapped_out_blocks - moved
             note(members[0], Happened.SWAPPED, state.now, state.step, moved)
             state.swapped.push(members[0], in_front=True)
         else:
             state.queue.push(members[0], in_front=True)
+
+    def vacate_all(self, cause: str) -> None:
+        """Preempt all residents without keeping their blocks, and drop those that are swapped."""
+        state = self._state
+        for slot in state.table.order[::-1].tolist():
+            if state.table.resident[slot]:  # it may have left with its group
+                self.preempt(slot, cause, may_swap=False)
+        for sequence in list(state.swapped):
+            self.demote(sequence)
+
+    def preempt_rested(self) -> int:
+        """Preempt the residents that rested for it. Returns how many."""
+        rested = self._state.swapping.rested()
+        for slot, cause in rested:
+            self.preempt(slot, cause)
+        return len(rested)
 
     def _count_preemption(self, members: list[Sequence], cause: str) -> None:
         state = self._state
@@ -51,7 +71,7 @@ class Departures:
     def _swap_out(self, residents: list[Sequence]) -> bool:
         """Copy the blocks of residents to the host, if that pays and there is room."""
         state = self._state
-        if not state.swapping.wanted(residents):
+        if not (state.swapping.wanted(residents) and state.swapping.can_go(residents)):
             return False
         for one in residents:
             state.prefixes.seal_filled(one.slot)
@@ -63,10 +83,11 @@ class Departures:
             return False
         for one in residents:
             one.swapped = True
+            state.states.move_out(one.slot, state.swapping.tier.stored(one).state)
         for pairs in state.changes.keep_copies([one.slot for one in residents]):
             state.cache.fences.add_copies(state.step, pairs)
         state.changes.swap_out += moves
-        state.stats.swapped_out_blocks += len(moves)
+        state.stats.swapped_out_blocks += len(moves) + len(residents) * state.cache.state_blocks
         return True
 
     def _vacate(self, members: list[Sequence]) -> None:
@@ -193,7 +214,8 @@ class Departures:
     def _release(self, slot: int) -> Sequence:
         """Release a slot and its blocks, which stay cached."""
         state = self._state
-        state.states.leave(slot)
+        kept = state.states.leave(slot, is_moved=state.table.sequence(slot).swapped)
+        state.swapping.left(slot)
         computed = int(state.table.computed[slot])
         if computed < state.table.given[slot] or state.cache.index.is_eager:
             state.prefixes.seal_filled(slot)  # including blocks that steps in flight will fill
@@ -206,6 +228,7 @@ class Departures:
         computed = min(computed, len(sequence.tokens))
         if state.stores.wanted and has_sampled:
             state.stores.store(slot, sequence, computed)
+            state.stores.left(sequence, kept)
         state.cache.release(slot, sequence, computed)
         self._stops.unwatch(sequence.request)
         state.changes.release(slot)

@@ -85,8 +85,9 @@ class Failures:
 
     def _forget_on_host(self, keys: Iterable[bytes]) -> None:
         host, index = self._state.cache.host, self._state.cache.index
+        keys = [*keys]
         names = [name for key in keys for name in index.names(key)]
-        self._state.link.forget(names)
+        self._state.link.forget([*names, *(key for key in keys if key not in names)])
         for name in names:
             for block in host.find([name]):
                 host.unseal(block, name)

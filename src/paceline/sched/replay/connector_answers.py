@@ -22,7 +22,7 @@ class RecordedConnector(Connector):
     def __init__(self, connector: Connector, recording: Recording) -> None:
         super().__init__(connector.config)
         self.hands_over, self.takes_groups = connector.hands_over, connector.takes_groups
-        self.medium = connector.medium
+        self.takes_states, self.medium = connector.takes_states, connector.medium
         self._connector, self._recording = connector, recording
 
     def watch(self, changed: Changed) -> None:
@@ -33,6 +33,11 @@ class RecordedConnector(Connector):
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
         answer = self._connector.offer(request, keys, have)
+        self._note(RecordKind.OFFERED, answer)
+        return answer
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        answer = self._connector.find(request, keys)
         self._note(RecordKind.OFFERED, answer)
         return answer
 
@@ -80,7 +85,7 @@ NextAnswer = Callable[[RecordKind], bytes | None]
 class ReplayedConnector(Connector):
     """Gives the recorded answers and transfers nothing."""
 
-    takes_groups = True
+    takes_groups = takes_states = True
 
     def __init__(self, name: str, role: Any, hands_over: bool, answer: NextAnswer) -> None:
         super().__init__(ConnectorConfig(name, role))
@@ -88,6 +93,9 @@ class ReplayedConnector(Connector):
         self._answer = answer
 
     def offer(self, request: Request, keys: Sequence[bytes], have: int) -> int | None:
+        return self._due(RecordKind.OFFERED)
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
         return self._due(RecordKind.OFFERED)
 
     def fetch(self, transfer: Transfer) -> None:

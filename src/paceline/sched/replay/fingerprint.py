@@ -60,7 +60,7 @@ def state_pieces(moves: StateMoves) -> list[bytes]:
     if moves.empty:
         return []
     placed = moves.saves_before, moves.copies, moves.loads, moves.saves
-    return [arguments(*placed, moves.block_copies)]
+    return [arguments(*placed, moves.block_copies, moves.swap_out, moves.swap_in)]
 
 
 NO_BLOCKS = blocks_part(Plan(0, NO_ROWS, NO_ROWS.count).grown, ())

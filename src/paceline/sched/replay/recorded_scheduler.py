@@ -164,6 +164,11 @@ class RecordedScheduler(Scheduler):
         with self._refusals:
             return super().reset_prefix_cache(reset_running_requests, now)
 
+    def use_weights(self, fingerprint: str, now: float = 0.0) -> bool:
+        self._note(RecordKind.USE_WEIGHTS, fingerprint, now)
+        with self._refusals:
+            return super().use_weights(fingerprint, now)
+
     def connect(self, connector: Connector) -> None:
         role = connector.config.kv_role
         self._note(RecordKind.CONNECT, connector.config.kv_connector, role, connector.hands_over)

@@ -17,10 +17,11 @@ from paceline.core.multimodal import ImageInput
 from paceline.core.sampling import GREEDY, Sampling
 
 MAGIC = b"\x89paceline\r\n"
-FORMAT = 9  # rises when older code cannot read what newer code writes
+FORMAT = 10  # rises when older code cannot read what newer code writes
 # 2: no failed rows, no ends of single children; 3: no state; 4: no step times, no computed drafts;
 # 5: no least step times; 6: no connector; 7: no costs of positions, no bodies; 8: images as `items`
-READABLE = (2, 3, 4, 5, 6, 7, 8, 9)
+# 9: no other weights
+READABLE = (2, 3, 4, 5, 6, 7, 8, 9, 10)
 
 # A file is MAGIC, the number of the format, and records, all little-endian:
 #
@@ -68,6 +69,7 @@ class RecordKind(IntEnum):
     CONNECT = 22
     FORCED = 23  # tokens that were not sampled, of the COMMIT that follows
     STEP_COST = 24
+    USE_WEIGHTS = 25
     PLANNED = 32  # digests of the plan that the PLAN before it returned
     REFUSED = 33  # the call before it raised this error
     OFFERED = 34  # answers of the connector to the call before it

@@ -89,8 +89,8 @@ class Replay:
     """A replay of a recorded run.
 
     While `divergence` is None, every plan so far with a digest in the file was identical.
-    `scheduler` has the state of the recorded scheduler after the last replayed call. `on_result`
-    is called before each commit, with its time, and `on_commit` after it.
+    `scheduler` has the state of the recorded scheduler after the last replayed call. `on_plan` is
+    called with each plan, `on_result` before each commit, with its time, and `on_commit` after it.
     """
 
     def __init__(self, *paths: str | PathLike[str]) -> None:
@@ -112,6 +112,7 @@ class Replay:
         self._parts: list[ResultPart] = []  # of the next commit
         self._counts = Counter[str]()  # verified plans, requests, and refused calls
         self._calls = self._call_table()
+        self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_result: Callable[[Plan, float], None] = lambda plan, now: None
         self.on_commit: Callable[[Plan, Outputs], None] = lambda plan, outputs: None
 
@@ -145,6 +146,7 @@ class Replay:
             RecordKind.RESUME: plainly(scheduler.resume),
             RecordKind.DRAIN: plainly(scheduler.drain),
             RecordKind.RESET_PREFIX_CACHE: plainly(scheduler.reset_prefix_cache),
+            RecordKind.USE_WEIGHTS: plainly(scheduler.use_weights),
         }
 
     @property
@@ -229,6 +231,7 @@ class Replay:
         self._plan = self.scheduler.plan(now)
         self.scheduler.cache_events()  # drop them
         self._flight.add(self._plan)
+        self.on_plan(self._plan)
 
     def _commit(self, made: Commitment) -> None:
         plan = self._flight.to_commit(made.step, made.rows)

@@ -4,10 +4,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.core.errors import PluginError, RequestError
+from paceline.core.errors import ConfigError, PluginError, RequestError
 from paceline.core.events import BlockRemoved, BlockStored, CacheEvent, Medium
 from paceline.core.request import Finish, Request
-from paceline.core.settings.features import ConnectorRole
+from paceline.core.settings.config import CacheConfig
+from paceline.core.settings.features import FULL_ATTENTION, ConnectorRole
 from paceline.kv.cache import KVCache
 from paceline.kv.connector import Connector, Transfer, TransferEnd, TransferKind, TransferObserver
 from paceline.kv.fence import Fence, TransferTicket
@@ -51,6 +52,21 @@ class TierEvents:
         """Forget all blocks; the cache reports the reset for all media."""
         self._stored.clear()
         self._reported.clear()
+
+
+def check_connector(connector: Connector, cache: CacheConfig) -> None:
+    """ConfigError if a connector does not go with the settings of the cache."""
+    if not cache.enable_prefix_caching:
+        raise ConfigError("kv_connector needs enable_prefix_caching")
+    name = connector.config.kv_connector
+    if cache.state_blocks and not connector.takes_states:
+        raise ConfigError(f"kv_connector {name!r} does not transfer states: remove it")
+    if cache.attention_groups != FULL_ATTENTION and not connector.takes_groups:
+        kinds = ", ".join(one.kind for one in cache.groups)
+        raise ConfigError(
+            f"kv_connector {name!r} transfers blocks of one group with full attention; "
+            f"attention_groups has {kinds}: remove one of the settings"
+        )
 
 
 class ConnectorLink:
@@ -110,6 +126,14 @@ class ConnectorLink:
         answer = self._there.offer(request, keys, have)
         if answer is not None and not 0 <= answer <= len(keys) - have:
             raise self._wrong(f"offers {answer!r} of {len(keys) - have} blocks")
+        return answer
+
+    def find(self, request: Request, keys: Sequence[bytes]) -> int | None:
+        """The index of the first key that the connector can load; their number: none; None: ask
+        later."""
+        answer = self._there.find(request, keys)
+        if answer is not None and not 0 <= answer <= len(keys):
+            raise self._wrong(f"finds {answer!r} of {len(keys)} states")
         return answer
 
     def keep(self, keys: Sequence[bytes]) -> int:

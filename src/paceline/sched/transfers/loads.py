@@ -74,6 +74,7 @@ class Loader:
 class BlockLoad:
     """A transfer into blocks that are in no block table."""
 
+    found: Loadable
     transfer: Transfer
     content: Sequence  # the tokens and keys up to the last block of the transfer
     begun: float  # seconds
@@ -132,15 +133,29 @@ class Loads:
             return False
         if self._waits(loader, sequence, index.names(sequence.keys[have])):
             return True
-        found = index.loadable(sequence, usable, hit, partial(self._link.offer, sequence.request))
+        found = self._loadable(entrant, usable)
         if found is None:
             return ASK_LATER
-        if not found.keys:
+        keys = found.keys + found.state
+        if not keys:
             return False
-        if self._waits(loader, sequence, found.keys[:1]):  # may be later with windows
+        if self._waits(loader, sequence, keys[:1]):  # may be later with windows
             return True
-        blocks = need(found.hit)
+        blocks = need(found.hit) + len(found.state)
+        if blocks > self._state.cache.pool.size:  # there is room for it without the state alone
+            return False
         return self._room(entrant.size, blocks, room) or self._load(loader, entrant, found, blocks)
+
+    def _loadable(self, entrant: Arriving, usable: int) -> Loadable | None:
+        """What the connector has for a request that could use so many blocks."""
+        sequence, size = entrant.sequence, self._state.cache.block_size
+        tokens = usable * size
+        if self._state.states.enabled:
+            most = len(sequence.tokens) - 1 if entrant.most is None else entrant.most
+            tokens = min(tokens + size - 1, most)
+        request = sequence.request
+        offer, find = partial(self._link.offer, request), partial(self._link.find, request)
+        return self._state.cache.loadable(sequence, tokens, entrant.hit, offer, find)
 
     def _usable(self, entrant: Arriving) -> int:
         """Full blocks of which it could load the KV; computes their keys."""
@@ -176,12 +191,13 @@ class Loads:
         pool = state.cache.pool
         before = pool.free
         pool.hold(held)  # first, so that `take` does not evict them
-        taken = tuple(pool.take(len(found.keys)))
-        transfer = Transfer(self._link.ticket(), sequence.request, found.first, found.keys, taken)
+        keys = found.keys + found.state
+        taken = tuple(pool.take(len(keys)))
+        transfer = Transfer(self._link.ticket(), sequence.request, found.first, keys, taken)
         tokens = sequence.tokens[: found.blocks * state.cache.block_size].copy()
         known = sequence.serial, sequence.limit, sequence.arrival
         content = Sequence(sequence.request, *known, tokens, sequence.keys[: found.blocks])
-        self._loads[transfer.ticket] = BlockLoad(transfer, content, state.now)
+        self._loads[transfer.ticket] = BlockLoad(found, transfer, content, state.now)
         self._coming |= dict.fromkeys(transfer.keys, transfer.ticket)
         self._link.fetch(transfer, held, after=state.step - 1)
         pool.drop((*held, *taken))  # the fence still holds them
@@ -230,9 +246,7 @@ class Loads:
         good = len(transfer.blocks) if end.bad is None else end.bad
         if not self._has_rest(load):
             good = 0
-        if good:
-            blocks = list(transfer.blocks[:good])
-            state.cache.index.adopt(load.content, list(transfer.keys[:good]), blocks)
+        state.cache.adopt(load.found, load.content, transfer.blocks[:good])
         for key in transfer.keys:
             if self._coming.get(key) == end.ticket:  # not if a later load brings it too
                 del self._coming[key]
@@ -243,7 +257,7 @@ class Loads:
             if loader.request is not transfer.request or loader.request is not sequence.request:
                 self._wake(loader, sequence)
                 continue
-            loaded = {key[:KEY_BYTES] for key in transfer.keys[:good]}
+            loaded = {key[:KEY_BYTES] for key in load.found.keys[:good]}
             loader.loaded |= loaded
             tokens = len(loaded) * state.cache.block_size
             cause = f"{self._link.name} in {state.now - load.begun:.3f} s"

@@ -1,9 +1,11 @@
 """Working states of residents: what plans copy, and which of them are kept as snapshots."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from paceline.core.arrays import I32, Index
-from paceline.core.plan import NO_STATE_MOVES, Pairs, Rows, StateMoves
+from paceline.core.plan import NO_STATE_MOVES, Blocks, Pairs, Rows, StateMoves
 from paceline.core.settings.config import CacheConfig
 from paceline.kv.cache import KVCache
 from paceline.kv.hit import Hit, Owner, Snapshot
@@ -13,20 +15,31 @@ from paceline.sched.slots import SlotTable
 from paceline.sched.snapshots import SnapshotPoint
 
 
+@dataclass(slots=True)
+class NextMoves:
+    """States that the next plan copies."""
+
+    left: list[tuple[int, Snapshot]] = field(default_factory=list[tuple[int, Snapshot]])
+    moved: list[tuple[int, Blocks]] = field(default_factory=list[tuple[int, Blocks]])  # to the host
+    copies: dict[int, int] = field(default_factory=dict[int, int])  # from slots, by slot
+    loads: dict[int, Snapshot] = field(default_factory=dict[int, Snapshot])  # by slot
+    returns: dict[int, Blocks] = field(default_factory=dict[int, Blocks])  # from the host, by slot
+
+
 class States:
     """Collects the copies of states for the next plan. With models that keep none, it does nothing.
 
     Behind all plans so far, the state of a slot is that of its planned positions, unless
 
-        _loads, _copies     the next plan brings it, from a snapshot or from another slot
-        _doubtful           a step that was to advance it failed
+        _next        brings it, from a snapshot, from another slot or from the host
+        _doubtful    a step that was to advance it failed
 
     branch[s]    position at which a row of s must end, because an earlier sequence had the same
                  tokens up to there; 0: none
     since[s]     tokens of the latest snapshot of s, or of the one that it began with
+    before_end   tokens behind the snapshot of a prompt: another engine must compute one to sample
 
     `began` has the snapshot that a resident began with, and `_own` those that it left, by slot.
-    `_left` are the states of slots that were given up, which the next plan keeps.
     """
 
     def __init__(
@@ -37,11 +50,10 @@ class States:
         self.policy = snapshots.load(config)
         self.branch = np.zeros(table.capacity, np.int32)
         self.since = np.zeros(table.capacity, np.int32)
+        self.before_end = 0
         self.began: dict[int, Snapshot] = {}
         self._own: dict[int, list[Snapshot]] = {}
-        self._left: list[tuple[int, Snapshot]] = []
-        self._copies: dict[int, int] = {}  # by slot
-        self._loads: dict[int, Snapshot] = {}
+        self._next = NextMoves()
         self._doubtful: set[int] = set()
         self._table = table
         self._cache = cache
@@ -58,7 +70,7 @@ class States:
         self._doubtful.discard(slot)
         if hit.snapshot is None:
             return ()
-        self.began[slot] = self._loads[slot] = hit.snapshot
+        self.began[slot] = self._next.loads[slot] = hit.snapshot
         self.policy.used(SnapshotPoint[hit.snapshot.point])
         own = self._cache.tables.partial(slot, hit.tokens)
         return tuple(zip(hit.snapshot.partial, own, strict=True))
@@ -71,24 +83,55 @@ class States:
         """A sequence forked from another: it has the state that the other has before the plan."""
         if not self.enabled or not self._table.planned[slot]:
             return
-        self._copies[slot] = parent
+        self._next.copies[slot] = parent
         self.branch[slot], self.since[slot] = 0, self.since[parent]
         self._doubtful.discard(slot)
 
-    def leave(self, slot: int) -> None:
-        """A sequence is about to leave its slot: keep its state if only known tokens made it."""
+    def can_move(self, slot: int) -> bool:
+        """Whether the state of a slot can be copied to the host: it is there, or in the slot that
+        it is copied from."""
+        is_due = slot in self._next.loads or slot in self._next.returns
+        return not (is_due or slot in self._doubtful)
+
+    def move_out(self, slot: int, host: Blocks) -> None:
+        """A sequence is swapped: the next plan copies its state to blocks of the host."""
+        if self.enabled:
+            self._next.moved.append((self._next.copies.pop(slot, slot), host))
+
+    def move_in(self, slot: int, host: Blocks) -> None:
+        """A swapped sequence has returned to a slot."""
+        if self.enabled:
+            self._next.returns[slot] = host
+            self.branch[slot], self.since[slot] = 0, self._table.planned[slot]
+            self._doubtful.discard(slot)
+
+    def leave(self, slot: int, is_moved: bool = False) -> Snapshot | None:
+        """A sequence is about to leave its slot: keep its state if only known tokens made it, and
+        if it is not moved to the host."""
         if not self.enabled:
-            return
-        is_due = self._loads.pop(slot, None) or self._copies.pop(slot, None) is not None
+            return None
+        one: Snapshot | None = None
+        is_due = slot in self._next.copies or not self.can_move(slot)
         known, tokens = int(self._table.known[slot]), int(self._table.planned[slot])
-        if not is_due and slot not in self._doubtful and 0 < tokens <= known:
+        if not (is_due or is_moved) and 0 < tokens <= known:
             partial = self._cache.tables.partial(slot, tokens)
             one = self._keep(slot, SnapshotPoint.TURN, tokens, partial)
             if one is not None:
-                self._left.append((slot, one))
-        self.began.pop(slot, None)
-        self._own.pop(slot, None)
+                self._next.left.append((slot, one))
+        coming = self._next
+        for kept in (self.began, self._own, coming.loads, coming.copies, coming.returns):
+            kept.pop(slot, None)
         self._doubtful.discard(slot)
+        return one
+
+    def kept(self, slot: int) -> list[Snapshot]:
+        """The snapshot that a resident began with, and those that it left."""
+        began = self.began.get(slot)
+        return [*(() if began is None else (began,)), *self._own.get(slot, ())]
+
+    def has(self, snapshot: Snapshot) -> bool:
+        """Whether a snapshot can be found."""
+        return self.snapshots is not None and snapshot in self.snapshots
 
     def distrust(self, slots: list[int]) -> None:
         """Steps in flight failed that were to advance these states."""
@@ -98,23 +141,31 @@ class States:
 
     def ends(self, slot: Index, start: I32) -> I32:
         """Where rows that begin at these positions must end; 0: anywhere."""
-        ends = np.zeros(len(slot), np.int32)
-        for row in np.flatnonzero(start < self._table.given[slot]).tolist():
-            ends[row] = self.policy.end(int(start[row]), int(self.branch[slot[row]]))
+        ends, given = np.zeros(len(slot), np.int32), self._table.given[slot]
+        for row in np.flatnonzero(start < given).tolist():
+            ends[row] = self.end(int(start[row]), int(self.branch[slot[row]]), int(given[row]))
         return ends
+
+    def end(self, start: int, branch: int, given: int) -> int:
+        """Where a row of a sequence with `given` known tokens must end that begins at `start`."""
+        end, last = self.policy.end(start, branch), given - self.before_end
+        is_next = self.before_end and start < last and not start < end < last
+        return last if is_next else end
 
     def moves(self, rows: Rows, start: I32, step: int) -> StateMoves:
         """The copies of a plan."""
         if not self.enabled:
             return NO_STATE_MOVES
-        left = [pair for pair in self._left if self.snapshots and pair[1] in self.snapshots]
+        left = [pair for pair in self._next.left if self.has(pair[1])]
         kept = self._keep_some(rows, start)
         for _, one in (*left, *kept):
             one.step = step
         moves = StateMoves(
             tuple((slot, one.blocks) for slot, one in left),
-            tuple((parent, slot) for slot, parent in self._copies.items()),
-            tuple((slot, one.blocks) for slot, one in self._loads.items()),
+            tuple(self._next.moved),
+            tuple((parent, slot) for slot, parent in self._next.copies.items()),
+            tuple((slot, one.blocks) for slot, one in self._next.loads.items()),
+            tuple(self._next.returns.items()),
             tuple((slot, one.blocks) for slot, one in kept),
             tuple(
                 pair
@@ -124,7 +175,7 @@ class States:
                 )
             ),
         )
-        self._left, self._copies, self._loads = [], {}, {}
+        self._next = NextMoves()
         return moves
 
     def _keep_some(self, rows: Rows, start: I32) -> list[tuple[int, Snapshot]]:
@@ -134,8 +185,10 @@ class States:
         table, found = self._table, list[tuple[int, Snapshot]]()
         for row in np.flatnonzero(start < table.given[rows.slot]).tolist():
             slot, tokens = int(rows.slot[row]), int(start[row] + rows.count[row])
-            point = SnapshotPoint.CHUNK
-            if tokens >= int(table.given[slot]):
+            point, last = SnapshotPoint.CHUNK, int(table.given[slot]) - self.before_end
+            if tokens > last == int(self.since[slot]):
+                continue
+            if tokens >= last:
                 point = SnapshotPoint.PROMPT
             elif tokens == int(self.branch[slot]):
                 point = SnapshotPoint.BRANCH
@@ -170,9 +223,12 @@ class States:
         that only its sequence has begun with."""
         began, index = self.began.get(slot), self.snapshots
         alone = [began] if began is not None and began.uses == 1 else []
-        for one in (*self._own.get(slot, ()), *alone):
+        own = self._own.get(slot, [])
+        for one in (*own, *alone):
             if index is not None and self.policy.supersedes(point, SnapshotPoint[one.point]):
                 index.supersede(one)
+                if one in own:
+                    self._own[slot] = own = [other for other in own if other is not one]
 
     # -- failures -----------------------------------------------------------
 

@@ -57,7 +57,8 @@ def chat_routes(context: ServerContext) -> APIRouter:
         generations = await parsed(request, chat_asks, body, conversations, rules, reply)
         name = context.open_requests.name(client.request_id)
         starts = [MessageStart.of(body, one, settings.response_role) for one in conversations]
-        writer = ChatWriter(Envelope.of(body, name, model, settings), body, starts, reply)
+        envelope = Envelope.of(body, name, model, settings, context.system_fingerprint)
+        writer = ChatWriter(envelope, body, starts, reply)
         job = GenerationJob(client, name, generations, writer, body.stream is True, reply)
         return GenerationResponse(context, job)
 
@@ -188,6 +189,7 @@ class ChatWriter:
                 transfer_of(outputs),
                 envelope.metrics(outputs),
                 prompt_text=first.prompt if self._with_text and first.prompt else UNSET,
+                system_fingerprint=envelope.fingerprint,
             )
         )
 

@@ -41,7 +41,8 @@ def completion_routes(context: ServerContext) -> APIRouter:
         rules = context.engine.rules
         generations = await parsed(request, completion_asks, body, rules, markers)
         name = context.open_requests.name(client.request_id)
-        envelope = Envelope.of(body, name, model, context.settings)
+        fingerprint = context.system_fingerprint
+        envelope = Envelope.of(body, name, model, context.settings, fingerprint)
         changed = body.truncate_prompt_tokens is not None or body.add_special_tokens is False
         if body.echo and changed:
             generations = await truncated(context, generations)
@@ -138,6 +139,7 @@ class CompletionWriter:
                 envelope.spent(outputs),
                 transfer_of(outputs),
                 envelope.metrics(outputs),
+                envelope.fingerprint,
             )
         )
 

@@ -196,6 +196,7 @@ class ChatChunk(Struct, frozen=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     kv_transfer_params: KVTransferParams = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
 
@@ -213,6 +214,7 @@ class ChatCompletion(Struct, frozen=True):
     kv_transfer_params: KVTransferParams = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
     prompt_text: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
     object: str = "chat.completion"
 
 
@@ -227,6 +229,7 @@ class Completion(Struct, frozen=True):
     timings: StageTimings | UnsetType = UNSET
     kv_transfer_params: KVTransferParams = UNSET
     metrics: RequestTimes | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType = UNSET
     object: str = "text_completion"
 
 

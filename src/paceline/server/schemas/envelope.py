@@ -97,16 +97,22 @@ class Envelope:
         self.counts = self._include and options.continuous_usage_stats is True
         self._timings, self._metrics = timings, metrics
         self._prompt = self._completion = 0
+        self.fingerprint: str | UnsetType = UNSET
         self.reasoning_tokens: ReasoningCount | None = None  # None: the model has no reasoning
 
     @classmethod
     def of(
-        cls, body: GenerationBody, name: str, model: str, settings: ServerSettings
+        cls,
+        body: GenerationBody,
+        name: str,
+        model: str,
+        settings: ServerSettings,
+        fingerprint: str = "",
     ) -> "Envelope":
         """The settings have defaults of the body, and may force the usage."""
         options = body.stream_options or NO_OPTIONS
         as_ids = body.return_tokens_as_token_ids if isinstance(body, ScoredBody) else False
-        return cls(
+        found = cls(
             name,
             model,
             ALL if settings.enable_force_include_usage else options,
@@ -114,6 +120,8 @@ class Envelope:
             metrics=settings.enable_per_request_metrics,
             as_ids=settings.return_tokens_as_token_ids if as_ids is None else as_ids,
         )
+        found.fingerprint = fingerprint or UNSET
+        return found
 
     def count_prompts(self, streams: Sequence[Stream]) -> None:
         self._prompt = sum(stream.prompt_tokens for stream in streams)
@@ -129,13 +137,30 @@ class Envelope:
         """A chunk of a chat with one choice; `prompt` has the token ids of the prompt."""
         usage = self._running_usage()
         return event(
-            ChatChunk(self.id, self.created, self.model, (choice,), usage, prompt_token_ids=prompt)
+            ChatChunk(
+                self.id,
+                self.created,
+                self.model,
+                (choice,),
+                usage,
+                prompt_token_ids=prompt,
+                system_fingerprint=self.fingerprint,
+            )
         )
 
     def text_event(self, choice: TextChoice) -> bytes:
         """A chunk of a completion with one choice."""
         usage = self._running_usage()
-        return event(Completion(self.id, self.created, self.model, (choice,), usage))
+        return event(
+            Completion(
+                self.id,
+                self.created,
+                self.model,
+                (choice,),
+                usage,
+                system_fingerprint=self.fingerprint,
+            )
+        )
 
     def closing(self, kind: Chunk, outputs: Sequence[RequestOutput]) -> bytes:
         """The end of a stream, after a chunk with usage and timings if they are requested."""
@@ -151,6 +176,7 @@ class Envelope:
             self.spent(outputs),
             metrics=self.metrics(outputs) if self._include else UNSET,
             kv_transfer_params=transfer,
+            system_fingerprint=self.fingerprint,
         )
         return event(last) + DONE
 

@@ -354,6 +354,14 @@ class UnloadAdapterRequest(RequestBody):
     lora_name: str
 
 
+class UpdateWeightsRequest(RequestBody):
+    """Where other weights are, what they are called, and what happens to open requests."""
+
+    path: str = ""
+    version: str = ""
+    mode: Literal["abort", "wait", "keep"] = "wait"
+
+
 class AbortRequest(RequestBody):
     """The ids of the requests to abort."""
 

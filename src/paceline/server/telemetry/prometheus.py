@@ -29,6 +29,7 @@ METRIC_HELP = {
     "gpu_cache_usage_perc": "The old name of kv_cache_usage_perc.",
     "lora_requests_info": "Adapters of running and of waiting requests, as labels; its value is a "
     "time in seconds.",
+    "engine_sleep_state": "1 for the state of the engine: awake, weights_offloaded or discard_all.",
     "cache_config_info": "Settings of the KV cache, as labels.",
     # counters
     "prompt_tokens": "Prompt tokens of requests that have their first token.",
@@ -70,6 +71,7 @@ METRIC_HELP = {
     "requests that have their first token with it.",
     # of paceline
     "engine_healthy": "1, or 0 while /health answers 503.",
+    "start_seconds": "Seconds of each phase of the engine's start.",
     "drafting_paused": "1 while speculation does not draft because it would cost time, else 0.",
     "num_requests_waiting_for_grammar": "Requests that wait until their grammar is compiled.",
     "grammars_compiled": "Grammars compiled.",
@@ -87,7 +89,12 @@ METRIC_HELP = {
 
 LABELS = ("model_name", "engine")
 LORA = "vllm:lora_requests_info"
-WAITING = ("num_requests_waiting_by_reason", "reason")
+START = "start_seconds"
+LABELLED = {  # gauges with a label of their own
+    "num_requests_waiting_by_reason": "reason",
+    "engine_sleep_state": "sleep_state",
+    START: "phase",
+}
 ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
 # Old names that routers still read, and their present names.
 OLD_GAUGES = {"gpu_cache_usage_perc": "kv_cache_usage_perc"}
@@ -133,11 +140,15 @@ class EngineMetrics(Collector):
         places = {str(place): count for place, count in enumerate(report.accepted_at)}
         for kind, name, label, counts in (
             (CounterMetricFamily, "request_success", "finished_reason", ends),
-            (GaugeMetricFamily, *WAITING, report.waiting_by_reason),
+            *(
+                (GaugeMetricFamily, name, label, report.labelled[label])
+                for name, label in LABELLED.items()
+            ),
             (CounterMetricFamily, "prompt_tokens_by_source", "source", report.prompt_by_source),
             (CounterMetricFamily, *ACCEPTED, places),
         ):
-            family = kind(f"vllm:{name}", METRIC_HELP[name], labels=(*LABELS, label))
+            owner = "paceline" if name == START else "vllm"
+            family = kind(f"{owner}:{name}", METRIC_HELP[name], labels=(*LABELS, label))
             for value, count in counts.items():
                 family.add_metric((*self._values, value), count)
             yield family

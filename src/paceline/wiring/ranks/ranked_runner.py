@@ -24,7 +24,7 @@ from paceline.runner.kv_store import BlockBytes, lazy_zeros
 from paceline.runner.parallel.divide import Shard, check_size
 from paceline.runner.weights.checkpoint import Checkpoint
 from paceline.sched.scheduler import Scheduler
-from paceline.wiring.device import Device, ModelLoad
+from paceline.wiring.device import Device, LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_processes import (
     CopyBlocks,
     DropAdapter,
@@ -188,7 +188,7 @@ def assemble_ranks(
     load: ModelLoad,
     scheduler_of: Callable[[Config], Scheduler] = Scheduler,
     start: Start = RankProcesses,
-) -> tuple[Scheduler, RankedRunner]:
+) -> tuple[Scheduler, LoadedRunner]:
     """The same as `assemble` if there are several ranks, each with a part of every layer. `start`
     gives so many ranks; `load.config` names the device."""
     config = load.config
@@ -200,7 +200,8 @@ def assemble_ranks(
         group = ranks.build(RankedModel(model, load.settings, config, load.adapters, backend))
         loaded = ranks.guarded(partial(device.load, load, group))
         runner = RankedRunner(loaded.runner, ranks)
-        return device.started(replace(loaded, runner=runner), config, scheduler_of), runner
+        loaded = replace(loaded, runner=runner, model=None)  # other ranks have parts of it
+        return device.started(loaded, config, scheduler_of), loaded
     except BaseException:
         ranks.close()
         raise

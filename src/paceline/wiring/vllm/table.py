@@ -200,10 +200,9 @@ VLLM: dict[str, Theirs] = {
         """,
     ),
     **ignored(
-        "LLM.sleep releases everything, and wake_up loads the model again",
+        "graphs stay on the GPU while a model sleeps; see enable_sleep_mode",
         """
-        enable_sleep_mode=false sleep_mode_offload_cudagraph=false
-        sleep_preserve_parameter_names sleep_mode_backend=cumem
+        sleep_mode_offload_cudagraph=false sleep_preserve_parameter_names sleep_mode_backend=cumem
         """,
     ),
     **ignored(

@@ -190,6 +190,8 @@ class Verification:
         """Sample from logits [samples * (1 + most drafts), vocab]."""
         if masks is not None:
             masks.apply(logits)
+        if self._residents.is_invariant:  # a draft is right if it is what would be sampled
+            rows = replace(rows, probabilities=None)
         step = LaunchedStep(plan, wanted, None, prompt=prompt, is_drafted=True)
         is_drawn = rows.probabilities is not None
         if self._state.samples and (is_drawn or not self._are_plain(plan, wanted)):
@@ -224,6 +226,7 @@ class Verification:
         found = self._sampler.verify(scores, *given)
         controls.observe(found.ids, positions)
         ids = found.ids.masked_fill(found.bad[:, None], -1).int()
+        ids = self._residents.alike(slots, ids, lambda: self._choose(logits, rows))
         return replace(step, controls=controls, scores=found.scores, silent=silent), ids
 
     def _controls_for(self, slots: list[int]) -> Controls:

@@ -23,11 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.runner.cuda.experts.sort import SORTED, sort_pairs
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
 from paceline.runner.cuda.kernels.layers import normalized
 from paceline.runner.models.experts import ExpertGroups, Routing
 
-LEAST_PAIRS, MOST_PAIRS = 16, 128  # of a tile
+LEAST_PAIRS, FIXED_PAIRS, MOST_PAIRS = 16, 64, 128  # of a tile
 ALONE = 4  # rows up to which each pair is a tile
 FEW = 16  # rows up to which one kernel computes norm, scores and choice
 EACH = 4  # experts that a program of that kernel has
@@ -44,6 +45,7 @@ class ExpertRouter:
     ended       [FEW]; how many programs of a row have ended; zeros between kernels
     halves      [width, 2 * experts] in bfloat16, whose sums are the weights, for tensor cores;
                 None: inputs are not bfloat16, or the device is no GPU
+    is_invariant  one kernel scores any number of positions, and tiles of pairs have one size
     """
 
     weight: Tensor
@@ -52,6 +54,7 @@ class ExpertRouter:
     correction: Tensor | None
     ended: Tensor
     halves: Tensor | None = None
+    is_invariant: bool = False
 
     @staticmethod
     def of(
@@ -71,6 +74,10 @@ class ExpertRouter:
     def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         """The normalised rows of `hidden` [positions, width], and their experts."""
         rows, experts = len(hidden), len(self.weight)
+        if self.is_invariant:
+            x = normalized(hidden, floor)
+            scores = multiplied(x.float(), self.weight, self.bias)
+            return x, choose_experts(scores, self.routing, self.correction, FIXED_PAIRS)
         if rows <= FEW and experts % EACH == 0:
             return self._choose_at_once(hidden, floor)
         x = normalized(hidden, floor)
@@ -109,11 +116,12 @@ class ExpertRouter:
 
 
 def choose_experts(
-    scores: Tensor, routing: Routing, correction: Tensor | None = None
+    scores: Tensor, routing: Routing, correction: Tensor | None = None, tile_pairs: int = 0
 ) -> ExpertChoice:
-    """Choose by the outputs of a router, [positions, experts]."""
+    """Choose by the outputs of a router, [positions, experts]. A tile has as many pairs as are fast
+    for so many positions, or `tile_pairs`."""
     rows, experts = scores.shape
-    found = _Found.of(rows, routing.chosen, experts, scores.device)
+    found = _Found.of(rows, routing.chosen, experts, scores.device, tile_pairs)
     _choose[(rows,)](
         scores,
         scores.stride(0),
@@ -155,9 +163,12 @@ class _Found:
     tile_pairs: int
 
     @staticmethod
-    def of(rows: int, chosen: int, experts: int, device: torch.device) -> "_Found":
+    def of(
+        rows: int, chosen: int, experts: int, device: torch.device, tile_pairs: int = 0
+    ) -> "_Found":
         pairs = rows * chosen
         each = min(max(triton.next_power_of_2(pairs // experts), LEAST_PAIRS), MOST_PAIRS)
+        each = tile_pairs or each
         tiles = pairs if rows <= ALONE else pairs // each + experts
         ints = {"dtype": torch.int32, "device": device}
         return _Found(

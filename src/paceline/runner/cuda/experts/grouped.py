@@ -59,6 +59,7 @@ class Grouped(ExpertKernel):
     """Plain weights of any type."""
 
     name = "grouped"
+    is_invariant = True
 
     def __init__(self, weights: ExpertWeights, gate_up: Tensor, down: Tensor) -> None:
         self.weights, self._gate_up, self._down = weights, gate_up, down

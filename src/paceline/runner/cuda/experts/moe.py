@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
@@ -13,7 +13,9 @@ from paceline.runner.cuda.experts.choice import ExpertRouter
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
+from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LibraryExperts
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertGate,
     ExpertKernel,
@@ -34,12 +36,15 @@ log = logging.getLogger(__name__)
 
 # In order: the first that accepts the experts and a number of rows computes them.
 KERNELS: tuple[type[ExpertKernel], ...] = (
+    HummingExperts,
     FewExperts,
     LibraryExperts,
     Grouped,
     GroupedFp8,
     GroupedCodes,
 )
+# Those for which a position has the same bits in any company.
+INVARIANT = tuple(kind for kind in KERNELS if kind.is_invariant)
 
 
 class CudaMoE:
@@ -54,12 +59,14 @@ class CudaMoE:
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.router_scale or spec.norm)
         correction = None if spec.correction is None else factory.read(spec.correction).flatten()
-        self._router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
+        router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
+        self._router = replace(router, is_invariant=factory.is_invariant)
         self._shared = None
         if spec.shared is not None:
             self._shared = CudaSharedExpert(factory, spec.shared, spec)
         check_gate(spec)
-        kinds = KERNELS if spec.gated_experts else (Grouped,)
+        kinds = INVARIANT if factory.is_invariant else KERNELS
+        kinds = kinds if spec.gated_experts else tuple(one for one in kinds if one is Grouped)
         self._experts = expert_kernels(expert_weights(factory, spec), kinds)
         self._floor, self._latent = spec.norm.floor, None
         if (latent := spec.latent) is not None:
@@ -147,7 +154,7 @@ class CudaSharedExpert:
             found, late = self._gate_up(hidden)
             found = activate(found, self._activation, late)
         if self._gate is not None:
-            found.mul_(F.linear(x.float(), self._gate).sigmoid_())
+            found.mul_(multiplied(x.float(), self._gate).sigmoid_())
         return found
 
 

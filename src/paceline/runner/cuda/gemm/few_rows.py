@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.library import deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 
 MOST_SPLITS = 8
 PROGRAMS = 264  # two for each multiprocessor
@@ -52,10 +52,6 @@ class FewRows(LinearKernel):
             return self._multiplied(x, None), DeferredNorm(hidden, 0.0, 0)
         x, late = deferred(hidden, floor, self._weights)
         return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self._run(x, total, self._weights.factor, is_added=True)

@@ -6,9 +6,10 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
+from paceline.runner.cuda.gemm.library import QuantizedInputs
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Wave, kernel_for
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
+from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.nvrtc import TensorMap, can_compile
 from paceline.runner.tensors import processors_of
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
@@ -89,7 +90,7 @@ class Fp8Streamed(LinearKernel):
         )
 
 
-class Fp8Library(LinearKernel):
+class Fp8Library(QuantizedInputs):
     """Many rows, each of which is quantized too, by torch's library."""
 
     name = "fp8_library"
@@ -109,20 +110,7 @@ class Fp8Library(LinearKernel):
         is_aligned = not any(size % unit for size in matrix.shape)
         return cls(weights, matrix) if is_aligned and can_multiply(matrix.weight) else None
 
-    def plain(self, x: Tensor) -> Tensor:
-        return self._multiply(x, None)
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        return self._multiply(hidden, floor), DeferredNorm(hidden, 0.0, 0)
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
-    def add_to(self, total: Tensor, x: Tensor) -> None:
-        total.add_(self.plain(x))
-
-    def _multiply(self, x: Tensor, floor: float | None) -> Tensor:
+    def multiplied(self, x: Tensor, floor: float | None) -> Tensor:
         matrix, bias = self._matrix, self._weights.bias
         group = 0 if matrix.is_by_row else BLOCK
         codes, scale = quantized_rows(x, self._weights.factor, floor, group)

@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.library import LibraryLinear, deferred
-from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.gemm.library import FactoredLinear, LibraryLinear
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 from paceline.runner.cuda.kernels.nvrtc import (
     ALIGNED,
     SHARED_BYTES,
@@ -101,15 +100,15 @@ def panels_of(weights: LinearWeights) -> PanelMatrix | None:
     return matrix if isinstance(matrix, PanelMatrix) else None
 
 
-class Int4Panels(LinearKernel):
+class Int4Panels(FactoredLinear):
     """Some rows."""
 
     name = "int4_panels"
     most_rows = MOST_ROWS
 
     def __init__(self, weights: LinearWeights, matrix: PanelMatrix) -> None:
-        self._weights, self._matrix = weights, matrix
-        device = matrix.content.device
+        super().__init__(weights)
+        self._matrix, device = matrix, matrix.content.device
         self._processors = processors_of(device)
         blocks = matrix.content.shape[0]
         self._counters = torch.zeros(2 * blocks, dtype=torch.int32, device=device)
@@ -120,32 +119,15 @@ class Int4Panels(LinearKernel):
         matrix = panels_of(weights)
         return None if matrix is None else cls(weights, matrix)
 
-    def plain(self, x: Tensor) -> Tensor:
-        factor = self._weights.factor
-        return self._multiplied(x if factor is None else (x * factor).to(x.dtype))
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        factor = self._weights.factor
-        if factor is None:
-            x, late = deferred(hidden, floor, self._weights)
-        else:
-            x, late = normalized(hidden, floor, factor), DeferredNorm(hidden, 0.0, 0)
-        return self._multiplied(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
+    def multiplied(self, x: Tensor) -> Tensor:
+        out = x.new_empty((len(x), self._matrix.shape[0]))
+        self._run(x, out, is_added=False)
+        return out
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        factor, bias = self._weights.factor, self._weights.bias
-        self._run(x if factor is None else (x * factor).to(x.dtype), total, is_added=True)
-        if bias is not None:
-            total.add_(bias)
-
-    def _multiplied(self, x: Tensor) -> Tensor:
-        out, bias = x.new_empty((len(x), self._matrix.shape[0])), self._weights.bias
-        self._run(x, out, is_added=False)
-        return out if bias is None else out.add_(bias)
+        self._run(self.factored(x), total, is_added=True)
+        if self._weights.bias is not None:
+            total.add_(self._weights.bias)
 
     def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
         (rows, inputs), outputs = x.shape, out.shape[1]

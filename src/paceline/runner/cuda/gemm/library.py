@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 
 # Up to so many rows, a norm after the linear is cheaper than a kernel before it. With more inputs
 # the limit is lower: every program that needs the length of a row reads the whole row.
@@ -21,6 +21,50 @@ def deferred(hidden: Tensor, floor: float, weights: LinearWeights) -> tuple[Tens
     if len(hidden) > most or is_narrow or weights.bias is not None:
         return normalized(hidden, floor), DeferredNorm(hidden, 0.0, 0)
     return hidden, DeferredNorm(hidden, floor, hidden.shape[1])
+
+
+class FactoredLinear(LinearKernel):
+    """Multiplies inputs by their factor, by the weights, and adds the bias."""
+
+    def __init__(self, weights: LinearWeights) -> None:
+        self._weights = weights
+
+    @abstractmethod
+    def multiplied(self, x: Tensor) -> Tensor:
+        """Inputs times the weights, [n, outputs]."""
+
+    def factored(self, x: Tensor) -> Tensor:
+        factor = self._weights.factor
+        return x if factor is None else (x * factor).to(x.dtype)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return self._biased(self.multiplied(self.factored(x)))
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        factor = self._weights.factor
+        if factor is None:
+            x, late = deferred(hidden, floor, self._weights)
+        else:
+            x, late = normalized(hidden, floor, factor), DeferredNorm(hidden, 0.0, 0)
+        return self._biased(self.multiplied(x)), late
+
+    def _biased(self, found: Tensor) -> Tensor:
+        bias = self._weights.bias
+        return found if bias is None else found.add_(bias)
+
+
+class QuantizedInputs(LinearKernel):
+    """Quantizes its inputs in the kernel that normalises them."""
+
+    @abstractmethod
+    def multiplied(self, x: Tensor, floor: float | None) -> Tensor:
+        """The linear of rows, or of normalised rows if there is a floor."""
+
+    def plain(self, x: Tensor) -> Tensor:
+        return self.multiplied(x, None)
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        return self.multiplied(hidden, floor), DeferredNorm(hidden, 0.0, 0)
 
 
 class LibraryLinear(LinearKernel):
@@ -40,10 +84,6 @@ class LibraryLinear(LinearKernel):
     def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
         x, late = deferred(hidden, floor, self._weights)
         return self.plain(x), late
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         total.addmm_(x, self.numbers(x.dtype).t())

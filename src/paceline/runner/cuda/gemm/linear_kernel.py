@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.experts import ClampedGate
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
@@ -63,12 +63,17 @@ class LinearWeights:
 class LinearKernel(ABC):
     """One way to compute a linear for a use, up to so many rows.
 
-    It implements the method of each use that it accepts. `floor` is the smallest length that a
-    norm divides by.
+    It implements `plain` or `normed` if it accepts a use with that; the activation and the sum are
+    kernels behind them, unless it implements these uses too. `floor` is the smallest length that a
+    norm divides by. The result of an invariant kernel has the same bits for a row alone and beside
+    any other rows.
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     most_rows: int = ANY
+    # After `normed`, the next kernel starts when all earlier kernels have ended.
+    is_ordered: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -85,11 +90,12 @@ class LinearKernel(ABC):
 
     def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
         """act(gate) * up of normalised rows, of a linear that computes both."""
-        raise NotImplementedError
+        found, late = self.normed(hidden, floor)
+        return gated(found, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
         """total += plain(x), in place."""
-        raise NotImplementedError
+        total.add_(self.plain(x))
 
 
 class KernelChoice:
@@ -188,9 +194,11 @@ class ExpertKernel(ABC):
 
     least_rows, most_rows   positions that it takes
     weights                 as the kernel keeps them
+    is_invariant            a position has the same bits in any company, if tiles have one size
     """
 
     name: ClassVar[str]
+    is_invariant: ClassVar[bool] = False
     least_rows: int = 0
     most_rows: int = ANY
     weights: ExpertWeights

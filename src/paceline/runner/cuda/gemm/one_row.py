@@ -21,11 +21,6 @@ MOST_EARLY = 3
 MOST_ROWS, MOST_INPUTS = 1, MOST_EARLY * SHORT
 
 
-def takes(rows: int, inputs: int) -> bool:
-    """Whether these linears are the fastest."""
-    return rows <= MOST_ROWS and inputs <= MOST_INPUTS
-
-
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How a linear is split among programs."""
@@ -51,6 +46,7 @@ class OneRow(LinearKernel):
 
     name = "one_row"
     most_rows = MOST_ROWS
+    is_ordered = True
 
     def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
         assert weight.stride(1) == 1, "the weights of an output must be adjacent"

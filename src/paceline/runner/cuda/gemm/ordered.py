@@ -6,12 +6,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
+from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.weights.quantized_matrix import OrderedMatrix
 
 KINDS: Sequence[type[LinearKernel]] = (
+    Humming,
     Int4Panels,
     PanelsDecoded,
     CodedFew,

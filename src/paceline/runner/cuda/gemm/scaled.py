@@ -13,9 +13,8 @@ from torch import Tensor
 from paceline.runner.cuda.gemm.few_rows import FewRows, add_up
 from paceline.runner.cuda.gemm.fp8 import Fp8Library
 from paceline.runner.cuda.gemm.fp8_codes import decoded, quantized_rows
-from paceline.runner.cuda.gemm.library import LibraryLinear
-from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
+from paceline.runner.cuda.gemm.library import LibraryLinear, QuantizedInputs
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights, Use
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 LINES = 32  # outputs of a program
@@ -91,7 +90,7 @@ class ScaledFew(FewRows):
         )
 
 
-class Int8Library(LinearKernel):
+class Int8Library(QuantizedInputs):
     """Many rows of inputs that are quantized too, if the weights were made for that, by torch's
     library."""
 
@@ -109,20 +108,10 @@ class Int8Library(LinearKernel):
         is_known = weights.dtype in HALVES and is_whole(matrix)
         return cls(weights, matrix) if is_known else None
 
-    def plain(self, x: Tensor) -> Tensor:
-        return self._multiplied(x, None)
-
-    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        return self._multiplied(hidden, floor), DeferredNorm(hidden, 0.0, 0)
-
-    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
-        found, late = self.normed(hidden, floor)
-        return gated(found, is_silu, late)
-
     def add_to(self, total: Tensor, x: Tensor) -> None:
         self._run(x, None, total, is_added=True)
 
-    def _multiplied(self, x: Tensor, floor: float | None) -> Tensor:
+    def multiplied(self, x: Tensor, floor: float | None) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
         self._run(x, floor, out, is_added=False)
         return out

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import found, stored
+from paceline.runner.weights.renewal import AddressHolder
 
 MARKER = "// multiply\n"
 
@@ -81,7 +82,7 @@ class LaunchConfig(Structure):
     ]
 
 
-class TensorMap:
+class TensorMap(AddressHolder):
     """A tensor map for the TMA: a tensor in bfloat16 or fp8, and the box that one copy fetches.
 
     Rows of a box are swizzled, so that eight of them can be read at once.
@@ -127,7 +128,10 @@ class Kernel:
         self._attributes[0].value[:3] = cluster, 1, 1
         self._attributes[1].value[0] = 1
 
-    def launch(self, programs: int, arguments: Sequence[Argument]) -> None:
+    def launch(
+        self, programs: int, arguments: Sequence[Argument], shared: int | None = None
+    ) -> None:
+        """With `shared` bytes of shared memory, if fewer than the most will do."""
         values: list[Any] = []
         for argument in arguments:
             if isinstance(argument, TensorMap):
@@ -140,7 +144,7 @@ class Kernel:
         launch = LaunchConfig(
             (programs, 1, 1),
             (self._threads, 1, 1),
-            self._shared,
+            self._shared if shared is None else shared,
             torch.cuda.current_stream().cuda_stream,
             self._attributes,
             len(self._attributes),

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from paceline.runner.cuda.adapters import Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
-from paceline.runner.cuda.gemm.one_row import takes
 from paceline.runner.cuda.kernels.attention.heads import (
     HeadRotation,
     WholeNorms,
@@ -22,6 +21,8 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.models.architecture import AttentionSpec
 from paceline.runner.models.rope import Rope
+
+LATE_ROWS = 4  # up to which attention rotates, if the linear before it is ordered
 
 
 class CudaAttention(CudaMixer):
@@ -86,10 +87,11 @@ class CudaAttention(CudaMixer):
         return heads, late
 
     def _can_rotate_late(self, hidden: Tensor, step: CudaLayerContext) -> bool:
-        """Whether the kernel of attention may rotate queries and keys. It follows a linear that is
-        ordered, as those after norms are."""
-        is_few = takes(*hidden.shape) and step.adapters is None and self._qkv.is_normed
-        return is_few and self._whole is None and self._spec.reads is None
+        """Whether the kernel of attention may rotate queries and keys. It reads the store before
+        the linear has ended, which must be ordered."""
+        rows, spec = len(hidden), self._spec
+        is_few = rows <= LATE_ROWS and step.adapters is None and self._qkv.is_ordered(rows)
+        return is_few and self._whole is None and spec.reads is None
 
 
 def rotation_of(

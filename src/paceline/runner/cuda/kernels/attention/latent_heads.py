@@ -138,9 +138,6 @@ def _rotate(
     source = query + (head * FROM + FROM - 2 * HALF)[:, None] + pair[None, :]
     low = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
-    spot, kind = (
-        asked + (head * TO + TO - 2 * HALF)[:, None] + pair[None, :],
-        asked.dtype.element_ty,
-    )
-    tl.store(spot, (low * cos - high * sin).to(kind), mask=mask)
-    tl.store(spot + HALF, (high * cos + low * sin).to(kind), mask=mask)
+    spot = asked + (head * TO + TO - 2 * HALF)[:, None] + pair[None, :]
+    tl.store(spot, (low * cos - high * sin).to(asked.dtype.element_ty), mask=mask)
+    tl.store(spot + HALF, (high * cos + low * sin).to(asked.dtype.element_ty), mask=mask)

@@ -128,9 +128,11 @@ def tiles(
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    MASKED: tl.constexpr = False,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
-    latent: see `decode`."""
+    latent: see `decode`. If MASKED, tiles of keys that all queries see are computed as the others
+    are, so the queries beside one do not matter to its bits."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -166,6 +168,7 @@ def tiles(
     if window > 0:
         seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
         begin = seen // CELLS * CELLS
+    if MASKED or window > 0:
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)

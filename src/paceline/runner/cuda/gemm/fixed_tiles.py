@@ -1,0 +1,166 @@
+"""Linears of plain weights whose rows have the same bits in any company."""
+
+# Kernels take pointers, strides and sizes one by one.
+# ruff: noqa: PLR0913, PLR0917
+# Parameters of kernels have no types.
+# pyright: standard
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+
+FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
+SOME = 512  # rows
+NARROW = 32  # outputs of a program up to which it reads more inputs at a time
+ENOUGH = 120  # programs that keep a large GPU busy
+BAND = 8  # tiles of rows that use the same weights one after another
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows and outputs of a program, and inputs that it reads at a time.
+
+    A program has all inputs, and tensor cores add up 16 of them after the other, in the same
+    instruction for 64 rows or more. So the sums of an output do not depend on these sizes;
+    tests/gpu compares them.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def tiles_of(rows: int, outputs: int, dtype: torch.dtype) -> Tiles:
+    if dtype.itemsize == FLOAT_BYTES:
+        return Tiles(32, 32, 32, 4, 2)
+    if rows > SOME:
+        return Tiles(128, 128, 64, 8, 4)
+    bands = triton.cdiv(rows, 64)
+    wide = (128, 64, 32) if bands > 1 else (64, 32)
+    lines = next((one for one in wide if bands * outputs >= ENOUGH * one), wide[-1] // 2)
+    return Tiles(64, lines, 128 if lines <= NARROW else 64, 4, 4)
+
+
+class FixedTiles(LinearKernel):
+    """All inputs in one program, in their order, for any number of rows. Norms come before."""
+
+    name = "fixed_tiles"
+    is_invariant = True
+
+    def __init__(self, weights: LinearWeights, weight: Tensor) -> None:
+        self._weights, self._weight = weights, weight
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "FixedTiles | None":
+        return None if weights.plain is None else cls(weights, weights.plain)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return multiplied(x, self._weight, self._weights.bias)
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        return self.plain(normalized(hidden, floor)), DeferredNorm(hidden, 0.0, 0)
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        found, late = self.normed(hidden, floor)
+        return gated(found, is_silu, late)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        multiplied(x, self._weight, self._weights.bias, total)
+
+
+def multiplied(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    total: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """x [n, inputs] times weight [outputs, inputs], plus the bias, added to `total` if given."""
+    (outputs, inputs), rows = weight.shape, len(x)
+    out = x.new_empty((rows, outputs)) if total is None else total
+    tiles = tiles or tiles_of(rows, outputs, x.dtype)
+    if not rows:
+        return out
+    _multiply[(triton.cdiv(rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        rows,
+        x.stride(0),
+        out.stride(0),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        ROWS=tiles.rows,
+        LINES=tiles.outputs,
+        CHUNK=tiles.inputs,
+        BAND=BAND,
+        WHOLE=inputs % tiles.inputs == 0,
+        BIASED=bias is not None,
+        ADDED=total is not None,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        launch_pdl=True,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _multiply(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    x_stride,
+    out_stride,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LINES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BAND: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    # Programs of a band of rows share weights in the cache.
+    program, bands = tl.program_id(0), tl.cdiv(rows, ROWS)
+    across: tl.constexpr = (OUTPUTS + LINES - 1) // LINES
+    first = program // (BAND * across) * BAND
+    height = tl.minimum(bands - first, BAND)
+    row_tile = first + program % (BAND * across) % height
+    line_tile = program % (BAND * across) // height
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    line = line_tile * LINES + tl.arange(0, LINES)
+    index = tl.arange(0, CHUNK)
+    is_row, is_line = row < rows, line < OUTPUTS
+    # Rows and outputs that do not exist are read as the first ones, and not written.
+    given = tl.where(is_row, row, 0).to(tl.int64)[:, None] * x_stride + index[None, :]
+    factors = tl.where(is_line, line, 0).to(tl.int64)[:, None] * INPUTS + index[None, :]
+    found = tl.zeros([ROWS, LINES], tl.float32)
+    for at in range(0, INPUTS, CHUNK):
+        if WHOLE:
+            values, factor = tl.load(x + given + at), tl.load(weight + factors + at)
+        else:
+            left = (index < INPUTS - at)[None, :]
+            values = tl.load(x + given + at, mask=left, other=0.0)
+            factor = tl.load(weight + factors + at, mask=left, other=0.0)
+        found = tl.dot(values, tl.trans(factor), found, input_precision="ieee")
+    if BIASED:
+        found += tl.load(bias + line, mask=is_line, other=0.0).to(tl.float32)[None, :]
+    spot = out + row.to(tl.int64)[:, None] * out_stride + line[None, :]
+    there = is_row[:, None] & is_line[None, :]
+    if ADDED:
+        found += tl.load(spot, mask=there, other=0.0).to(tl.float32)
+    tl.store(spot, found.to(out.dtype.element_ty), mask=there)
