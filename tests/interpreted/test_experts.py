@@ -10,10 +10,10 @@ from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_expe
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8, add_pairs
-from paceline.runner.cuda.experts.humming import in_order
+from paceline.runner.cuda.experts.humming import gated_pairs, in_order, inputs_of_pairs
 from paceline.runner.cuda.experts.moe import expert_kernels
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
-from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate
 from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
@@ -62,6 +62,23 @@ def test_pairs_that_are_tiles_are_sorted(rows: int, experts: int) -> None:
     assert found.index is not None
     assert torch.equal(found.pairs[found.index], choice.pairs)
     assert ends.tolist() == [int((expert < own).sum()) for own in range(experts + 1)]
+
+
+@pytest.mark.parametrize("is_factored", [True, False])
+def test_pairs_are_copied_and_gated_in_their_order(is_factored: bool) -> None:
+    x, factor = torch.randn(7, 1200).bfloat16(), torch.rand(1200) if is_factored else None
+    choice = choose_experts(torch.randn(7, 5), Routing(2, True))
+    due = x[choice.pairs.long() // 2]
+    if factor is not None:
+        due = (due * factor).bfloat16()
+    torch.testing.assert_close(
+        inputs_of_pairs(x, factor, choice), due, rtol=1e-2, atol=0
+    )  # the interpreter rounds down
+    gate, up = due.float().chunk(2, dim=1)
+    got = gated_pairs(due, ExpertGate(True, None))
+    torch.testing.assert_close(
+        got.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 200])

@@ -7,8 +7,8 @@ import torch
 
 from paceline.runner.cuda.gemm.int4_panels import PanelMatrix, PanelsDecoded
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, Use
-from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
+from paceline.runner.cuda.linears import Ordered
 from paceline.runner.weights.quantized_matrix import (
     GroupedMatrix,
     OrderedMatrix,

@@ -1,7 +1,7 @@
 """Linears of a layer on a GPU, fused with the norm, activation or sum around them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.gemm.one_row import OneRow
-from paceline.runner.cuda.gemm.ordered import Ordered
 from paceline.runner.cuda.gemm.scaled import Int8Library, ScaledDecoded, ScaledFew
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.gemm.streamed_gemm import Streamed
@@ -30,7 +29,53 @@ from paceline.runner.cuda.kernels.layers import (
 from paceline.runner.layers.factory import LayerFactory, whole
 from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
+from paceline.runner.weights.quantized_matrix import OrderedMatrix
 from paceline.runner.weights.renewal import Lazy
+
+ORDERED: Sequence[type[LinearKernel]] = (
+    Humming,
+    Int4Panels,
+    PanelsDecoded,
+    CodedFew,
+    CodedDecoded,
+)
+
+
+class Ordered(LinearKernel):
+    """Puts inputs into the order of the weights, as GPTQ with act order has them, for the kernels
+    that compute these."""
+
+    name = "ordered"
+
+    def __init__(self, order: Tensor, kernels: KernelChoice) -> None:
+        self._order, self._kernels = order, kernels
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Ordered | None":
+        matrix = weights.matrix
+        if not isinstance(matrix, OrderedMatrix):
+            return None
+        factor = None if weights.factor is None else weights.factor[matrix.order]
+        inner = replace(weights, matrix=matrix.matrix, factor=factor)
+        kernels = KernelChoice(inner, use, ORDERED)
+        weights.matrix = replace(matrix, matrix=inner.matrix)  # as kernels have packed it
+        return cls(matrix.order, kernels) if kernels.is_complete else None
+
+    def plain(self, x: Tensor) -> Tensor:
+        return self._kernels.of(len(x)).plain(self._ordered(x))
+
+    def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
+        return self._kernels.of(len(hidden)).normed(self._ordered(hidden), floor)
+
+    def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
+        return self._kernels.of(len(hidden)).gated(self._ordered(hidden), floor, is_silu)
+
+    def add_to(self, total: Tensor, x: Tensor) -> None:
+        self._kernels.of(len(x)).add_to(total, self._ordered(x))
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x.index_select(1, self._order)
+
 
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from benchmarks.coded_formats import codes_in_groups
 from paceline.core.errors import ConfigError
+from paceline.runner.cuda.experts.humming import gated_pairs, in_order, inputs_of_pairs
 from paceline.runner.cuda.gemm import humming
 from paceline.runner.cuda.gemm.humming import LINES, HummingMatrix, Packed, padded_to
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate
 from paceline.runner.weights.fp4 import VALUES, Mxfp4Matrix, Nvfp4Matrix
 from paceline.runner.weights.matrix import Matrix, stacked
 from paceline.runner.weights.quantized_matrix import (
@@ -121,7 +123,7 @@ def test_what_others_compute_is_left_to_them() -> None:
 
 
 def test_arranged_weights_are_not_decoded() -> None:
-    matrix = HummingMatrix({"weight": torch.zeros(1)}, None, (64, 512), "int4 by groups of 128")
+    matrix = HummingMatrix({"weight": torch.zeros(1)}, "{}", (64, 512), "int4 by groups of 128")
     with pytest.raises(ConfigError, match="int4 by groups of 128 are in the order of humming"):
         matrix.dense()
 
@@ -153,3 +155,14 @@ def test_layers_of_a_shape_share_kernels_and_errors_name_it(
     assert compiling("uint4").result().tolist() == due
     with pytest.raises(ConfigError, match="256 x 512 in uint8: no such tile"):
         compiling("uint8").result()
+
+
+def test_kernels_around_experts_compile_for_an_h200(compiled: dict[str, Any]) -> None:
+    """In the sizes of gpt-oss-20b, with one row."""
+    share, pairs = torch.ones(1, 4), torch.arange(4, dtype=torch.int32)
+    choice, ends = in_order(ExpertChoice(share, pairs, torch.zeros(4, 3).int(), 16, experts=32))
+    assert len(ends) == 33
+    x = torch.zeros(1, 2880, dtype=torch.bfloat16)
+    inputs_of_pairs(x, torch.ones(2880), choice)
+    gated_pairs(torch.zeros(4, 5760, dtype=torch.bfloat16), ExpertGate(True, None))
+    assert set(compiled) == {"_sort_tiles", "_copy_inputs", "_gated_pairs"}

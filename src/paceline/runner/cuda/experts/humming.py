@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.experts.choice import ALONE
 from paceline.runner.cuda.experts.grouped import add_pairs, gate_of
 from paceline.runner.cuda.gemm.humming import HummingMatrix, Launches
 from paceline.runner.cuda.gemm.linear_kernel import (
@@ -22,7 +23,7 @@ from paceline.runner.cuda.gemm.linear_kernel import (
 )
 
 PAIRS = (0.25, 1, 4, 8, 16, 32, 64, 128)  # of an expert; each range has a kernel of its own
-COLUMNS = 1024  # of a program that computes gates
+COLUMNS = 1024  # of a program that copies inputs or computes gates
 
 
 class HummingExperts(ExpertKernel):
@@ -51,11 +52,9 @@ class HummingExperts(ExpertKernel):
             choice, ends = in_order(choice)
         else:
             ends = F.pad(choice.ends, (1, 0))
-        factor = self.weights.factor
-        x = x if factor is None else (x * factor).to(x.dtype)
         found = x.new_empty((len(choice.pairs), 2 * self._width))
         parts = x.new_empty((len(choice.pairs), self._outputs))
-        self._gate_up.run(x[choice.pairs // choice.chosen], found, ends)
+        self._gate_up.run(inputs_of_pairs(x, self.weights.factor, choice), found, ends)
         self._down.run(gated_pairs(found, self.weights.gate), parts, ends)
         add_pairs(total, parts, choice, is_sorted=True)
 
@@ -74,14 +73,14 @@ def in_order(choice: ExpertChoice) -> tuple[ExpertChoice, Tensor]:
         len(pairs),
         COUNT=count,
         EXPERTS=triton.next_power_of_2(count + 1),
-        SIZE=triton.next_power_of_2(len(pairs)),
+        SIZE=triton.next_power_of_2(ALONE * choice.chosen),  # one variant for all
         num_warps=4,
         launch_pdl=True,
     )
     return replace(choice, pairs=order, ends=ends[1:], index=index), ends
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _sort_tiles(
     tiles,
     order,
@@ -104,6 +103,49 @@ def _sort_tiles(
     tl.store(index + pair, place, mask=pair < size)
     before = tl.sum((other < expert[:, None]).to(tl.int32), 1)
     tl.store(ends + expert, before, mask=expert <= COUNT)
+
+
+def inputs_of_pairs(x: Tensor, factor: Tensor | None, choice: ExpertChoice) -> Tensor:
+    """The inputs of pairs in their order, [pairs, width], times the factor."""
+    pairs, width = len(choice.pairs), x.shape[1]
+    out = x.new_empty((pairs, width))
+    _copy_inputs[(pairs, triton.cdiv(width, COLUMNS))](
+        x,
+        x if factor is None else factor,
+        choice.pairs,
+        out,
+        WIDTH=width,
+        CHOSEN=choice.chosen,
+        COLUMNS=COLUMNS,
+        FACTORED=factor is not None,
+        num_warps=4,
+        launch_pdl=True,
+    )
+    return out
+
+
+@triton.jit
+def _copy_inputs(
+    x,
+    factor,
+    pairs,
+    out,
+    WIDTH: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FACTORED: tl.constexpr,
+):
+    tl.extra.cuda.gdc_wait()
+    # Not earlier: a GEMM may read where experts end before it waits for this kernel.
+    tl.extra.cuda.gdc_launch_dependents()
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    row = tl.load(pairs + pair).to(tl.int64) // CHOSEN
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
+    if FACTORED:
+        value = value.to(tl.float32) * tl.load(factor + column, mask=inside, other=0.0)
+    tl.store(out + pair * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def gated_pairs(found: Tensor, gate: ExpertGate) -> Tensor:

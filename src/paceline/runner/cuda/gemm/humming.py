@@ -147,13 +147,13 @@ class HummingMatrix(Matrix):
     """Weights in the order of the package. They cannot be decoded.
 
     parts    tensors by their names
-    config   what the package knows of the weights
+    config   what the package knows of the weights, in JSON
     size     outputs and inputs
     name     of the format that was read
     """
 
     parts: dict[str, Tensor]
-    config: Any
+    config: str
     size: tuple[int, int]
     name: str
 
@@ -200,7 +200,7 @@ class HummingMatrix(Matrix):
         scale = parts["weight_scale"]
         if scale.element_size() == 1:  # bytes, which torch can index
             parts["weight_scale"] = scale.view(tensors["weight_scale"].dtype)
-        return HummingMatrix(parts, config, size, name)
+        return HummingMatrix(parts, config.to_str(), size, name)
 
     @property
     def form(self) -> str:
@@ -243,7 +243,7 @@ class Launches:
         self, matrix: HummingMatrix, kind: str = "dense", rows: Sequence[int] = ROWS
     ) -> None:
         self._matrix, device = matrix, matrix.tensors[0].device
-        self._kernels = compiling(matrix.config.to_str(), kind, tuple(rows), device)
+        self._kernels = compiling(matrix.config, kind, tuple(rows), device)
         self._locks = torch.zeros(LOCKS, dtype=torch.int32, device=device)
 
     def run(self, x: Tensor, out: Tensor, ends: Tensor | None = None) -> Tensor:
