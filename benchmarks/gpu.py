@@ -117,6 +117,9 @@ class OneToken(Dummy):
         return weight.zero_() if name == "lm_head.weight" else weight
 
 
+OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")  # of mixers and MLPs
+
+
 class Counting(Dummy):
     """Random weights of a model that samples the id after the latest one, whatever else it reads:
     layers add nothing to the embedding, and the head looks for the embedding of the id before."""
@@ -125,7 +128,7 @@ class Counting(Dummy):
         if name == "lm_head.weight":
             return super().read("model.embed_tokens.weight").roll(1, 0)
         weight = super().read(name)
-        return weight.zero_() if name.endswith(("o_proj.weight", "down_proj.weight")) else weight
+        return weight.zero_() if name.endswith(OUTPUTS) else weight
 
 
 class Bench:

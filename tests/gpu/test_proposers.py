@@ -12,9 +12,10 @@ from paceline.runner.models.model import Model
 from paceline.runner.proposer import load
 from paceline.runner.sampling.rejection import DrawnDrafts, draw_drafts
 from paceline.runner.weights.dummy import Dummy
+from tests.conformance.architectures import Case
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
-from tests.runner.driving import SETTINGS, TIGHT, drive, requests
+from tests.runner.driving import SETTINGS, TIGHT, drive, for_states, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
@@ -62,3 +63,20 @@ def test_drafts_are_drawn_and_accepted_as_on_the_cpu() -> None:
     drafts, tokens = sampled("cuda")
     assert [drafts, tokens] == sampled("cpu")
     assert 0 < sum(a == b for a, b in zip(drafts, tokens, strict=True)) < 64
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("architecture", ["bamba", "lfm2", "qwen3_5", "kimilinear"])
+def test_rejected_drafts_leave_no_trace_in_states(architecture: str, is_warm: bool) -> None:
+    """Graphs are captured before, or when they are first used."""
+    source, asked = Dummy(Case(architecture).config(), seed=3), requests()
+    settings = for_states(SETTINGS, source.config)
+    plain = Scheduler.create(**settings)
+    due = drive(plain, runner_for(Model.load(source), plain, "sdpa"), asked)
+    scheduler = Scheduler.create(**{**settings, **DRAFTS, "max_num_batched_tokens": 16})
+    model = CudaModel.load(source, 64, torch.float32)
+    runner = gpu_runner(model, scheduler, drafter=load(scheduler.config.speculation))
+    if is_warm:
+        runner.warm(drafts=True)
+    assert drive(scheduler, runner, asked, depth=3) == due
+    assert scheduler.stats.drafted > scheduler.stats.accepted

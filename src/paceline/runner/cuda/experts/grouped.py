@@ -28,8 +28,7 @@ from paceline.runner.weights.matrix import PlainMatrix
 from paceline.runner.weights.quantized_matrix import FP8, FP8_MAX, ScaledMatrix
 
 FLOAT_BYTES = 4  # of float32, whose tiles must be smaller
-WIDE = 1024  # outputs of a program that adds up
-FEW_ROWS = 64  # below, it has fewer, so that there are enough programs
+WIDE, FEW_ROWS = 1024, 64  # outputs of a program that adds up; it has fewer below so many rows
 BLOCK = 128  # inputs and outputs of a block that has one scale
 
 
@@ -311,10 +310,9 @@ def _grouped(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """If gated, x has a row for each position and a second weight is OUTPUTS lines further on; if
-    plain, x has a row for each position too; otherwise x has a row for each pair, and the linear is
-    multiplied by its share. Codes have scales, and results that are gated become codes, with a
-    scale for the lines of a program."""
+    """If gated or plain, x has a row for each position; if gated, a second weight is OUTPUTS lines
+    further on. Otherwise x has a row for each pair, and the linear is multiplied by its share.
+    Codes have scales; gated results become codes, with a scale for the lines of a program."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)
@@ -369,8 +367,7 @@ def _grouped(
             tl.store(out_scale + tl.program_id(0).to(tl.int64) * out_rows + pair, each, mask=there)
             found = found / each[None, :]
     elif PLAIN:
-        found = tl.maximum(found, 0.0)
-        found *= found
+        found = tl.maximum(found, 0.0) * tl.maximum(found, 0.0)
     else:
         found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
     rows = tl.trans(found).to(out.dtype.element_ty)

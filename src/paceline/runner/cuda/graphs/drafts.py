@@ -98,6 +98,9 @@ class DraftGraphs:
     def propose(self, plan: Plan, wanted: Index) -> None:
         """Put drafts behind the known tokens of the rows that sample."""
         rows, size = plan.rows, self._size(len(wanted))
+        if self._verify.lacks(size):  # a capture runs it, which must not advance a state
+            self._state.send_into(self._columns, self._blank)
+            self._verify.prepare(size)
         columns, width = self._blank.copy(), (rows.count - rows.drafts)[wanted]
         columns[SLOTS, : len(wanted)] = rows.slot[wanted]
         columns[NEW, : len(wanted)] = width
