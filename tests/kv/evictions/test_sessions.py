@@ -11,6 +11,7 @@ from paceline.core.settings.config import CacheConfig
 from paceline.kv.eviction import Lru, StoppedClock, load
 from paceline.kv.evictions.lines import Session
 from paceline.kv.evictions.sessions import Sessions
+from paceline.sched.replay.checkpoint import PlansInFlight, SchedulerCheckpoint
 
 SIZE = 4
 ANSWER = 9
@@ -159,3 +160,23 @@ def test_orders_are_found_by_name() -> None:
         load(CacheConfig(eviction="fifo"), StoppedClock())
     with pytest.raises(ConfigError, match="remove one of the settings"):
         CacheConfig(eviction="sessions", free_order="lru")
+
+
+def test_what_was_learned_is_part_of_a_recording() -> None:
+    """A scheduler that continues from its written state makes the same plans."""
+    one = scheduler_of(60)
+    serve(one, range(60))
+    state = SchedulerCheckpoint(vars(one), PlansInFlight()).encoded(one.config)
+    other = SchedulerCheckpoint.decoded(state, one.config).scheduler()
+    for scheduler in (one, other):
+        serve(scheduler, range(60, 120))
+    assert one.stats == other.stats
+    assert one.snapshot() == other.snapshot()
+
+
+def serve(scheduler: Scheduler, numbers: range) -> None:
+    for number in numbers:
+        prompt = [number % 3] * 4 + [number % 7] * (20 + 37 * number % 80)
+        name = f"s{number % 7}"
+        scheduler.submit(Request(f"{number}", prompt, max_tokens=4, session=name), float(number))
+        finish(scheduler, float(number))
