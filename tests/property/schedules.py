@@ -148,7 +148,7 @@ class Drive:
             self.settings |= self._states()
         self.pacing = Random(f"pace {self.seed}")
         self.bodies = Random(f"bodies {self.seed}")
-        self.settings |= self._pace() | self._shares()
+        self.settings |= self._pace() | self._shares() | self._eviction()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
@@ -278,6 +278,13 @@ class Drive:
         self.seen["paced"] += 1
         return {"max_step_s": self.pacing.choice([1e-8, 0.01, 0.25])}
 
+    def _eviction(self) -> dict[str, Any]:
+        """Maybe another order than by age, which needs blank blocks to go first."""
+        if Random(f"eviction {self.seed}").random() < 0.5:
+            return {}
+        self.seen["sessions"] += 1
+        return {"eviction": "sessions", "free_order": "unsealed_first"}
+
     def _shares(self) -> dict[str, Any]:
         """Maybe slots that the requests of a body leave to others."""
         slots = self.settings["max_num_seqs"]
@@ -398,6 +405,7 @@ class Drive:
                     seed=r.choice([None, 5]),
                     priority=r.randint(0, 3),
                     tenant=r.choice(["", "t1", "t2"]),
+                    session=Random(f"session {self.seed} {number}").choice(["", "s1", "s2"]),
                     deadline=r.choice([None, 2.0, 50.0]),
                     token_deadline=r.choice([None, 1.0]),
                     cache_salt=r.choice(["", "", "", others[0]]),

@@ -105,6 +105,8 @@ class GenerationRequest:
         kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
         data_parallel_rank: Which of several engines runs it. None: the one that fits best.
         origin: The same for requests that share slots, as those of one body do. "": it has its own.
+        session: Name of the conversation that it continues, for `eviction="sessions"`. "": known by
+            its prefix alone.
     """
 
     prompt: str | None = None
@@ -134,6 +136,7 @@ class GenerationRequest:
     kv_transfer_params: dict[str, Any] | None = None
     data_parallel_rank: int | None = None
     origin: str = ""
+    session: str = ""
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]

@@ -82,7 +82,8 @@ class SchedulerState:
         self.now = 0.0
         self.table = SlotTable(slots, length)
         row = config.step.longest_row + config.speculation.lookahead_slots
-        self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space, row)
+        host = config.preemption.swap_space
+        self.cache = KVCache(config.cache, slots, length, host, row, clock=self)
         self.prefixes = Prefixes(self)
         self.states = States(config.cache, self.table, self.cache, self.prefixes)
         self.link = ConnectorLink(self.cache)

@@ -27,6 +27,7 @@ PacelineSettings = TypedDict(  # noqa: UP013
         "enable_sleep_mode": bool | None,
         "encoder_cache_size": int | None,
         "enforce_eager": bool | None,
+        "eviction": str | None,
         "fill_positions": int | None,
         "free_order": Literal["unsealed_first", "lru"] | None,
         "generation_config": Literal["auto", "none", "vllm"] | None,

@@ -30,6 +30,9 @@ class CacheConfig:
         enable_prefix_caching: Share the KV cache between requests with the same prefix.
         free_order: Which free block is reused first: one without cached content, or the least
             recently used.
+        eviction: Which cached block is reused first when there is no other: lru (the least recently
+            used), sessions (what is least likely to be used soon, as learned from the pauses of
+            sessions, for what it costs to compute again), or a dotted path to a class.
         enable_kv_cache_events: Record stored and removed blocks for `Scheduler.cache_events`.
         attention_groups: Layers by the positions they read. Engines take them from the model.
         state_blocks (blocks): Blocks that the state of a sequence takes in the cache; 0: the model
@@ -45,6 +48,7 @@ class CacheConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     free_order: FreeOrder = "unsealed_first"
+    eviction: str = "lru"
     enable_kv_cache_events: bool = False
     attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
     state_blocks: int = 0
@@ -57,6 +61,11 @@ class CacheConfig:
         check_types(self)
         positive(self, "num_blocks", "block_size")
         not_negative(self, "state_blocks")
+        require(
+            self.eviction == "lru" or self.free_order == "unsealed_first",
+            f"eviction {self.eviction!r} orders blocks with content; free_order 'lru' reuses "
+            "blocks without content as late: remove one of the settings",
+        )
 
     @property
     def groups(self) -> tuple[AttentionGroup, ...]:

@@ -202,6 +202,7 @@ class Frontend:
             arrival=arrival,
             tenant=generation.tenant,
             origin=generation.origin,
+            session=generation.session,
             deadline=generation.deadline,
             cache_salt=salt,
             adapter=generation.adapter,

@@ -154,6 +154,7 @@ class Departures:
         state.queue.remove(sequence)
         state.sequence_groups.pop(sequence.id, None)
         del state.live[sequence.id]
+        state.cache.eviction.ended(sequence)
         state.policy.left(sequence)
         state.bodies.left(sequence.request)
 
@@ -195,6 +196,7 @@ class Departures:
         choices = sequence_group.best() if sequence_group is not None and whole else ()
         unreturned = 0 if sequence_group is None else sequence_group.unreturned(choices)
         del state.live[sequence.id]
+        state.cache.eviction.ended(sequence)
         state.changes.finished[sequence.id] = sequence
         state.stats.finished += 1
         state.policy.left(sequence)

@@ -130,6 +130,7 @@ class GenerationResponse(Response):
                 adapter=context.adapter(generation.adapter),
                 timeout=generation.timeout or timeout,
                 origin=origin,
+                session=job.client.session_id,
                 data_parallel_rank=rank,
             )
             for generation, prompt, own, part in zip(
