@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import Any
 
 import httpx
 
@@ -15,10 +16,8 @@ KEYS = ServerSettings(api_keys=("plain-key",), tenant_keys=("gold=gold-key",))
 OUTCOME = re.compile(r'paceline:slo_requests_total{.*outcome="(\w+)"} (\d+)\.0')
 
 
-async def ask(
-    site: Site, headers: dict[str, str], prompt: str = "the quick", **body: object
-) -> httpx.Response:
-    given = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, **body}
+async def ask(site: Site, headers: dict[str, str], **body: Any) -> httpx.Response:
+    given = {"prompt": "the quick", "max_tokens": 4, "ignore_eos": True, **body}
     return await site.http.post(PATH, json=given, headers={**PLAIN, **headers})
 
 

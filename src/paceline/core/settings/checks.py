@@ -65,8 +65,7 @@ def by_tenant(config: Any, name: str) -> None:
 def sendable(config: Any) -> tuple[Any, ...]:
     """What `__reduce__` returns: a mapping proxy cannot be sent to another process, a dict can."""
     values: list[Any] = [getattr(config, one.name) for one in fields(config)]
-    kind: type[Any] = type(config)
-    return kind, tuple(map(plain, values))
+    return config.__class__, tuple(map(plain, values))
 
 
 def plain(value: Any) -> Any:

@@ -195,6 +195,8 @@ class Departures:
     def _judge(self, sequence: Sequence, finish: Finish) -> None:
         """Count whether a request met its targets, and note why it did not."""
         state = self._state
+        if not state.promises.open:
+            return
         uncached = len(sequence.request.prompt) - sequence.cached
         verdict = state.promises.closed(sequence, finish, state.times.prompt_s(uncached))
         if verdict is None:
