@@ -39,6 +39,9 @@ class View(Protocol):
     def step(self) -> int: ...
 
     @property
+    def cuts_prompts(self) -> bool: ...
+
+    @property
     def times(self) -> StepModel: ...
 
     @property

@@ -69,6 +69,7 @@ class SchedulerState:
     swapping          preemption to the host
     images            images that residents have not computed yet
     cost              measured cost of a position; None: not measured
+    cuts_prompts      may a step compute a part of a prompt?
     times, promises   learned step times / which requests meet their targets
     policy            order of admission and preemption
     speculation       number of drafts
@@ -91,6 +92,7 @@ class SchedulerState:
         self.link = ConnectorLink(self.cache)
         self.stores = Stores(self.link, self.table, self.cache)
         self.swapping = Swapping(config.preemption, self.table, self.cache)
+        self.cuts_prompts = config.step.enable_chunked_prefill
         self.times = StepModel()
         self.promises = Promises(config.service, self.table)
         self.policy = policy.load(config.policy, self)

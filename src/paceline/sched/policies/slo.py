@@ -210,8 +210,10 @@ class Slo(Policy):
         load = StepLoad(self._decodes.rows, taken, self._decodes.reads, self._pairs)
         most, start = min(rest, left, beside), len(sequence.tokens) - rest
         fits = self.view.times.fitting(load, most, self._most_s, start)
-        if fits >= rest:
+        if fits >= rest or not (taken or self.view.cuts_prompts):
             return left
+        if not self.view.cuts_prompts:
+            return 0
         return fits if taken else max(fits, 1)
 
     def late(self, now: float) -> Iterator[Sequence]:
