@@ -41,6 +41,8 @@ from tests.property.grammars import (
 )
 from tests.property.replica import Replica
 
+SHARE_WITH_TARGETS = 0.15  # of the schedules
+TARGETS = ("ttft_target_ms", "itl_target_ms")
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
 NOT_LOADED = "its KV could not be loaded from erratic"
@@ -223,7 +225,16 @@ class Drive:
             **({} if self.plain else self._older_disciplines(least)),
             **(self._much_on_the_host(slots, length) if self.loading else {}),
             **(self._remote_settings(slots, length) if self.remote else {}),
+            **self._targets(),
         }
+
+    def _targets(self) -> dict[str, Any]:
+        """In some schedules the policy `slo`, with targets of the server or without."""
+        r = Random(f"targets {self.seed}")
+        if r.random() >= SHARE_WITH_TARGETS:
+            return {}
+        targets = {name: r.choice([0.0, 200.0, 5_000.0]) for name in TARGETS}
+        return {"policy": "slo", **targets}
 
     def _much_on_the_host(self, slots: int, length: int) -> dict[str, Any]:
         """A small device, and a host tier that keeps what the device gives up."""

@@ -71,6 +71,7 @@ class Happened(Enum):
     NOT_FETCHED = "not loaded by a connector"
     DEMOTED = "lost on the host"
     DRAFTED = "drafted"
+    MISSED = "missed a target"
     FINISHED = "finished"
 
 

@@ -14,6 +14,8 @@ from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
 from paceline.sched.groups.group import SequenceGroup, SequenceGroups
 from paceline.sched.queue import WaitingQueue
+from paceline.sched.service.promises import Promises
+from paceline.sched.service.step_model import StepModel
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 from paceline.sched.transfers.connector_link import ConnectorLink
@@ -67,6 +69,8 @@ class SchedulerState:
     swapping          preemption to the host
     images            images that residents have not computed yet
     cost              measured cost of a position; None: not measured
+    cuts_prompts      may a step compute a part of a prompt?
+    times, promises   learned step times / which requests meet their targets
     policy            order of admission and preemption
     speculation       number of drafts
     queue, swapped    waiting sequences / swapped ones
@@ -89,7 +93,11 @@ class SchedulerState:
         self.link = ConnectorLink(self.cache)
         self.stores = Stores(self.link, self.table, self.cache, self.states)
         self.swapping = Swapping(config.preemption, self.table, self.cache, self.states)
+        self.cuts_prompts = config.step.enable_chunked_prefill
+        self.times = StepModel()
+        self.promises = Promises(config.service, self.table)
         self.policy = policy.load(config.policy, self)
+        self.times.learns = self.policy.learns
         self.speculation = speculation.load(config.speculation)
         self.queue = WaitingQueue(self.policy)
         self.swapped = WaitingQueue(self.policy)

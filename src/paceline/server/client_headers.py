@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from secrets import token_hex
 
 from paceline.core.errors import RequestError
+from paceline.core.sampling import ServiceLevel
 
+TENANT = "tenant"  # where the state of a request keeps the tenant of its API key
 ID = "request_id"  # where the state of a request keeps its id
 REQUEST_ID = re.compile(r"[!-~]{1,200}")
 MOST_SESSION_ID = 256  # characters
+TTFT_HEADER, ITL_HEADER = "x-slo-ttft-ms", "x-slo-itl-ms"
 RANK = re.compile(r"[0-9]{1,9}")
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -41,6 +44,7 @@ class ClientHeaders:
     load_format: str = ""  # of the load report in the response; empty: none
     rank: str = ""  # of the engine that the client chose, as it was sent
     session_id: str = ""
+    targets: tuple[str, str] = ("", "")  # of the first token and between tokens, as they were sent
 
     @classmethod
     def of(
@@ -58,7 +62,8 @@ class ClientHeaders:
         rank = headers.get("x-data-parallel-rank", "")
         trace = trace if TRACEPARENT.match(trace) else ""
         session = headers.get("x-session-id") or session_id or prompt_cache_key or ""
-        return cls(name, trace, load_format.upper(), rank, session[:MOST_SESSION_ID])
+        targets = headers.get(TTFT_HEADER, ""), headers.get(ITL_HEADER, "")
+        return cls(name, trace, load_format.upper(), rank, session[:MOST_SESSION_ID], targets)
 
     def in_session(self, session_id: str) -> "ClientHeaders":
         return replace(self, session_id=session_id)
@@ -74,6 +79,21 @@ class ClientHeaders:
                 "the number of an engine, 0 for the first"
             )
         return int(self.rank)
+
+    @property
+    def level(self) -> ServiceLevel | None:
+        """The targets of the client; None: there are none. RequestError if one is no number."""
+        if not any(self.targets):
+            return None
+        found: list[float | None] = []
+        for name, given in zip((TTFT_HEADER, ITL_HEADER), self.targets, strict=True):
+            try:
+                found.append(float(given) if given else None)
+            except ValueError:
+                raise RequestError(
+                    f"slo: the header {name} is {given!r}; it must be a number of milliseconds"
+                ) from None
+        return ServiceLevel(*found)
 
     @property
     def trace_id(self) -> str:

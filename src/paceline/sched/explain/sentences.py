@@ -110,6 +110,7 @@ SENTENCES = {
     Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
     Happened.DEMOTED: "not kept on the host: {cause}.",
     Happened.DRAFTED: "{amount} of {cause} drafts were accepted.",
+    Happened.MISSED: "missed its target: {cause}.",
     Happened.FINISHED: "ended ({cause}) with {tokens} known.",
 }
 

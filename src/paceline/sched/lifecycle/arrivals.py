@@ -25,6 +25,8 @@ class Arrivals:
         state = self._state
         note(sequence, Happened.SUBMITTED, state.now, state.step, state.waiting)
         state.live[sequence.id] = sequence
+        state.promises.opened(sequence)
+        state.times.learns |= state.promises.open > 0
         state.policy.joined(sequence)
         state.bodies.latest = sequence.serial
         if state.cache.eviction.watches:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.core.sampling import LARGEST_ID
@@ -82,11 +82,20 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
 
 
+class ServiceTargets(RequestBody):
+    """How soon a request is to have its tokens, in milliseconds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttft_ms: float | None = Field(None, gt=0, description="from arrival to the first token")
+    itl_ms: float | None = Field(None, gt=0, description="between two tokens")
+
+
 class GenerationBody(Constraints):
     """Fields that chats, completions and responses share.
 
-    The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
-    length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
+    The fields: model, max_tokens, stream, stream_options, slo, n, best_of, use_beam_search,
+    beam_width, length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
     logit_bias, allowed_token_ids, bad_token_ids, bad_words, include_stop_str_in_output,
     skip_special_tokens, user, priority, cache_salt, deadline, timeout, timings,
@@ -99,6 +108,7 @@ class GenerationBody(Constraints):
     max_tokens: int | None = Field(None, description="most tokens to generate")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    slo: ServiceTargets | None = Field(None, description="targets of this request")
     n: int | None = Field(None, description="choices to return")
     best_of: int | None = Field(None, description="choices to sample, of which n are returned")
     use_beam_search: bool | None = None
