@@ -11,8 +11,8 @@ from paceline.runner.cuda.gemm.fixed_tiles import Tiles, multiplied
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.one_by_one import positions_of
 from paceline.runner.models.model import Model
-from paceline.runner.one_by_one import positions_of
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case

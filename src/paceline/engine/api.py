@@ -20,7 +20,7 @@ from paceline.engine.frontend.outputs import (
     Usage,
 )
 from paceline.engine.loop.figures import Report
-from paceline.engine.loop.messages import Arrivals, EngineFailed, EngineUnavailable, Mode
+from paceline.engine.loop.messages import Arrivals, Capacity, EngineFailed, EngineUnavailable, Mode
 from paceline.engine.params import SamplingParams
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.text.chat_messages import images_of
@@ -281,14 +281,7 @@ class AsyncEngine(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> str:
-        """A name of everything that outputs depend on; empty: unknown."""
-        ...
-
-    @property
-    def cached_block(self) -> int:
-        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
-        ...
+    def capacity(self) -> Capacity: ...
 
     @property
     def rules(self) -> SamplingRules:

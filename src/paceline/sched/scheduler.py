@@ -293,9 +293,8 @@ class Scheduler:
         return self._empty_cache(cause, now) and self.state.link.clear()
 
     def use_weights(self, fingerprint: str, now: float = 0.0) -> bool:
-        """Forget all KV of the device and the host, and name new KV by weights with this
-        fingerprint. Open requests are computed again. No step may be in flight. False while a
-        transfer holds blocks: call it again then."""
+        """Forget all KV, and name new KV by weights with this fingerprint. Open requests are
+        computed again. No step may be in flight. False while a transfer holds blocks: call again."""
         if not self._empty_cache("other weights", now):
             return False
         self.state.use_weights(fingerprint)

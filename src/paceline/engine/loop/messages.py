@@ -61,6 +61,11 @@ class Capacity:
     fingerprint: str = ""  # of everything that outputs depend on
     engines: int = 1  # with a step loop each, for different requests
 
+    @property
+    def cached_block(self) -> int:
+        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
+        return self.block_size if self.enable_prefix_caching else 0
+
     @staticmethod
     def of(config: Config) -> "Capacity":
         return Capacity(
