@@ -198,7 +198,12 @@ VARIANTS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
     recurrence: {"NARROW": (16, 64), "WIDE": (32, 128), "STEP_WARPS": (2, 8)},
     convolution: {"TILE": (8, 32, 64)},
     chunk_inputs: {"REGISTERS": (128, 255), "HEADS_AT_ONCE": (8, 16)},
-    chunked: {"CARRY_WARPS": (8,), "CARRY_STAGES": (2, 4), "READ_WARPS": (8,)},
+    chunked: {
+        "CARRIED": (16, 64),
+        "CARRY_WARPS": (4,),
+        "CARRY_STAGES": (1, 3),
+        "READ_WARPS": (8,),
+    },
 }
 
 

@@ -16,7 +16,7 @@ from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, architectures, spec_of
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
-from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, requests
+from tests.runner.driving import SETTINGS, TIGHT, WAYS, drive, for_states, requests
 from tests.runner.support import tiny
 from tests.runner.test_runner import runner_for
 
@@ -31,21 +31,19 @@ SEEDS = {"gemma4": 12}
 
 
 def is_known(family: str) -> bool:
-    """Does the GPU compute it, and do requests need no states and no images?"""
-    spec = spec_of(Case(family))
-    has_states = any(layer.state is not None for layer in spec.layers)
-    return not (find(family).vision or has_states or CUDA.supports(spec))
+    """Does the GPU compute it, and do requests need no images?"""
+    return not (find(family).vision or CUDA.supports(spec_of(Case(family))))
 
 
 def on_gpu(
     model: CudaModel, asked: list[Request], depth: int = 1, name: str = "triton", **changes: Any
 ) -> tuple[dict[str, Any], Scheduler]:
-    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **changes}, model.config))
     return drive(scheduler, gpu_runner(model, scheduler, name), asked, depth), scheduler
 
 
 def on_cpu(model: Model, asked: list[Request], **changes: Any) -> dict[str, Any]:
-    scheduler = Scheduler.create(**{**SETTINGS, **changes})
+    scheduler = Scheduler.create(**for_states({**SETTINGS, **changes}, model.config))
     return drive(scheduler, runner_for(model, scheduler, "sdpa"), asked)
 
 

@@ -153,8 +153,7 @@ def _run(
     out_scale: Tensor | None = None,
 ) -> None:
     x, weight, bias = operands.x, operands.weight, operands.bias
-    outputs, inputs = out.shape[1], x.shape[1]
-    is_gated = gate is not None and gate.is_gated
+    outputs, inputs, is_gated = out.shape[1], x.shape[1], gate is not None and gate.is_gated
     tiling = tiling_of(weight.element_size(), choice.tile_pairs, is_gated)
     chunk = min(tiling.chunk, operands.group) if operands.group else tiling.chunk
     clamp = None if gate is None else gate.clamp
@@ -309,9 +308,9 @@ def _grouped(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """If gated or plain, x has a row for each position; if gated, a second weight is OUTPUTS lines
-    further on. Otherwise x has a row for each pair, and the linear is multiplied by its share.
-    Codes have scales; gated results become codes, with a scale for the lines of a program."""
+    """x has a row for each pair, whose share multiplies results; if gated or plain, a row for each
+    position. If gated, a second weight is OUTPUTS lines on, and results of codes are codes
+    too, with a scale for the lines of a program."""
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
     expert, pair, there = pairs_of(tiles, pairs, COUNT, TILE)

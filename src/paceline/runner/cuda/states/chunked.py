@@ -21,8 +21,11 @@ from paceline.runner.cuda.states.chunk_inputs import Chunks, inverted, with_deca
 from paceline.runner.cuda.states.recurrence import Decay, RecurrenceSizes
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 
-CARRIED = 64  # values of a head that one program carries from chunk to chunk
-CARRY_WARPS, CARRY_STAGES, READ_WARPS = 4, 3, 4
+# Values of a head that one program carries from chunk to chunk: few, since each chunk waits for the
+# one before, and the time is that of its instructions. With 64 values and 4 warps, these are four
+# times as many.
+CARRIED, CARRY_WARPS, CARRY_STAGES = 32, 8, 2
+READ_WARPS = 4
 
 
 def advance(

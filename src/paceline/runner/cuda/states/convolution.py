@@ -248,11 +248,11 @@ def _convolve(
     for tap in tl.static_range(TAPS):
         source = position - (TAPS - 1) + tap
         at = source.to(tl.int64) * STRIDE + FIRST + channel
-        x = given(inputs + at, mask & (source >= 0), PRODUCT)
-        before = (source - first + (TAPS - 1)) * CHANNELS + channel
-        is_before = mask & (source < first)
-        past = tl.load(tail + before, mask=is_before & is_old, other=0.0).to(tl.float32)
-        x = tl.where(is_before, past, x)
+        x = given(inputs + at, mask & (source >= first), PRODUCT)
+        if begin < first + (TAPS - 1):
+            before = tail + (source - first + (TAPS - 1)) * CHANNELS + channel
+            is_before = mask & (source < first) & is_old
+            x += tl.load(before, mask=is_before, other=0.0).to(tl.float32)
         found += x * tl.load(weight + tap * CHANNELS + channel, mask=there, other=0.0).to(
             tl.float32
         )
