@@ -331,8 +331,7 @@ class Scheduler:
         self.state.times.seed(times)
 
     def measure_cost(self, cost: StepCost) -> None:
-        """Set or change the cost of a position, which `max_step_s` needs."""
-        self.state.cost = cost
+        """Set or change the cost of a position, which `max_step_s` needs. Steps correct it."""
         self.state.times.seed_cost(cost)
 
     def close(self) -> None:

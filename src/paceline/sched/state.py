@@ -68,7 +68,6 @@ class SchedulerState:
     link, stores      the connector, if there is one / blocks stored with it
     swapping          preemption to the host
     images            images that residents have not computed yet
-    cost              measured cost of a position; None: not measured
     cuts_prompts      may a step compute a part of a prompt?
     times, promises   learned step times / which requests meet their targets
     policy            order of admission and preemption
@@ -94,10 +93,10 @@ class SchedulerState:
         self.stores = Stores(self.link, self.table, self.cache, self.states)
         self.swapping = Swapping(config.preemption, self.table, self.cache, self.states)
         self.cuts_prompts = config.step.enable_chunked_prefill
-        self.times = StepModel()
+        self.times = StepModel(config.step.max_step_s)
         self.promises = Promises(config.service, self.table)
         self.policy = policy.load(config.policy, self)
-        self.times.learns = self.policy.learns
+        self.times.learns |= self.policy.learns
         self.speculation = speculation.load(config.speculation)
         self.queue = WaitingQueue(self.policy)
         self.swapped = WaitingQueue(self.policy)
@@ -107,8 +106,12 @@ class SchedulerState:
         self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
         self.images = ImagesAhead(config, self.table, self.stats)
-        self.cost: StepCost | None = None
         self.changes = Changes()
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What a position costs, as it was measured and learned since; None: not measured."""
+        return self.times.position
 
     # -- where sequences are ------------------------------------------------
 

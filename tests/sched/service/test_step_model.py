@@ -81,3 +81,21 @@ def test_the_scheduler_learns_from_the_times_that_it_is_called_with() -> None:
         plans.append(scheduler.plan(now=0.05 * step + 0.001))
     assert scheduler.state.times.seconds(StepLoad(1, 1, 120)) == pytest.approx(0.05, rel=0.1)
     assert scheduler.state.times.seconds(StepLoad(1, 100, 0, 5050)) == pytest.approx(0.05, rel=0.1)
+
+
+def test_on_a_cpu_prompts_are_cut_by_what_steps_really_take() -> None:
+    """Other processes came since the cost was measured: a position takes three times as long."""
+    scheduler = Scheduler.create(max_step_s=0.25, max_num_batched_tokens=512, max_num_seqs=4)
+    scheduler.measure_cost(StepCost(position_ns=1_000_000))
+    now, sizes = 0.0, list[int]()
+    for number in range(6):
+        prompt = list(range(number * 10_000, number * 10_000 + 1500))
+        scheduler.submit(Request(id=f"r{number}", prompt=prompt, max_tokens=1), now)
+        while not scheduler.idle:
+            plan = scheduler.plan(now)
+            now += 0.003 * plan.total
+            samples = {f"r{number}": [7]} if plan.rows.samples.any() else {}
+            scheduler.commit(plan, StepResult.of(plan, samples), now)
+            sizes.append(plan.total)
+    assert sizes[0] == 250
+    assert max(sizes[-8:]) == pytest.approx(83, rel=0.1)

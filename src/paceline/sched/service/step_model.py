@@ -19,6 +19,7 @@ RARELY = 0.005  # share of steps that exceed the margin
 ADJUST = 0.03  # change of the margin by a step that does
 PRECISION = 16  # of the positions that fit: to a part in so many
 MOST_MARGIN = 2.0
+STEADY = 16  # steps with prompts for which the cost of a position stays the same
 NOTED = 0.25  # least share of an observation between two knots that counts as one of a knot
 
 
@@ -118,11 +119,15 @@ class StepModel:
     with, so that a replay learns the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.0) -> None:
+        """`step_s` is what a step should take, for the cost of a position; 0: any time."""
+        self._step_s = step_s
         self._decode, self._mixed = SizeCurve(), SizeCurve()
         self._read = self._pair = 0.0  # seconds of a unit
         self.margin = 1.05  # times the expected seconds, which steps with prompts rarely exceed
-        self.learns = False  # does anything ask?
+        self.learns = step_s > 0.0  # does anything ask?
+        self.position: StepCost | None = None  # cost of one in such a step; None: not measured
+        self._renewed = 0  # steps with prompts since it was renewed
         self._planned: dict[int, float] = {}  # when the steps in flight were planned
         self._previous = 0.0  # when the latest step was committed
 
@@ -138,6 +143,7 @@ class StepModel:
         each = cost.position_ns / NS
         sow(self._mixed, tuple((size, each * size) for size in SIZES))
         self._pair = cost.read_ns / NS * PAIR_UNIT
+        self.position = cost
 
     # -- learning -----------------------------------------------------------
 
@@ -176,6 +182,16 @@ class StepModel:
             self._read = max(self._read + RATE * error * share * reads, 0.0)
             self._pair = max(self._pair + RATE * error * share * pairs, 0.0)
         curve.learn(load.positions, error, share if curve.known else 1.0)
+        if is_mixed and self._step_s and self.position is not None:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Take the cost of a position from the curve, at the size of the steps that are wanted:
+        smaller steps cost more for each, and would make the next ones smaller still."""
+        self._renewed += 1
+        if self._renewed == STEADY:
+            fits = self.fitting(StepLoad(), SIZES[-1], self._step_s)
+            self._renewed, self.position = 0, self.cost(max(fits, 1))
 
     # -- asking -------------------------------------------------------------
 
