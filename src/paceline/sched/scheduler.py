@@ -294,7 +294,7 @@ class Scheduler:
 
     def use_weights(self, fingerprint: str, now: float = 0.0) -> bool:
         """Forget all KV, and name new KV by weights with this fingerprint. Open requests are
-        computed again. No step may be in flight. False while a transfer holds blocks: call again."""
+        computed again. No step may be in flight. False while a transfer holds blocks: retry."""
         if not self._empty_cache("other weights", now):
             return False
         self.state.use_weights(fingerprint)
