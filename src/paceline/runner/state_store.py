@@ -152,7 +152,9 @@ class BlockCopier(Protocol):
 
 
 @contextmanager
-def moved(plan: Plan, states: StateStore | None, kv: KVStore, moves: BlockCopier) -> Generator[None]:
+def moved(
+    plan: Plan, states: StateStore | None, kv: KVStore, moves: BlockCopier
+) -> Generator[None]:
     """Make the copies of a plan around its rows. `moves` makes those that are not of states."""
     if states is None:
         moves.carry_out(plan)
