@@ -191,11 +191,15 @@ class Slo(Policy):
         listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
         late = [row for is_late, _, _, row in listed if is_late]
         spared = min(-(-left // TURN), int(want[late].sum()))
+        load, floor = self._decodes, budget // LEAST  # positions that prompts get in any case
         for is_late, _, _, row in listed:
-            count = min(int(want[row]), left if is_late else left - spared)
-            granted[row] = count
-            left -= count
-            self._pairs += count * int(table.planned[slot[row]]) + count * count // 2
+            most = max(min(int(want[row]), left if is_late else left - spared), 0)
+            start = int(table.planned[slot[row]])
+            fits = self.view.times.fitting(load, most, self._most_s, start) if most else 0
+            granted[row] = count = min(max(fits, floor, 1), most)
+            left, floor = left - count, max(floor - count, 0)
+            load = load.with_prompt(count, start) if count else load
+        self._pairs = load.pairs
         return granted
 
     def _listed(self, row: int, slot: int) -> tuple[bool, float, int, int]:
