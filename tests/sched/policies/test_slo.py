@@ -162,10 +162,10 @@ def test_overload_is_refused_at_once_if_asked_for(refuse: bool) -> None:
     bench = Bench(itl_target_ms=40.0, ttft_target_ms=300.0, refuse_late=refuse)
     for number in range(40):
         bench.ask(f"r{number}", 1000, outputs=2)
-    bench.turn()
-    bench.turn()
+    for _ in range(5):
+        bench.turn()
     refused = [name for name, finish in bench.ended.items() if finish == "timeout"]
-    assert (len(refused) > 20) == refuse
+    assert (len(refused) > 10) == refuse
     bench.run()
     stats = bench.scheduler.stats
     assert stats.slo_attained + stats.slo_missed == 40

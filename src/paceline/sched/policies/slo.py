@@ -21,6 +21,7 @@ IN_STEPS = 4  # a prompt that just arrived and fits into a step has so many step
 TURN = 16  # of the work of others, late and aged requests have one part
 SURE = 0.9  # of the speed of prompts, with which due times are reckoned
 BUSY_S = 4.0  # time over which the rest that prompts leave is measured
+STRUCK = 8  # requests at most that are struck off in a step: so many ranks the queue computes
 LOOKED_AT = 128  # requests that wait whose times are reckoned in a step
 
 Unfinished = tuple[float, int, int]  # due time, serial, positions to compute
@@ -76,11 +77,15 @@ class DueList:
     def strike(self, prompts: Iterable[Unfinished], begin: float, speed: float) -> None:
         """Strike off those that cannot be in time, among these and the listed ones, if `speed`
         positions a second are computed from `begin` on."""
+        listed = sorted([*prompts, *self.first()])
+        ends = begin + np.cumsum([work for _, _, work in listed]) / speed
+        if (ends <= [due for due, _, _ in listed]).all():
+            return
         end, longest = begin, list[tuple[float, int]]()
-        for due, serial, work in sorted([*prompts, *self.first()]):
+        for due, serial, work in listed:
             end += work / speed
             heappush(longest, (-work / speed, serial))
-            while end > due and longest:
+            while end > due and longest and len(self._struck) < STRUCK:
                 seconds, struck = heappop(longest)
                 end += seconds
                 self._give_up(struck)
@@ -191,11 +196,15 @@ class Slo(Policy):
         listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
         late = [row for is_late, _, _, row in listed if is_late]
         spared = min(-(-left // TURN), int(want[late].sum()))
+        load, floor = self._decodes, budget // LEAST  # positions that prompts get in any case
         for is_late, _, _, row in listed:
-            count = min(int(want[row]), left if is_late else left - spared)
-            granted[row] = count
-            left -= count
-            self._pairs += count * int(table.planned[slot[row]]) + count * count // 2
+            most = max(min(int(want[row]), left if is_late else left - spared), 0)
+            start = int(table.planned[slot[row]])
+            fits = self.view.times.fitting(load, most, self._most_s, start) if most else 0
+            granted[row] = count = min(max(fits, floor, 1), most)
+            left, floor = left - count, max(floor - count, 0)
+            load = load.with_prompt(count, start) if count else load
+        self._pairs = load.pairs
         return granted
 
     def _listed(self, row: int, slot: int) -> tuple[bool, float, int, int]:

@@ -124,7 +124,7 @@ class StepModel:
         self._step_s = step_s
         self._decode, self._mixed = SizeCurve(), SizeCurve()
         self._read = self._pair = 0.0  # seconds of a unit
-        self.margin = 1.05  # times the expected seconds, which steps with prompts rarely exceed
+        self.margin = 1.15  # times the expected seconds, which steps with prompts rarely exceed
         self.learns = step_s > 0.0  # does anything ask?
         self.position: StepCost | None = None  # cost of one in such a step; None: not measured
         self._renewed = 0  # steps with prompts since it was renewed
