@@ -15,7 +15,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, tokens_of
-from tests.interpreted.host_device import large_programs, use_host
+from tests.interpreted.host_device import capture_late, large_programs, use_host
 from tests.runner.driving import drive, for_states
 from tests.runner.test_runner import runner_for
 
@@ -51,6 +51,7 @@ def test_tokens_are_those_of_a_cpu(
     due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
     large_programs(monkeypatch)
     use_host(monkeypatch)
+    capture_late(monkeypatch)
     scheduler = Scheduler.create(**settings, **drafting, num_blocks=16)
     model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
     kv = KVStore(model.config, 17, 2, groups=one_group(model.config.windows))
