@@ -202,6 +202,7 @@ VARIANTS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
         "CARRIED": (16, 64),
         "CARRY_WARPS": (4,),
         "CARRY_STAGES": (1, 3),
+        "READ": (64,),
         "READ_WARPS": (8,),
     },
 }
