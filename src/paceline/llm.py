@@ -20,7 +20,7 @@ from paceline.engine.embeddings import (
     embeddings,
     pooled,
 )
-from paceline.engine.loop.upkeep import Arrivals, Mode
+from paceline.engine.loop.messages import Arrivals, Mode
 from paceline.engine.offline.batch import outputs_of
 from paceline.engine.offline.pooling import PoolingEngine
 from paceline.engine.prompts import Prompt, as_generation, several

@@ -92,7 +92,8 @@ def test_a_setting_may_have_a_short_flag() -> None:
 def test_every_number_has_a_unit() -> None:
     settings = {one.name: one for one in ServingSettings.all()}
     numbers = {name for name, one in settings.items() if one.kind in (int, float)}
-    assert {name for name, one in settings.items() if one.unit} == numbers | {"tenant_weights"}
+    by_tenant = {"tenant_weights", "tenant_ttft_target_ms", "tenant_itl_target_ms"}
+    assert {name for name, one in settings.items() if one.unit} == numbers | by_tenant
 
 
 def test_defaults_of_engines_are_those_of_the_build() -> None:
@@ -122,7 +123,7 @@ def test_tenants_have_weights_by_name() -> None:
         "tenant_weights": {"alice": 2.0, "team=b": 0.5}
     }
     for wrong in ("alice", "=2", "alice=much"):
-        with pytest.raises(ConfigError, match="NAME=WEIGHT"):
+        with pytest.raises(ConfigError, match="NAME=NUMBER"):
             Settings.among({**given, "tenant_weights": [wrong]})
 
 

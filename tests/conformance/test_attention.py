@@ -19,7 +19,11 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.models.config import HeadShape
 from tests.runner.support import Blocks, Piece, batch_of, spoil_passed, tiny
 
-NEEDS_CARD = {"flashinfer", "triton"}  # tests/gpu judges these, in the precision they are for
+NEEDS_CARD = {
+    "flashinfer",
+    "triton",
+    "triton_fixed",
+}  # tests/gpu judges these, in the precision they are for
 
 
 def found() -> list[str]:

@@ -191,6 +191,24 @@ def test_blocks_of_several_groups_are_found_in_any_order(make: Make) -> None:
     assert np.array_equal(engine.store.content[[10, 11]], engine.store.content[[9, 0]])
 
 
+def test_the_first_state_that_is_there_is_found(make: Make) -> None:
+    """Of many keys, most of which it does not have, also after one was forgotten."""
+    engine = make()
+    assert engine.connector.takes_states
+
+    def found(keys: Sequence[bytes], name: str) -> int:
+        request = replace(REQUEST, id=name)
+        return engine.wait(lambda: engine.connector.find(request, keys))
+
+    places = [bytes((0, 1, number)) for number in range(100)]
+    assert found(places, "none yet") == 100
+    engine.store_blocks((places[60], places[40]), (1, 2))
+    assert found(places, "deepest") == 40
+    assert found(places[41:], "next") == 19
+    engine.connector.clear()
+    assert found(places, "cleared") == 100
+
+
 def test_what_comes_and_goes_is_reported(make: Make) -> None:
     engine = make()
     if engine.connector.medium is None:

@@ -92,7 +92,7 @@ def test_every_log_probability_has_the_bits_that_it_has_alone(name: str) -> None
         return runner
 
     for seed in seeds(3):
-        schedule = Schedule(seed, changes={"block_size": 16, "num_blocks": 10})
+        schedule = Schedule(seed, changes={"block_size": 8, "num_blocks": 20})
         assert not differences(schedule, partial(runner_of, is_warm=seed % 3 == 0))
         seen += schedule.seen
     assert seen["tokens"] > 500

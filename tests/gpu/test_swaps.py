@@ -1,5 +1,6 @@
 """Blocks that move while steps run: not a byte is lost, whichever stream is late."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.runner.cuda.residents import BlockCopies
 from paceline.runner.kv_store import KVStore
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_runner import both, gpu_runner, on_gpu
-from tests.runner.driving import SETTINGS, TIGHT, drive
+from tests.runner.driving import SETTINGS, TIGHT, drive, for_states
 from tests.runner.support import tiny
 
 pytestmark = ON_GPU
@@ -150,15 +151,16 @@ class Watched(BlockCopies):
         self.left: dict[int, Tensor] = {}  # by host block
         self.came: list[tuple[int, int, Tensor, Tensor]] = []
 
-    def out(self, pairs: Pairs) -> None:
+    def out(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
         for device, host in pairs:
-            self.left[host] = self._store[device].clone()
-        super().out(pairs)
+            self.left[host] = self._words(memory)[device].clone()
+        super().out(pairs, memory)
 
-    def back(self, pairs: Pairs) -> None:
-        super().back(pairs)
+    def back(self, pairs: Sequence[tuple[int, int]], memory: Tensor | None = None) -> None:
+        super().back(pairs, memory)
         for host, device in pairs:
-            self.came.append((host, device, self.left[host], self._store[device].clone()))
+            here = self._words(memory)[device].clone()
+            self.came.append((host, device, self.left[host], here))
 
 
 class Late:
@@ -175,14 +177,14 @@ class Late:
         return self._runner.wait()
 
 
-def random_requests(random: Random) -> list[Request]:
+def random_requests(random: Random, temperature: float) -> list[Request]:
     prompts = [[random.randrange(3, 60) for _ in range(random.randint(1, 20))] for _ in range(8)]
     return [
         Request(
             id=f"r{place}",
             prompt=prompt,  # pyright: ignore[reportArgumentType]
             max_tokens=random.randint(8, 28),
-            sampling=Sampling(temperature=0.9),
+            sampling=Sampling(temperature=temperature),
             seed=place,
         )
         for place, prompt in enumerate(prompts)
@@ -190,12 +192,16 @@ def random_requests(random: Random) -> list[Request]:
 
 
 @late
-@pytest.mark.parametrize("seed", range(3))
-def test_sequences_come_back_as_they_went(seed: int, late: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "seed"), [*(("Llama", seed) for seed in range(3)), ("Qwen3_5", 3)]
+)
+def test_sequences_come_back_as_they_went(family: str, seed: int, late: str) -> None:
+    """With their states, whose chunks differ with the schedule in the last bits."""
     random = Random(seed)
-    model, _ = both("Llama")
-    asked = random_requests(random)
-    settings = {**SETTINGS, **TIGHT, "preemption_mode": "swap", "swap_space": 40}
+    model, _ = both(family)
+    asked = random_requests(random, 0.9 if model.config.states is None else 0.0)
+    plain = for_states(SETTINGS, model.config)
+    settings = {**plain, **TIGHT, "preemption_mode": "swap", "swap_space": 40}
     scheduler = Scheduler.create(**settings)
     runner: Any = gpu_runner(model, scheduler)
     moves = runner._moves = Watched(runner._kv, 40)
@@ -203,7 +209,7 @@ def test_sequences_come_back_as_they_went(seed: int, late: str) -> None:
     assert scheduler.stats.swapped_in_blocks, "nothing was swapped"
     changed = [(host, at) for host, at, left, here in moves.came if not torch.equal(left, here)]
     assert not changed, f"{len(changed)} of {len(moves.came)} blocks (host, GPU) came back changed"
-    plainly, _ = on_gpu(model, asked)
+    plainly, _ = on_gpu(model, asked, **plain)
     assert got == plainly
 
 

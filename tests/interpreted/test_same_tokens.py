@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from paceline import Scheduler
-from paceline.runner.attention_backend import load
+from paceline.runner.attention_backend import Queries, load
 from paceline.runner.cuda.gemm.fixed_tiles import Tiles, multiplied
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.one_by_one import positions_of
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
@@ -19,6 +20,7 @@ from tests.gpu.cuda_backend import OnCUDA
 from tests.interpreted.host_device import use_host
 from tests.property.same_tokens import Schedule, differences
 from tests.runner.sequences import OnCPU, logits_of
+from tests.runner.support import bounds_of, filled_store, rows_of, spoil_passed, tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "vocab_size": 64}
 CASES = {
@@ -48,6 +50,25 @@ def test_logits_are_those_of_a_cpu(name: str) -> None:
     found = logits_of(OnCUDA(model, "cpu", torch.float32, "triton_fixed"), [5, 9, 2, 7, 1, 3])
     due = logits_of(OnCPU(Model.load(source), "paged"), [5, 9, 2, 7, 1, 3])
     torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_chunk_sees_what_its_positions_see_alone(window: int | None) -> None:
+    """Beside other rows, and as decodes of the same contexts."""
+    counts, config = [(1, 9), (20, 50), (3, 12)], tiny(num_hidden_layers=1)
+    batch, blocks = rows_of(counts, 8)
+    kv = filled_store(config, blocks, 8)
+    spoil_passed(batch, kv, counts, window)
+    query = torch.randn(batch.positions, 4, 8)
+    backend = load("triton_fixed")
+    held = backend.prepare_mixed_graph(batch, kv, bounds_of(counts), 3, Queries(4, torch.float32))
+    held.lay_out()
+    found = held.attend(query, 0, window, 0.3)
+    due = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
+    torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-4)
+    for at, one in enumerate(positions_of(batch, 8)):
+        alone = backend.prepare_graph(one, kv, 4).attend(query[at : at + 1], 0, window, 0.3)
+        assert torch.equal(alone[0], found[at])
 
 
 def test_tokens_have_the_bits_that_they_have_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def requests() -> list[Request]:
+def requests(max_tokens: int = 2) -> list[Request]:
     shared = tokens_of(7, seed=1)
     prompts = [shared, shared + tokens_of(2, seed=2), shared + tokens_of(1, seed=3)]
     return [
-        Request(id=f"r{number}", prompt=prompt, max_tokens=4, ignore_eos=True)
+        Request(id=f"r{number}", prompt=prompt, max_tokens=max_tokens, ignore_eos=True)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -41,24 +41,38 @@ def requests() -> list[Request]:
 DRAFTS = {"num_speculative_tokens": 2, "speculation": "fixed", "proposer": "ngram"}
 
 
+def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -> Scheduler:
+    """The scheduler of a run whose tokens are those of a CPU."""
+    settings = {**for_states(SETTINGS, SOURCE.config), **settings}
+    roomy = Scheduler.create(**{**for_states(SETTINGS, SOURCE.config), "num_blocks": 64})
+    due = drive(roomy, runner_for(Model.load(SOURCE), roomy), asked)
+    large_programs(patch)
+    use_host(patch)
+    capture_late(patch)
+    scheduler = Scheduler.create(**settings)
+    model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
+    blocks = scheduler.config.cache.num_blocks + 1
+    kv = KVStore(model.config, blocks, 2, groups=one_group(model.config.windows))
+    drafter = Ngram(scheduler.config.speculation)
+    runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(2, 16, 6))
+    runner.reserve_host(scheduler.config.preemption.swap_space)
+    assert runner.state.states is not None
+    runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
+    assert drive(scheduler, runner, asked, depth=2) == due
+    return scheduler
+
+
 @pytest.mark.parametrize("drafting", [{}, DRAFTS], ids=["alone", "with drafts"])
 def test_tokens_are_those_of_a_cpu(
     drafting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt continues from a snapshot within a block. Rejected drafts leave no trace."""
-    settings = for_states(SETTINGS, SOURCE.config)
-    roomy = Scheduler.create(**settings, num_blocks=64)
-    due = drive(roomy, runner_for(Model.load(SOURCE), roomy), requests())
-    large_programs(monkeypatch)
-    use_host(monkeypatch)
-    capture_late(monkeypatch)
-    scheduler = Scheduler.create(**settings, **drafting, num_blocks=16)
-    model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
-    kv = KVStore(model.config, 17, 2, groups=one_group(model.config.windows))
-    drafter = Ngram(scheduler.config.speculation)
-    runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(2, 16, 6))
-    assert runner.state.states is not None
-    runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
-    assert drive(scheduler, runner, requests(), depth=2) == due
+    scheduler = compared(monkeypatch, requests(4 if drafting else 2), num_blocks=16, **drafting)
     assert scheduler.stats.prefix_hits
     assert (scheduler.stats.drafted > scheduler.stats.accepted) == bool(drafting)
+
+
+def test_a_swapped_state_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    swapping = {"num_blocks": 9, "preemption_mode": "swap", "swap_space": 32}
+    scheduler = compared(monkeypatch, requests(5)[:2], **swapping)
+    assert scheduler.stats.swapped_in_blocks

@@ -41,6 +41,8 @@ from tests.property.grammars import (
 )
 from tests.property.replica import Replica
 
+SHARE_WITH_TARGETS = 0.15  # of the schedules
+TARGETS = ("ttft_target_ms", "itl_target_ms")
 POLICIES = ("fcfs", "priority", "shortest", "deadline", "fair")
 MOST_TURNS = 5_000
 NOT_LOADED = "its KV could not be loaded from erratic"
@@ -148,7 +150,7 @@ class Drive:
             self.settings |= self._states()
         self.pacing = Random(f"pace {self.seed}")
         self.bodies = Random(f"bodies {self.seed}")
-        self.settings |= self._pace() | self._shares()
+        self.settings |= self._pace() | self._shares() | self._eviction()
         with patch.object(kv_cache, "BlockPool", TightPool):
             self.scheduler = Scheduler.create(**self.settings)
         if self.drafting.random() < 0.5:
@@ -223,7 +225,16 @@ class Drive:
             **({} if self.plain else self._older_disciplines(least)),
             **(self._much_on_the_host(slots, length) if self.loading else {}),
             **(self._remote_settings(slots, length) if self.remote else {}),
+            **self._targets(),
         }
+
+    def _targets(self) -> dict[str, Any]:
+        """In some schedules the policy `slo`, with targets of the server or without."""
+        r = Random(f"targets {self.seed}")
+        if r.random() >= SHARE_WITH_TARGETS:
+            return {}
+        targets = {name: r.choice([0.0, 200.0, 5_000.0]) for name in TARGETS}
+        return {"policy": "slo", **targets}
 
     def _much_on_the_host(self, slots: int, length: int) -> dict[str, Any]:
         """A small device, and a host tier that keeps what the device gives up."""
@@ -277,6 +288,13 @@ class Drive:
             return {}
         self.seen["paced"] += 1
         return {"max_step_s": self.pacing.choice([1e-8, 0.01, 0.25])}
+
+    def _eviction(self) -> dict[str, Any]:
+        """Maybe another order than by age, which needs blank blocks to go first."""
+        if Random(f"eviction {self.seed}").random() < 0.5:
+            return {}
+        self.seen["sessions"] += 1
+        return {"eviction": "sessions", "free_order": "unsealed_first"}
 
     def _shares(self) -> dict[str, Any]:
         """Maybe slots that the requests of a body leave to others."""
@@ -398,6 +416,7 @@ class Drive:
                     seed=r.choice([None, 5]),
                     priority=r.randint(0, 3),
                     tenant=r.choice(["", "t1", "t2"]),
+                    session=Random(f"session {self.seed} {number}").choice(["", "s1", "s2"]),
                     deadline=r.choice([None, 2.0, 50.0]),
                     token_deadline=r.choice([None, 1.0]),
                     cache_salt=r.choice(["", "", "", others[0]]),
@@ -880,6 +899,7 @@ class Drive:
         self._end_transfers()
         last = self.scheduler.plan(self.now)  # nobody is left, but some ends may be untold
         self._take(self.scheduler.commit(last, StepResult.of(last, {}), self.now))
+        self._end_transfers()  # of states that the last step kept
         pool, length = self.pool, self.settings["max_model_len"]
         pool.withheld = 0
         assert pool.free == pool.size, "blocks are held after the end"

@@ -179,15 +179,17 @@ def test_random_schedules_with_attention_groups_keep_the_promises() -> None:
 
 def test_random_schedules_with_states_keep_the_promises() -> None:
     """Each row goes on from the state behind the position before it: of hits at any position, of
-    forks and beams, of requests that were preempted, and behind steps that were lost."""
+    forks and beams, of requests that were preempted or swapped, behind steps that were lost, and
+    where a connector brought it."""
     seen: Counter[str] = Counter()
     for seed in SEEDS_STATEFUL:
         kinds = {"constrained": seed % 6 == 0, "adapted": seed % 7 == 0, "pictured": seed % 5 == 0}
-        tight = seed % 4 == 0
-        seen += drive(seed, stateful=True, grouped=seed % 3 == 0, loading=tight, **kinds)
+        kinds |= {"grouped": seed % 3 == 0, "loading": seed % 4 == 0, "remote": seed % 4 == 1}
+        seen += drive(seed, stateful=True, **kinds)
     for trouble in ("cached", "preempted", "stale", "retried", "failed", "copies", "beams"):
         assert seen[trouble], f"no schedule had {trouble}"
-    for moves in ("saves_before", "loads", "saves", "block_copies", "forked states"):
+    found = "swapped states", "returned states", "states found"
+    for moves in ("saves_before", "loads", "saves", "block_copies", "forked states", *found):
         assert seen[moves], f"no schedule had {moves}"
 
 

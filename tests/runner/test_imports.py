@@ -18,6 +18,7 @@ READERS = {
 BACKENDS = {
     "attention/flashinfer.py": {"flashinfer"},
     "attention/triton.py": {"triton"},
+    "attention/triton_fixed.py": {"triton"},
 }
 KERNELS = "cuda/"  # the folder whose modules may use triton
 HEAVY = "paceline.runner.weights.safetensors"

@@ -199,6 +199,6 @@ def test_auto_learns_whether_hits_end_behind_prompts_or_turns() -> None:
     assert not auto.supersedes(turn, prompt)
 
 
-def test_connectors_are_refused() -> None:
-    with pytest.raises(ConfigError, match="connectors do not transfer states"):
+def test_a_connector_that_takes_no_states_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not transfer states: remove it"):
         stateful().connect(ScriptedConnector())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.sched.service.promises import CAUSES
 from paceline.sched.stats import Stats
 from tests.sched.support import ask, finish_all, small, step
 
@@ -34,6 +35,8 @@ def test_plain_data_names_every_total() -> None:
         "encoder_queries",
         "encoder_hits",
         "encoded",
+        "slo_attained",
+        *(f"slo_missed_{cause}" for cause in CAUSES),
     }
 
 

@@ -19,6 +19,7 @@ from paceline.engine.api import (
     Usage,
 )
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
+from paceline.engine.loop.messages import Capacity
 from paceline.engine.sampling_rules import NO_RULES
 from paceline.server.app import create_app
 from paceline.server.serve import DrainingServer, draining_server
@@ -81,8 +82,8 @@ class FedStream:
 class FedEngine:
     """See `api.AsyncEngine`; what tests of streams do not use is left out."""
 
-    max_model_len, rules, last_failure_s, cached_block = 4096, NO_RULES, None, 0
-    fingerprint = ""
+    max_model_len, rules, last_failure_s = 4096, NO_RULES, None
+    capacity = Capacity(4096, 16, 256, 64, 64, enable_prefix_caching=False)
 
     def __init__(self) -> None:
         self.streams: list[FedStream] = []

@@ -34,3 +34,14 @@ def test_the_rank_of_an_engine_is_a_number() -> None:
     for wrong in ("-1", "one", "1.0", "0x1", "²", "1" * 10):
         with pytest.raises(RequestError, match="X-data-parallel-rank is"):
             _ = ranked(wrong).chosen_rank
+
+
+def test_a_session_is_named_by_the_header_or_else_by_the_body() -> None:
+    named = [
+        ClientHeaders.of({"x-session-id": "h" * 300}, "cmpl", None, "b", "k"),
+        ClientHeaders.of({}, "cmpl", None, "b", "k"),
+        ClientHeaders.of({}, "cmpl", None, None, "k"),
+        ClientHeaders.of({}, "cmpl"),
+    ]
+    assert [one.session_id for one in named] == ["h" * 256, "b", "k", ""]
+    assert named[3].in_session("s").session_id == "s"

@@ -41,6 +41,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"bad_words": ["no", "never"]},
     {"bad_token_ids": [8]},
     {"allowed_token_ids": [7]},
+    {"slo": {"ttft_ms": 500.0, "itl_ms": 40.0}},
     {"structured_outputs": {"choice": ["a", "b"]}},
 ]
 ELSEWHERE = {

@@ -48,6 +48,7 @@ TITLES = {
     "policy": "Policy",
     "preemption": "Preemption",
     "speculation": "Speculative decoding",
+    "service": "Service levels",
     "journal": "Journal",
     "encoder": "Images",
     "loading": "Connectors",
@@ -57,6 +58,7 @@ TITLES = {
 # Flags with another name than their setting: one value each, or the name that vLLM has.
 NAMES = {
     "api_keys": "api_key",
+    "tenant_keys": "tenant_key",
     "allowed_origins": "allowed_origin",
     "aliases": "served_model_name",
     "tenant_weights": "tenant_weight",
@@ -64,6 +66,9 @@ NAMES = {
 SHORT = {"tensor_parallel_size": "-tp"}  # as in vLLM
 METAVARS = {
     "tenant_weights": "NAME=WEIGHT",
+    "tenant_ttft_target_ms": "NAME=MS",
+    "tenant_itl_target_ms": "NAME=MS",
+    "tenant_keys": "NAME=KEY",
     "record": "FILE",
     "trace": "FILE",
     "lora_modules": "NAME=PATH",
@@ -302,5 +307,5 @@ def weights_in(pairs: list[str]) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise ConfigError(f"{pair!r} is not the weight of a tenant; write NAME=WEIGHT")
+            raise ConfigError(f"{pair!r} is not a tenant and a number; write NAME=NUMBER")
     return found

@@ -226,6 +226,10 @@ class ServerModelOptions:
     """The device, the model and the settings of the simulated server.
 
     Attributes:
+        ttft_target_ms (MS): Target of the time to the first token; goodput counts the requests that
+            meet it, and the policy is slo unless another one is named.
+        itl_target_ms (MS): Target of the time between two tokens, which a hundredth of the gaps of
+            a request may exceed.
         settings (NAME=VALUE): A setting of the scheduler, such as max_num_seqs=64; may be repeated.
         depth: Steps in flight; 0: by the profile.
         timeout (S): Seconds after which requests end; 0: no limit.
@@ -247,6 +251,8 @@ class ServerModelOptions:
     settings: Annotated[list[Any], typer.Option("--set", parser=setting)] = field(
         default_factory=list[Any]
     )
+    ttft_target_ms: Annotated[float, typer.Option(min=0)] = 0.0
+    itl_target_ms: Annotated[float, typer.Option(min=0)] = 0.0
     depth: Annotated[int, typer.Option(min=0, max=16)] = 0
     timeout: Annotated[float, typer.Option(min=0)] = 0.0
     acceptance: Annotated[float | None, typer.Option(min=0, max=1, show_default=False)] = None
@@ -259,7 +265,7 @@ class ServerModelOptions:
         settings: dict[str, Any] = {}
         if isinstance(source, RecordedLoad):
             settings |= source.settings
-        settings |= {**dict(self.settings), **(more or {})}
+        settings |= {**self.targets_ms, **dict(self.settings), **(more or {})}
         model = ServerModel(
             Profile.load(self.profile),
             settings,
@@ -269,6 +275,12 @@ class ServerModelOptions:
         )
         SimulatedServer(model, [])  # wrong settings are reported before anything runs
         return model
+
+    @property
+    def targets_ms(self) -> dict[str, float]:
+        """Targets of service levels that are given, as settings."""
+        given = {"ttft_target_ms": self.ttft_target_ms, "itl_target_ms": self.itl_target_ms}
+        return {name: target for name, target in given.items() if target}
 
     def _drafting(self, seed: int) -> Drafting | None:
         if self.acceptance is not None:

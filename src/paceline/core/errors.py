@@ -49,6 +49,9 @@ class DeviceLost(StepError):
     """The device can compute nothing more for this process."""
 
 
+TOO_LATE = "the server cannot produce the first token in time; retry later"  # under policy slo
+
+
 def some(names: Iterable[str], most: int = 3) -> str:
     """A few names for a sentence, and how many more there are."""
     listed = list(names)

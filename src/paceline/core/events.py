@@ -59,6 +59,7 @@ class Happened(Enum):
     WOKEN = "woken"
     ADMITTED = "admitted"
     RESUMED = "resumed"
+    EVICTED = "partly evicted"
     CONTINUED = "continued"
     FORKED = "forked"
     FIRST_TOKEN = "first token"
@@ -70,6 +71,7 @@ class Happened(Enum):
     NOT_FETCHED = "not loaded by a connector"
     DEMOTED = "lost on the host"
     DRAFTED = "drafted"
+    MISSED = "missed a target"
     FINISHED = "finished"
 
 
@@ -78,9 +80,10 @@ class Moment(NamedTuple):
 
     `amount` is what the turn is measured in: requests ahead when submitted, cached
     tokens when admitted or resumed, tokens of another engine when continued, sequences when
-    forked, blocks moved when swapped out or in, tokens when loaded or fetched, accepted drafts when
-    drafted, tokens known otherwise. `cause` names the reason, or the request that was the reason;
-    of drafts, how many there were; of fetched tokens, the connector and the time that it took.
+    forked, blocks moved when swapped out or in, tokens when loaded, fetched or evicted, accepted
+    drafts when drafted, tokens known otherwise. `cause` names the reason, or the request that was
+    the reason; of drafts, how many there were; of fetched tokens, the connector and the time that
+    it took.
     """
 
     happened: Happened

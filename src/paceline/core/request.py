@@ -73,6 +73,8 @@ class Request:
         arrival: Seconds on the scheduler's clock. None: the time of submission.
         tenant: The account that the policy `fair` charges.
         origin: The body that it came in with others, which share slots. "": it came alone.
+        session: The conversation that it continues, for the eviction `sessions`. "": known by its
+            prefix alone.
         deadline: Seconds from arrival to the first token.
         token_deadline: Seconds from each token to the next.
         cache_salt: Only requests with the same salt share cached prefixes.
@@ -111,6 +113,7 @@ class Request:
     arrival: float | None = None
     tenant: str = ""
     origin: str = ""
+    session: str = ""
     deadline: float | None = None
     token_deadline: float | None = None
     cache_salt: str = ""
@@ -182,12 +185,20 @@ class Request:
         return ""
 
     def _wrong_text(self) -> str:
-        if not (self.tenant or self.origin or self.cache_salt or self.adapter or self.images):
+        given = self.tenant or self.origin or self.cache_salt or self.adapter or self.session
+        if not (given or self.images):
             return ""
         if problem := wrong_images(self.images, len(self.prompt)):
             return problem
         identities = (image.identity for image in self.images)
-        names = (self.tenant, self.origin, self.cache_salt, self.adapter, *identities)
+        names = (
+            self.tenant,
+            self.origin,
+            self.session,
+            self.cache_salt,
+            self.adapter,
+            *identities,
+        )
         try:
             "".join(names).encode()
         except (TypeError, UnicodeEncodeError) as error:

@@ -213,3 +213,46 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0.0)
+MOST_TARGET_MS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """How soon a request is to have its tokens, in milliseconds; None: as its tenant or the server
+    has it."""
+
+    ttft_ms: float | None = None  # from arrival to the first token
+    itl_ms: float | None = None  # between two tokens; a hundredth of the gaps may be longer
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            target: Any = getattr(self, one.name)
+            if target is None:
+                continue
+            if isinstance(target, bool) or not isinstance(target, int | float):
+                raise RequestError(f"slo: {one.name} is {target!r}; it must be a number")
+            if not 0 < target <= MOST_TARGET_MS:
+                raise RequestError(
+                    f"slo: {one.name} is {target}; it must be positive and at most "
+                    f"{MOST_TARGET_MS:.0e} milliseconds"
+                )
+
+    @classmethod
+    def of(cls, given: Any) -> "ServiceLevel | None":
+        """From a mapping, an object of this kind, or None."""
+        if given is None or isinstance(given, ServiceLevel):
+            return given
+        names = [one.name for one in fields(cls)]
+        if not isinstance(given, Mapping) or not given.keys() <= set(names):
+            raise RequestError(
+                f"slo is {given!r}; it must be an object with {' or '.join(names)}, such as "
+                '{"ttft_ms": 500, "itl_ms": 40}'
+            )
+        return cls(**cast("Mapping[str, Any]", given))
+
+    def filled(self, other: "ServiceLevel | None") -> "ServiceLevel":
+        """The same, with the targets of another one where it has none."""
+        if other is None:
+            return self
+        ttft = other.ttft_ms if self.ttft_ms is None else self.ttft_ms
+        return ServiceLevel(ttft, other.itl_ms if self.itl_ms is None else self.itl_ms)

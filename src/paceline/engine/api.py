@@ -20,8 +20,7 @@ from paceline.engine.frontend.outputs import (
     Usage,
 )
 from paceline.engine.loop.figures import Report
-from paceline.engine.loop.messages import EngineFailed, EngineUnavailable
-from paceline.engine.loop.upkeep import Arrivals, Mode
+from paceline.engine.loop.messages import Arrivals, Capacity, EngineFailed, EngineUnavailable, Mode
 from paceline.engine.params import SamplingParams
 from paceline.engine.sampling_rules import MODEL_DEFAULTS, SamplingRules
 from paceline.text.chat_messages import images_of
@@ -106,6 +105,8 @@ class GenerationRequest:
         kv_transfer_params: Where the KV of the prompt comes from or goes to, for the connector.
         data_parallel_rank: Which of several engines runs it. None: the one that fits best.
         origin: The same for requests that share slots, as those of one body do. "": it has its own.
+        session: Name of the conversation that it continues, for `eviction="sessions"`. "": known by
+            its prefix alone.
     """
 
     prompt: str | None = None
@@ -135,6 +136,7 @@ class GenerationRequest:
     kv_transfer_params: dict[str, Any] | None = None
     data_parallel_rank: int | None = None
     origin: str = ""
+    session: str = ""
 
     def __post_init__(self) -> None:
         given = [self.prompt, self.prompt_token_ids, self.messages]
@@ -279,14 +281,7 @@ class AsyncEngine(Protocol):
         ...
 
     @property
-    def fingerprint(self) -> str:
-        """A name of everything that outputs depend on; empty: unknown."""
-        ...
-
-    @property
-    def cached_block(self) -> int:
-        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
-        ...
+    def capacity(self) -> Capacity: ...
 
     @property
     def rules(self) -> SamplingRules:

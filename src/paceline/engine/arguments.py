@@ -8,9 +8,8 @@ from typing import Any, Literal, TypedDict
 from paceline.core.adapter import LoRARequest
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.sampling import LogitsProcessor
-from paceline.engine.loop.messages import Question, Verb
-from paceline.engine.loop.upkeep import Arrivals, Mode
+from paceline.core.sampling import LogitsProcessor, ServiceLevel
+from paceline.engine.loop.messages import Arrivals, Mode, Question, Verb
 from paceline.engine.params import UNSUPPORTED, SamplingParams, unknown_argument
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -115,7 +114,7 @@ class SamplingFields(TypedDict, total=False):
     min_tokens, stop, stop_token_ids, ignore_eos; logprobs, prompt_logprobs, logit_bias,
     include_stop_str_in_output, skip_special_tokens, bad_token_ids, allowed_token_ids;
     structured_outputs, logprob_token_ids, bad_words; detokenize, spaces_between_special_tokens,
-    truncate_prompt_tokens, logits_processors, guided_decoding.
+    truncate_prompt_tokens, logits_processors, guided_decoding, slo.
     """
 
     n: int
@@ -152,6 +151,7 @@ class SamplingFields(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     logits_processors: Iterable[LogitsProcessor] | None
     guided_decoding: Any
+    slo: ServiceLevel | Mapping[str, float] | None
 
 
 class GenerateFields(SamplingFields, total=False):

@@ -11,6 +11,7 @@ from paceline.core.sampling import (
     LARGEST_ID,
     LogitsProcessor,
     Sampling,
+    ServiceLevel,
     alternatives,
     token_ids,
     whole,
@@ -162,6 +163,9 @@ class SamplingParams(Validated):
             as leave room for `max_tokens`. None: a prompt that is too long is refused.
         logits_processors: Functions of the tokens generated so far and the logits, a tensor with
             one number for each token; each returns the logits to use instead. On a CPU only.
+        slo: Targets of this request in milliseconds: from its arrival to the first token, and
+            between two tokens, such as {"ttft_ms": 500, "itl_ms": 40}. None: those of its tenant
+            or of the engine.
         guided_decoding: Another name of `structured_outputs`.
         bad_words: Texts that are never generated, as far as their usual tokens go: the last token
             of a text is forbidden behind its others.
@@ -203,6 +207,7 @@ class SamplingParams(Validated):
     truncate_prompt_tokens: int | None = None
     logits_processors: Iterable[LogitsProcessor] | None = None
     guided_decoding: Any = None
+    slo: ServiceLevel | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -222,6 +227,7 @@ class SamplingParams(Validated):
             fix(self, "structured_outputs", constraint_from(self.structured_outputs))
         if self.logprob_token_ids is not None:
             self._fix_scored()
+        fix(self, "slo", ServiceLevel.of(self.slo))
         self._check_numbers()
         self._check_group()
         chosen = self._chosen()

@@ -33,7 +33,7 @@ from paceline.engine.frontend.prompt_reader import PromptReader
 from paceline.engine.frontend.stream import DeltaBuffer, DeltaStream
 from paceline.engine.live.feed import LiveControl
 from paceline.engine.loop.figures import EngineFigures
-from paceline.engine.loop.messages import Delivery, EngineFailed, Question, Verb
+from paceline.engine.loop.messages import Capacity, Delivery, EngineFailed, Question, Verb
 from paceline.engine.loop.ports import Core
 from paceline.engine.prompts import Prompt, only, only_conversation, with_params
 from paceline.engine.sampling_rules import SamplingRules
@@ -99,14 +99,8 @@ class StreamingEngine:
         return self._capacity.engines
 
     @property
-    def fingerprint(self) -> str:
-        """A name of everything that outputs depend on; empty: unknown."""
-        return self._capacity.fingerprint
-
-    @property
-    def cached_block(self) -> int:
-        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
-        return self._capacity.block_size if self._capacity.enable_prefix_caching else 0
+    def capacity(self) -> Capacity:
+        return self._capacity
 
     @property
     def rules(self) -> SamplingRules:

@@ -9,6 +9,8 @@ from paceline.core.plan import Blocks, Pairs
 from paceline.core.request import Sequence
 from paceline.core.settings.config import CacheConfig
 from paceline.core.settings.features import FULL_ATTENTION
+from paceline.kv import eviction
+from paceline.kv.eviction import Clock, StoppedClock
 from paceline.kv.fence import Fence, Fences, StepTicket
 from paceline.kv.group_index import GroupIndex
 from paceline.kv.groups import GroupTables
@@ -33,6 +35,7 @@ class KVCache:
     index     content by key
     fences    blocks that a step or a transfer copies
     snapshots states by content; None if the model keeps none, or without prefix caching
+    eviction  which cached device block is reused first
     """
 
     def __init__(
@@ -42,12 +45,15 @@ class KVCache:
         max_model_len: int,
         host_blocks: int = 0,
         longest_row: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """A step computes at most `longest_row` positions of a slot; None: `max_model_len`."""
         self.block_size = size = config.block_size
         self.state_blocks = config.state_blocks
         self.events: list[CacheEvent] | None = [] if config.enable_kv_cache_events else None
-        self.pool = BlockPool(config.num_blocks, config.free_order, self.events)
+        self.eviction = eviction.load(config, StoppedClock() if clock is None else clock)
+        idle = self.eviction.idle
+        self.pool = BlockPool(config.num_blocks, config.free_order, self.events, idle)
         self.host = BlockPool(host_blocks)
         blocks, kinds = self.blocks_for(max_model_len), config.attention_groups
         self.tables: BlockTables
@@ -191,6 +197,11 @@ class KVCache:
         """Most blocks of a hit."""
         return (len(sequence.tokens) - 1) // self.block_size
 
+    def asked(self, sequence: Sequence, found: Hit) -> None:
+        """Let the order of eviction know of a new request, and of what it finds now."""
+        self.index.extend_keys(sequence)
+        self.eviction.asked(sequence, found.device)
+
     # -- slots --------------------------------------------------------------
 
     def attach(self, slot: int, sequence: Sequence, hit: Hit, tokens: int) -> tuple[Blocks, ...]:
@@ -207,6 +218,7 @@ class KVCache:
             blocks, serials = hit.snapshot.all_blocks, (sequence.serial,)
             self.fences.add(Fence(StepTicket(step), blocks, arriving=serials))
             self.snapshots.used(hit.snapshot)
+            self.eviction.used(sequence, blocks)
 
     def missing(self, hit: Hit, tokens: int) -> int:
         """Free blocks that `attach` uses, and `hold_snapshot` before it."""
@@ -266,7 +278,18 @@ class KVCache:
         """
         blocks = self.tables.clear(slot)
         self.index.leave(slot, sequence, blocks[: tokens // self.block_size])
+        if self.eviction.watches:
+            self.eviction.left(sequence, self._with_content(blocks))
         self.pool.drop(reversed(blocks))
+
+    def _with_content(self, blocks: list[int]) -> list[int]:
+        """The blocks of a slot that has been left whose content can be found, without those that a
+        snapshot has taken over."""
+        content_of, snapshots = self.pool.content_of, self.snapshots
+        found = [one for one in blocks if content_of(one) is not None]
+        if snapshots is None:
+            return found
+        return [one for one in found if not snapshots.has_block(one)]
 
     # -- steps --------------------------------------------------------------
 
@@ -306,5 +329,6 @@ class KVCache:
         self.index.check(occupied)
         if self.snapshots is not None:
             self.snapshots.check()
+        self.eviction.check()
         for slot in occupied:
             assert self.index.sealed[slot] <= self.tables.held[slot]

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.core.arrays import I64, Index
 from paceline.core.events import BlockRemoved, CacheEvent
 from paceline.core.settings.config import FreeOrder
+from paceline.kv.eviction import IdleBlocks
 from paceline.kv.keys import KEY_BYTES
 
 
@@ -94,7 +95,7 @@ class BlockPool:
 
         held      holders > 0: block tables, fences, swapped sequences
         blank     no holder, no content; reused first, last in first out
-        idle      no holder, findable by key or in a run; reused oldest first
+        idle      no holder, findable by key or in a run; reused in the order of `idle`
 
     A freed block thus stays cached, and taking an idle block evicts its content. With
     `free_order="lru"`, used blocks without content are idle too.
@@ -105,7 +106,9 @@ class BlockPool:
         blocks: int,
         free_order: FreeOrder = "unsealed_first",
         events: list[CacheEvent] | None = None,
+        idle: IdleBlocks | None = None,
     ) -> None:
+        """Without `idle`, the block that has been idle longest is reused first."""
         self.size = blocks
         self.lost: Lost | None = None
         self._blank_first = free_order == "unsealed_first"
@@ -116,7 +119,7 @@ class BlockPool:
         self._twins: dict[bytes, list[int]] = {}  # further blocks of the same content
         self._found: dict[bytes, list[int]] = {}  # memo of `find`: whole lots, by the deepest key
         self._blank = list(range(blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: IdleBlocks = OrderedDict[int, None]() if idle is None else idle
 
     @property
     def free(self) -> int:
@@ -163,9 +166,9 @@ class BlockPool:
         return taken
 
     def _evict(self, count: int) -> list[int]:
-        """Take the blocks that have been idle longest, and forget their content."""
-        oldest, content = self._idle.popitem, self._content
-        evicted = [oldest(last=False)[0] for _ in range(count)]
+        """Take the first idle blocks in the order of reuse, and forget their content."""
+        first, content = self._idle.popitem, self._content
+        evicted = [first(last=False)[0] for _ in range(count)]
         for block in evicted:
             found = content[block]
             if isinstance(found, UnkeyedRun):
@@ -185,7 +188,7 @@ class BlockPool:
             holders[block] = count + 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Remove one holder from each block. Freed blocks with content are reused in this order."""
+        """Remove one holder from each block. Freed ones with content become idle in this order."""
         holders, content, blank_first = self._holders, self._content, self._blank_first
         blank, idle = self._blank, self._idle
         for block in blocks:
@@ -240,7 +243,7 @@ class BlockPool:
             return False
         self._forget(block, key)
         if self._blank_first and block in self._idle:
-            del self._idle[block]
+            self._idle.pop(block)
             self._blank.append(block)
         return True
 

@@ -39,6 +39,10 @@ class SnapshotIndex:
     def __contains__(self, snapshot: Snapshot) -> bool:
         return snapshot.number in self._listed
 
+    def has_block(self, block: int) -> bool:
+        """Is a block part of a snapshot?"""
+        return block in self._of_block
+
     # -- finding ------------------------------------------------------------
 
     def limit(

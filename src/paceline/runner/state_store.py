@@ -141,7 +141,7 @@ class StateStore:
         return self.pieces[slot * self._pieces : (slot + 1) * self._pieces]
 
 
-class Moves(Protocol):
+class BlockCopier(Protocol):
     """Copies blocks, and rows of other memory that are as large, to the host and back."""
 
     def carry_out(self, plan: Plan) -> None: ...
@@ -152,7 +152,7 @@ class Moves(Protocol):
 
 
 @contextmanager
-def moved(plan: Plan, states: StateStore | None, kv: KVStore, moves: Moves) -> Generator[None]:
+def moved(plan: Plan, states: StateStore | None, kv: KVStore, moves: BlockCopier) -> Generator[None]:
     """Make the copies of a plan around its rows. `moves` makes those that are not of states."""
     if states is None:
         moves.carry_out(plan)

@@ -41,7 +41,9 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan of step `state.step`."""
-        return self._repeat() or self._build()
+        plan = self._repeat() or self._build()
+        self._state.times.planned(plan, self._state.now)
+        return plan
 
     def _repeat(self) -> Plan | None:
         """Plan the same rows again; None if they have changed or a request could join them."""

@@ -12,6 +12,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.plugin_checks import is_number
+from paceline.sched.service.promises import Promises
+from paceline.sched.service.step_model import StepModel
 from paceline.sched.slots import SlotTable
 
 
@@ -32,6 +34,18 @@ class View(Protocol):
 
     @property
     def now(self) -> float: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def cuts_prompts(self) -> bool: ...
+
+    @property
+    def times(self) -> StepModel: ...
+
+    @property
+    def promises(self) -> Promises: ...
 
     def uncached(self, sequence: Sequence) -> int:
         """Tokens that a waiting sequence would have to compute."""
@@ -61,6 +75,8 @@ class Policy:
 
     patience_s = inf  # sequences that have waited longer go first, oldest first
     refresh = False
+    learns = False  # does it ask how long steps take?
+    too_late = "its deadline passed in the queue"  # the error of those that are refused
     fair_share = 0.0  # service of a tenant that always had requests
 
     def __init__(self, config: PolicyConfig, view: View) -> None:

@@ -102,8 +102,7 @@ class Scheduler:
         if child is None:
             self._dismiss(sequence, Finish.ABORT)
             return True
-        ended = self._child_aborts.end(sequence, child)
-        if ended is None:
+        if (ended := self._child_aborts.end(sequence, child)) is None:
             return False
         self._planner.steady = None
         self._unreported += ended
@@ -115,9 +114,8 @@ class Scheduler:
         """Set a waiting request aside until `wake`. False if it is not waiting."""
         self._tick(now)
         sequence = self.state.live.get(request_id)
-        if sequence is None or not reason:
-            return False
-        return self.components.arrivals.park(sequence, reason)
+        is_asked = bool(reason)
+        return is_asked and sequence is not None and self.components.arrivals.park(sequence, reason)
 
     def wake(self, request_id: str, now: float) -> bool:
         """Put a parked request back into its old queue position. False if it is not parked."""
@@ -142,8 +140,7 @@ class Scheduler:
             state.swapped.refresh()
         plan = self._planner.plan()
         if plan.empty:
-            latest = self._flight[-1] if self._flight else None
-            state.cache.fences.hand_back(plan.step, latest)
+            state.cache.fences.hand_back(plan.step, self._flight[-1] if self._flight else None)
         else:
             self._flight.append(plan.step)
         if state.link.connector is not None:
@@ -174,6 +171,7 @@ class Scheduler:
             outputs = self._accounting.commit(plan, result)
             self._planner.steady = steady and steady.after(plan)
         self._flight.popleft()
+        state.times.committed(plan, state.now)
         if state.link.connector is not None:
             state.link.begin_loads(self._flight)
             state.stores.committed(plan.step)
@@ -295,9 +293,8 @@ class Scheduler:
         return self._empty_cache(cause, now) and self.state.link.clear()
 
     def use_weights(self, fingerprint: str, now: float = 0.0) -> bool:
-        """Forget all KV of the device and the host, and name new KV by weights with this
-        fingerprint. Open requests are computed again. No step may be in flight. False while a
-        transfer holds blocks: call it again then."""
+        """Forget all KV, and name new KV by weights with this fingerprint. Open requests are
+        computed again. No step may be in flight. False while a transfer holds blocks: retry."""
         if not self._empty_cache("other weights", now):
             return False
         self.state.use_weights(fingerprint)
@@ -331,10 +328,11 @@ class Scheduler:
     def measure_steps(self, times: StepTimes) -> None:
         """Set the step times by which speculation decides."""
         self.state.speculation.measure(times)
+        self.state.times.seed(times)
 
     def measure_cost(self, cost: StepCost) -> None:
-        """Set or change the cost of a position, which `max_step_s` needs."""
-        self.state.cost = cost
+        """Set or change the cost of a position, which `max_step_s` needs. Steps correct it."""
+        self.state.times.seed_cost(cost)
 
     def close(self) -> None:
         """Close the connector. A recorded scheduler also ends its recording."""

@@ -14,6 +14,8 @@ from paceline.sched.admission.prefixes import Prefixes
 from paceline.sched.explain.journal import Journal
 from paceline.sched.groups.group import SequenceGroup, SequenceGroups
 from paceline.sched.queue import WaitingQueue
+from paceline.sched.service.promises import Promises
+from paceline.sched.service.step_model import StepModel
 from paceline.sched.slots import SlotTable
 from paceline.sched.stats import Stats
 from paceline.sched.transfers.connector_link import ConnectorLink
@@ -66,7 +68,8 @@ class SchedulerState:
     link, stores      the connector, if there is one / blocks stored with it
     swapping          preemption to the host
     images            images that residents have not computed yet
-    cost              measured cost of a position; None: not measured
+    cuts_prompts      may a step compute a part of a prompt?
+    times, promises   learned step times / which requests meet their targets
     policy            order of admission and preemption
     speculation       number of drafts
     queue, swapped    waiting sequences / swapped ones
@@ -82,13 +85,18 @@ class SchedulerState:
         self.now = 0.0
         self.table = SlotTable(slots, length)
         row = config.step.longest_row + config.speculation.lookahead_slots
-        self.cache = KVCache(config.cache, slots, length, config.preemption.swap_space, row)
+        host = config.preemption.swap_space
+        self.cache = KVCache(config.cache, slots, length, host, row, clock=self)
         self.prefixes = Prefixes(self)
         self.states = States(config.cache, self.table, self.cache, self.prefixes)
         self.link = ConnectorLink(self.cache)
         self.stores = Stores(self.link, self.table, self.cache, self.states)
         self.swapping = Swapping(config.preemption, self.table, self.cache, self.states)
+        self.cuts_prompts = config.step.enable_chunked_prefill
+        self.times = StepModel(config.step.max_step_s)
+        self.promises = Promises(config.service, self.table)
         self.policy = policy.load(config.policy, self)
+        self.times.learns |= self.policy.learns
         self.speculation = speculation.load(config.speculation)
         self.queue = WaitingQueue(self.policy)
         self.swapped = WaitingQueue(self.policy)
@@ -98,8 +106,12 @@ class SchedulerState:
         self.sequence_groups = SequenceGroups()
         self.bodies = Bodies(config.step.slots_for_others, self)
         self.images = ImagesAhead(config, self.table, self.stats)
-        self.cost: StepCost | None = None
         self.changes = Changes()
+
+    @property
+    def cost(self) -> StepCost | None:
+        """What a position costs, as it was measured and learned since; None: not measured."""
+        return self.times.position
 
     # -- where sequences are ------------------------------------------------
 

@@ -27,6 +27,9 @@ class Stats:
     forks, copied_blocks               sequences forked from another / blocks copied for that
     encoder_queries, encoder_hits      images that rows reached / found encoded
     encoded                            embeddings computed
+    slo_attained                       requests with targets that met all of them
+    slo_missed_queue, slo_missed_interference, slo_missed_preemption, slo_missed_device
+                                       those that did not, by cause
     """
 
     steps: int = 0
@@ -53,6 +56,22 @@ class Stats:
     encoder_queries: int = 0
     encoder_hits: int = 0
     encoded: int = 0
+    slo_attained: int = 0
+    slo_missed_queue: int = 0
+    slo_missed_interference: int = 0
+    slo_missed_preemption: int = 0
+    slo_missed_device: int = 0
+
+    @property
+    def slo_missed(self) -> int:
+        """Requests with targets that missed one."""
+        names = [one.name for one in fields(self) if one.name.startswith("slo_missed")]
+        return sum(getattr(self, name) for name in names)
+
+    def judge(self, cause: str) -> None:
+        """Count a request with targets that ended and missed one for this cause; "": it met all."""
+        name = f"slo_missed_{cause}" if cause else "slo_attained"
+        setattr(self, name, getattr(self, name) + 1)
 
     @staticmethod
     def of_all(parts: "Sequence[Stats]") -> "Stats":

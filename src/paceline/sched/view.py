@@ -158,6 +158,11 @@ class SchedulerView:
         """Requests that ended since the latest plan."""
         return list(self._state.changes.finished)
 
+    @property
+    def connector(self) -> str:
+        """The name of the connector; empty: there is none."""
+        return self._state.link.name
+
     def watch_transfers(self, observer: TransferObserver) -> None:
         """Report the transfers of the connector to an observer."""
         self._state.link.observer = observer

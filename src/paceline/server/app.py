@@ -84,7 +84,7 @@ def create_app(
         redoc_url=None,
         # The guard checks keys; this lets a reader of the page enter one.
         dependencies=[Security(HTTPBearer(auto_error=False))]
-        if settings.docs and settings.api_keys
+        if settings.docs and settings.keys
         else [],
     )
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header

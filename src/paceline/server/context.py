@@ -211,7 +211,7 @@ class ServerContext:
     @property
     def system_fingerprint(self) -> str:
         """A name of everything that outputs depend on; empty if clients may change the weights."""
-        return "" if self.settings.allow_weight_updates else self.engine.fingerprint
+        return "" if self.settings.allow_weight_updates else self.engine.capacity.fingerprint
 
     @property
     def closed(self) -> str | None:

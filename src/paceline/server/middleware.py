@@ -8,7 +8,7 @@ from hmac import compare_digest
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.client_headers import random_id, sent_id
+from paceline.server.client_headers import TENANT, random_id, sent_id
 from paceline.server.errors import (
     HEAD_TOO_LARGE,
     TOO_LARGE,
@@ -45,7 +45,10 @@ class RequestGuard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
-        self._keys = [sha256(key.encode()).digest() for key in settings.api_keys]
+        self._keys = {sha256(key.encode()).digest(): "" for key in settings.api_keys}
+        self._keys |= {
+            sha256(key.encode()).digest(): name for name, key in settings.keys_of_tenants
+        }
         self._open_paths = OPEN_PATHS | DOCS_PATHS if settings.docs else OPEN_PATHS
         if settings.dashboard:
             self._open_paths |= open_paths()
@@ -77,21 +80,27 @@ class RequestGuard:
         limit = self._most_bytes(scope)
         if length.isdigit() and int(length[:20]) > limit.most:
             return limit.error()
-        if self._keys and scope["path"] not in self._open_paths and not self._known(given):
+        if not self._keys or scope["path"] in self._open_paths:
+            return None
+        tenant = self._tenant(given)
+        if tenant is None:
             return ApiError(
                 UNAUTHORIZED,
                 "the API key is missing or wrong; send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
             )
+        if tenant:
+            scope.setdefault("state", {})[TENANT] = tenant
         return None
 
-    def _known(self, headers: dict[bytes, bytes]) -> bool:
+    def _tenant(self, headers: dict[bytes, bytes]) -> str | None:
+        """Whose key a client has; "": it belongs to no tenant. None: it is missing or wrong."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if own := headers.get(b"x-api-key"):  # as clients of /v1/messages send it
             scheme, key = b"bearer", own
         digest = sha256(key.strip()).digest()
-        found = [compare_digest(digest, known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(found)
+        found = [name for known, name in self._keys.items() if compare_digest(digest, known)]
+        return found[0] if found and scheme.lower() == b"bearer" else None
 
 
 class NumberedResponses:

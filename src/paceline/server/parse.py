@@ -8,7 +8,7 @@ from msgspec import json
 
 from paceline.core.constraint import Constraint
 from paceline.core.errors import RequestError
-from paceline.core.sampling import LARGEST_ID, alternatives, listed
+from paceline.core.sampling import LARGEST_ID, ServiceLevel, alternatives, listed
 from paceline.engine.api import GenerationRequest, SamplingParams
 from paceline.engine.params import DEFAULT_TOKENS, MOST_SEQUENCES
 from paceline.engine.sampling_rules import SamplingRules
@@ -31,7 +31,7 @@ from paceline.text.tokenizer import InfillMarkers
 # refuse them.
 READ_APART = (
     *("max_tokens", "logit_bias", "structured_outputs", "truncate_prompt_tokens"),
-    *("spaces_between_special_tokens", "detokenize", "logits_processors"),
+    *("spaces_between_special_tokens", "detokenize", "logits_processors", "slo"),
 )
 SHARED = [
     one.name
@@ -72,6 +72,8 @@ def sampling(
     if body.logit_bias is not None:
         given["logit_bias"] = biases(body.logit_bias)
     given["structured_outputs"] = constraint(constraining(body) if formats is None else formats)
+    if body.slo is not None:
+        given["slo"] = ServiceLevel(body.slo.ttft_ms, body.slo.itl_ms)
     if isinstance(body, ScoredBody):
         given["logprob_token_ids"] = named_tokens(body, logprobs)
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -25,6 +25,8 @@ class ServerSettings:
     Attributes:
         api_keys: Require this API key, except on probes and metrics; may be repeated.
             PACELINE_API_KEY sets it too, or several, separated by spaces.
+        tenant_keys: Require this key or another one, and count the requests that bring it, and no
+            others, to this tenant, whatever their field user says; NAME=KEY; may be repeated.
         allowed_origins: Origin of a web page that may call the server, or * for all; may be
             repeated.
         aliases: Another name of the model; may be repeated. The first one is in answers, lists and
@@ -97,6 +99,7 @@ class ServerSettings:
     """
 
     api_keys: tuple[str, ...] = ()
+    tenant_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     body_bytes: int = 4 * 2**20
@@ -159,7 +162,27 @@ class ServerSettings:
             )
         if not all(self.api_keys):
             raise ConfigError("an API key is empty; give at least one character, or no key")
+        for pair in self.tenant_keys:
+            name, _, key = pair.partition("=")
+            if not (name and key):
+                raise ConfigError("a tenant key is not NAME=KEY; give the tenant and its key")
         check_parsers(self.tool_call_parser, self.reasoning_parser)
+
+    @property
+    def keys_of_tenants(self) -> list[tuple[str, str]]:
+        """The names of tenants, and their keys."""
+        pairs = (pair.partition("=") for pair in self.tenant_keys)
+        return [(name, key) for name, _, key in pairs]
+
+    def tenant_without_key(self, name: str) -> str:
+        """The tenant that a request names whose key says nothing: none that has a key."""
+        has_key = bool(self.tenant_keys) and name in dict(self.keys_of_tenants)
+        return "" if has_key else name
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that a client may send."""
+        return [*self.api_keys, *(key for _, key in self.keys_of_tenants)]
 
 
 def check_parsers(calls: str, reasoning: str) -> None:

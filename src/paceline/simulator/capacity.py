@@ -24,22 +24,33 @@ PLAIN = Variant("")
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """99th percentiles that may not be exceeded, in seconds, by name: ttft, itl, tpot, e2e; and
-    the share of requests that must complete."""
+    """99th percentiles that may not be exceeded, in seconds, by name: ttft, itl, tpot, e2e; the
+    share of requests that must complete; and the share that must meet its targets, if they have
+    some; 0: they have none."""
 
     p99_s: Mapping[str, float] = field(default_factory=dict[str, float])
     completed: float = 0.99
+    attained: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.p99_s:
-            raise ConfigError("no limit is given; give one or more, such as --ttft-p99 0.5")
+        if not (self.p99_s or self.attained):
+            raise ConfigError(
+                "no limit is given; give one or more, such as --ttft-p99 0.5 or "
+                "--ttft-target-ms 500"
+            )
+        if not 0 <= self.attained <= 1:
+            raise ConfigError(f"attain is {self.attained}; it must lie in [0, 1]")
         for name, limit in self.p99_s.items():
             if not 0 < limit < inf:
                 raise ConfigError(f"{name} p99 is {limit}; it must be positive and finite")
 
     def broken_by(self, figures: Figures) -> str:
         """The first limit that is broken, in words; empty if none is."""
-        if figures.completed < self.completed * figures.requests:
+        if self.attained:
+            kept = figures.attained or 0.0
+            if kept < self.attained:
+                return f"{100 * kept:.1f} % meet their targets"
+        elif figures.completed < self.completed * figures.requests:
             return f"{figures.completed:,} of {figures.requests:,} requests complete"
         spreads = {
             "ttft": figures.ttft_ms,

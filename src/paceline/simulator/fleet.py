@@ -58,7 +58,7 @@ class SimulatedFleet:
         explained: Sequence[str] = (),
     ) -> None:
         """`outputs` and `explained` are those of `SimulatedServer`."""
-        self._senders = Senders(requests, explained)
+        self._senders = Senders(requests, explained, model.config.service)
         self._replicas = [
             Replica(model, self._senders, self, outputs) for _ in range(fleet.replicas)
         ]

@@ -34,6 +34,7 @@ class SimulatedRequest:
     cache_salt: str = ""
     leaves_after_s: float = inf  # seconds after which its client disconnects
     follows: int = -1
+    session: str = ""
 
     @property
     def input_len(self) -> int:
@@ -61,6 +62,7 @@ class RequestBuilder:
             deadline=one.deadline_s,
             token_deadline=one.token_deadline_s,
             cache_salt=one.cache_salt,
+            session=one.session,
             handle=handle,
         )
 

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from paceline.core.errors import PacelineError
 from paceline.core.request import Request
+from paceline.core.settings.features import ServiceConfig
 from paceline.engine.loop.messages import Capacity
 from paceline.engine.replicas.router import Route, Router
 from paceline.simulator.requests import RequestBuilder, SimulatedRequest, check
-from paceline.simulator.results.request_log import RequestLog
+from paceline.simulator.results.request_log import NOTHING_PROMISED, RequestLog
 
 
 class Senders:
@@ -21,9 +22,14 @@ class Senders:
     `explained` has the lives of the requests whose ids it was made with, once they have ended.
     """
 
-    def __init__(self, requests: Sequence[SimulatedRequest], explained: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        requests: Sequence[SimulatedRequest],
+        explained: Sequence[str] = (),
+        promised: ServiceConfig = NOTHING_PROMISED,
+    ) -> None:
         check(requests)
-        self.requests, self.log = requests, RequestLog(requests)
+        self.requests, self.log = requests, RequestLog(requests, promised)
         self.explained: dict[str, str] = dict.fromkeys(explained, "")
         self._builder = RequestBuilder()
         self._built: dict[int, Request] = {}  # ahead of time

@@ -263,7 +263,7 @@ class SimulatedServer:
     ) -> None:
         """`outputs` has the tokens of requests, where they are known; `explained` names those
         that are explained when they end."""
-        self._senders = Senders(requests, explained)
+        self._senders = Senders(requests, explained, model.config.service)
         self._replica = Replica(model, self._senders, self, outputs)
         for at, number in self._senders.first():
             self._replica.send(at, number)

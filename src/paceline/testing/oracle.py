@@ -2,12 +2,10 @@
 
 Each KV cell holds a digest of the whole prefix up to its position, so two cells are
 equal only if everything before them is. When all rows of a step have written, each reads
-the positions that attention would, in every attention group through the block table of that group
-that the plans gave it, and each read is checked: a wrong block, an early reuse, a prefix hit on
-something never computed or on another tenant's content fails at the cell where it happens.
-
-Positions of images are checked likewise: each reads the row of the encoder store that the
-plan names, which must hold the embedding of that place in that content.
+the positions that attention would, in every group through the block table that the plans gave it,
+and each read is checked: a wrong block, an early reuse, a prefix hit on something never computed
+or on another tenant's content fails at the cell where it happens. Rows of the
+encoder store are checked likewise.
 """
 
 from collections import deque
@@ -64,8 +62,8 @@ def of_group(digest: int, group: int) -> int:
 class OracleRunner:
     """Runs plans in order, as one device stream would.
 
-    `accept` is the chance that a draft turns out right. Rejected drafts leave garbage in
-    their cells, as they do on a device. Copies to the host are done late, as a fence allows:
+    `accept` is the chance that a draft turns out right. Rejected drafts leave garbage in their
+    cells, as they do on a device. Copies to the host are done late, as a fence allows:
     `lag` steps after the one that lists them, when that one has written, or in `settle`. Until
     then the step may also still read from the host, so no copy may overwrite what it reads.
 

@@ -52,10 +52,8 @@ class ModelReplay:
                 f"the recording begins after step {replay.steps_before:,}, and KV of the steps "
                 "before is not in it; replay the first file of the run"
             )
-        if (link := replay.scheduler.state.link).name:
-            raise ConfigError(
-                f"the run loaded KV by connector {link.name!r}, which is not recorded"
-            )
+        if name := replay.scheduler.view.connector:
+            raise ConfigError(f"the run loaded KV by connector {name!r}, which is not recorded")
         built = build(model, progress=progress, **settings_of(config), **settings)
         self._runner: Any = built.runner
         if config.preemption.swap_space:

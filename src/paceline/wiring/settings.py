@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from paceline.core.adapter import AdapterConfig
 from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.settings.config import CacheConfig, Config, StepConfig
+from paceline.core.settings.config import PROMISES, CacheConfig, Config, StepConfig
 from paceline.core.settings.load import LoadConfig
 from paceline.kv.connector import takes_states
 from paceline.runner.models.config import ModelConfig
@@ -104,6 +104,7 @@ def block_bytes(
 def for_batches(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an engine for batches. A given policy is kept."""
     is_ours = settings.get("policy", BATCH_DEFAULTS["policy"]) == BATCH_DEFAULTS["policy"]
+    is_ours = is_ours and not PROMISES & settings.keys()
     together = {"max_step_s": 0.0, "slots_for_others": 0}  # there are no others
     return {**BATCH_DEFAULTS, **together, **settings} if is_ours else {**together, **settings}
 

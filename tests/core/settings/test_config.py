@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from dataclasses import FrozenInstanceError, fields
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +61,10 @@ ALL_OTHERWISE: dict[str, Any] = {
     "default_deadline_s": 2.5,
     "prefill_tokens_per_s": 3.5,
     "tenant_weights": {"a": 1.0, "b": 2.0},
+    "ttft_target_ms": 500.0,
+    "itl_target_ms": 40.0,
+    "tenant_ttft_target_ms": {"a": 200.0},
+    "tenant_itl_target_ms": {"b": 90.0},
     "input_token_weight": 0.5,
     "output_token_weight": 4.5,
     "preemption_mode": "swap",
@@ -423,3 +428,18 @@ def test_states_are_not_swapped() -> None:
     assert Config.of(state_blocks=3, num_speculative_tokens=2).cache.state_blocks == 3
     with pytest.raises(ConfigError, match="states are not swapped"):
         Config.of(state_blocks=3, swap_space=8)
+
+
+def test_targets_choose_the_policy_that_keeps_them() -> None:
+    assert Config.of(itl_target_ms=40.0).policy.policy == "slo"
+    assert Config.of(tenant_ttft_target_ms={"a": 1.0}).policy.policy == "slo"
+    assert Config.of(itl_target_ms=40.0, policy="fcfs").policy.policy == "fcfs"
+    assert Config.of(itl_target_ms=0.0).policy.policy == "fcfs"
+
+
+def test_targets_are_of_the_request_its_tenant_or_the_server() -> None:
+    service = Config.of(ttft_target_ms=500.0, tenant_ttft_target_ms={"a": 200.0}).service
+    assert [service.ttft_s("a", own) for own in (None, 0.1)] == [0.2, 0.1]
+    assert (service.ttft_s("b", None), service.itl_s("b", None)) == (0.5, inf)
+    with pytest.raises(ConfigError, match="tenant_itl_target_ms of tenant 'a' is 0"):
+        Config.of(tenant_itl_target_ms={"a": 0})

@@ -186,3 +186,28 @@ def test_a_failed_row_whose_sequence_has_left_keeps_nothing() -> None:
     fail_rows(scheduler, second, "a")
     assert 40 not in kept(scheduler)
     commit(scheduler, after)
+
+
+def test_a_victim_rests_until_its_steps_are_committed_and_is_swapped_with_its_state() -> None:
+    scheduler = stateful(num_blocks=8, preemption_mode="swap", swap_space=16, block_size=4)
+    scheduler.submit(ask("a", 13, max_tokens=9), 0.0)
+    scheduler.submit(ask("b", range(700, 712), max_tokens=9), 0.0)
+    flight = [scheduler.plan(0.0)]
+    while not scheduler.state.swapped:
+        plan = scheduler.plan(0.0)
+        if not plan.empty:
+            flight.append(plan)
+        if len(flight) > 1 or plan.empty:
+            commit(scheduler, flight.pop(0))
+    out = plan.states.swap_out
+    assert [slot for slot, _ in out] == [1]
+    known = len(scheduler.state.swapped.head(0.0).tokens)
+    assert scheduler.state.swapping.tier.stored(scheduler.state.live["b"]).tokens == known - 1
+    for one in flight:
+        commit(scheduler, one)
+    returned = None
+    while returned is None:
+        plan = planned(scheduler)
+        returned = next((blocks for _, blocks in plan.states.swap_in), None)
+    assert returned == out[0][1]
+    finish_all(scheduler)

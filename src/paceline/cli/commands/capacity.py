@@ -29,6 +29,7 @@ from paceline.simulator.fleet import FleetModel
 from paceline.simulator.loads import Workload
 from paceline.simulator.results.cells import number
 
+P99 = "_p99"
 LIMITS = "limits, in seconds"
 WHOLE = 1000  # requests/s, from which on a rate has no decimals
 
@@ -42,6 +43,7 @@ class LimitOptions:
         itl_p99 (S): Gap between two tokens.
         tpot_p99 (S): Time per output token.
         e2e_p99 (S): End-to-end latency.
+        attain: Share of the requests that must meet --ttft-target-ms and --itl-target-ms.
     """
 
     panel: ClassVar = LIMITS
@@ -50,13 +52,14 @@ class LimitOptions:
     itl_p99: float | None = None
     tpot_p99: float | None = None
     e2e_p99: float | None = None
+    attain: float = 0.95
 
-    @property
-    def limits(self) -> LatencyLimits:
-        given = asdict(self).items()
-        return LatencyLimits(
-            {name.removesuffix("_p99"): value for name, value in given if value is not None}
-        )
+    def limits(self, server: ServerModelOptions) -> LatencyLimits:
+        given = {name: value for name, value in asdict(self).items() if name.endswith(P99)}
+        p99_s = {
+            name.removesuffix(P99): value for name, value in given.items() if value is not None
+        }
+        return LatencyLimits(p99_s, attained=self.attain if server.targets_ms else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def run(options: CapacityOptions) -> int:
     replicas, the router of `paceline serve --data-parallel-size` deals requests out, and all of
     them together must keep the limits. The exit status is 1 if no rate keeps them.
     """
-    limits = options.limits.limits
+    limits = options.limits.limits(options.server)
     if options.router is not None and not options.replicas:
         raise WrongOption("--router has no effect with --no-replicas")
     fleet = FleetModel(router=options.router or "prefix")
@@ -186,7 +189,10 @@ def count_of(replicas: int) -> str:
     return f"{replicas:,} replica" if replicas == 1 else f"{replicas:,} replicas"
 
 
-COLUMNS = ("requests/s", "TTFT p99, ms", "ITL p99, ms", "tokens/s", "limit that breaks")
+COLUMNS = (
+    *("requests/s", "TTFT p99, ms", "ITL p99, ms", "tokens/s", "in target %"),
+    "limit that breaks",
+)
 
 
 def trial_rows(answer: CapacityAnswer) -> list[list[str]]:
@@ -195,5 +201,6 @@ def trial_rows(answer: CapacityAnswer) -> list[list[str]]:
         total = one.figures
         late = [number(spread and spread.p99) for spread in (total.ttft_ms, total.itl_ms)]
         tokens = number(total.output_tokens_per_s)
-        rows.append([short(one.tried), *late, tokens, one.broken or "-"])
+        kept = "-" if total.attained is None else f"{100 * total.attained:.1f}"
+        rows.append([short(one.tried), *late, tokens, kept, one.broken or "-"])
     return rows

@@ -1,6 +1,9 @@
 """Checks that settings share: their types, signs and choices."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from sys import float_info
+from types import MappingProxyType
 from typing import Any, Literal, cast, get_args, get_origin
 
 from paceline.core.errors import ConfigError
@@ -45,3 +48,26 @@ def not_negative(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(value >= 0, f"{name} is {value}; it cannot be negative")
+
+
+def by_tenant(config: Any, name: str) -> None:
+    """Replace a mapping of tenants to numbers by a copy that cannot be written."""
+    given: Any = getattr(config, name)
+    complaint = f"{name} is {given!r}; it maps names of tenants to numbers"
+    require(isinstance(given, Mapping), complaint)
+    numbers: dict[Any, Any] = dict(given)
+    require(all(isinstance(tenant, str) for tenant in numbers), complaint)
+    require(all(isinstance(number, int | float) for number in numbers.values()), complaint)
+    require(all(abs(number) <= float_info.max for number in numbers.values()), complaint)
+    object.__setattr__(config, name, MappingProxyType(numbers))
+
+
+def sendable(config: Any) -> tuple[Any, ...]:
+    """What `__reduce__` returns: a mapping proxy cannot be sent to another process, a dict can."""
+    values: list[Any] = [getattr(config, one.name) for one in fields(config)]
+    return config.__class__, tuple(map(plain, values))
+
+
+def plain(value: Any) -> Any:
+    """A dict in place of a mapping that cannot be written."""
+    return dict(cast("Mapping[Any, Any]", value)) if isinstance(value, MappingProxyType) else value

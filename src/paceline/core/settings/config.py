@@ -1,18 +1,25 @@
 """The settings of a scheduler: frozen, checked, one dataclass per component."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from sys import float_info
 from types import MappingProxyType
 from typing import Any, Literal
 
 from paceline.core.errors import ConfigError, nearest
 from paceline.core.multimodal import MultimodalConfig
-from paceline.core.settings.checks import check_types, not_negative, positive, require
+from paceline.core.settings.checks import (
+    by_tenant,
+    check_types,
+    not_negative,
+    plain,
+    positive,
+    require,
+    sendable,
+)
 from paceline.core.settings.features import (
     FULL_ATTENTION,
     AttentionGroup,
     LoadingConfig,
+    ServiceConfig,
     SpeculationConfig,
     attention_groups,
 )
@@ -30,6 +37,9 @@ class CacheConfig:
         enable_prefix_caching: Share the KV cache between requests with the same prefix.
         free_order: Which free block is reused first: one without cached content, or the least
             recently used.
+        eviction: Which cached block is reused first when there is no other: lru (the least recently
+            used), sessions (what is least likely to be used soon, as learned from the pauses of
+            sessions, for what it costs to compute again), or a dotted path to a class.
         enable_kv_cache_events: Record stored and removed blocks for `Scheduler.cache_events`.
         attention_groups: Layers by the positions they read. Engines take them from the model.
         state_blocks (blocks): Blocks that the state of a sequence takes in the cache; 0: the model
@@ -45,6 +55,7 @@ class CacheConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     free_order: FreeOrder = "unsealed_first"
+    eviction: str = "lru"
     enable_kv_cache_events: bool = False
     attention_groups: tuple[AttentionGroup, ...] = FULL_ATTENTION
     state_blocks: int = 0
@@ -57,6 +68,11 @@ class CacheConfig:
         check_types(self)
         positive(self, "num_blocks", "block_size")
         not_negative(self, "state_blocks")
+        require(
+            self.eviction == "lru" or self.free_order == "unsealed_first",
+            f"eviction {self.eviction!r} orders blocks with content; free_order 'lru' reuses "
+            "blocks without content as late: remove one of the settings",
+        )
 
     @property
     def groups(self) -> tuple[AttentionGroup, ...]:
@@ -175,15 +191,18 @@ class PolicyConfig:
 
     Attributes:
         policy: Which request is admitted first: fcfs, priority, shortest, longest, deadline, fair,
-            or a dotted path to a class.
+            slo, or a dotted path to a class. With targets (ttft_target_ms, ...) slo, unless
+            another one is given.
         victim: Which sequence is preempted when memory runs out: the newest, or the cheapest to
             recompute.
-        ageing_s: priority, shortest, longest: a request that has waited this long goes first.
+        ageing_s: priority, shortest, longest, slo: a request that has waited this long goes first;
+            under slo in turn with those that can meet their targets.
         fill_positions (tokens): longest: prompts that can wait are computed in steps of up to this
             many tokens; 0: no prompt waits.
         preempt_on_arrival: priority: a request of higher priority preempts a running one.
-        refuse_late: deadline: refuse a request that missed its first-token deadline in the queue.
-        default_deadline_s: deadline: time to the first token for requests that set none.
+        refuse_late: deadline, slo: refuse a request that missed its first-token deadline in the
+            queue; under slo with status 503 as soon as it cannot meet it.
+        default_deadline_s: deadline, slo: time to the first token for requests that set none.
         prefill_tokens_per_s (tokens/s): deadline: speed at which prompts are assumed to be
             computed.
         tenant_weights (weight): fair: weight of a tenant; 1 for tenants without one; may be
@@ -208,28 +227,15 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        self._copy_weights()
+        by_tenant(self, "tenant_weights")
         positive(self, "ageing_s", "default_deadline_s", "prefill_tokens_per_s")
         positive(self, "output_token_weight")
         not_negative(self, "input_token_weight", "fill_positions")
         for tenant, weight in self.tenant_weights.items():
             require(weight > 0, f"the weight of tenant {tenant!r} is {weight}; it must be positive")
 
-    def _copy_weights(self) -> None:
-        given: Any = self.tenant_weights
-        complaint = f"tenant_weights is {given!r}; it maps names of tenants to numbers"
-        require(isinstance(given, Mapping), complaint)
-        weights: dict[Any, Any] = dict(given)
-        require(all(isinstance(tenant, str) for tenant in weights), complaint)
-        require(all(isinstance(weight, int | float) for weight in weights.values()), complaint)
-        require(all(abs(weight) <= float_info.max for weight in weights.values()), complaint)
-        object.__setattr__(self, "tenant_weights", MappingProxyType(weights))
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """A mapping proxy cannot be sent to another process, a dict can."""
-        values: list[Any] = [getattr(self, setting.name) for setting in fields(self)]
-        plain = [dict(self.tenant_weights) if v is self.tenant_weights else v for v in values]
-        return PolicyConfig, tuple(plain)
+        return sendable(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +315,10 @@ COMPONENTS: dict[str, type[Any]] = {
     "journal": JournalConfig,
     "encoder": MultimodalConfig,
     "loading": LoadingConfig,
+    "service": ServiceConfig,
 }
+
+PROMISES = {setting.name for setting in fields(ServiceConfig)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +334,7 @@ class Config:
     journal: JournalConfig = JournalConfig()
     encoder: MultimodalConfig = field(default_factory=MultimodalConfig)
     loading: LoadingConfig = field(default_factory=LoadingConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
 
     def __post_init__(self) -> None:
         is_filling = self.policy.policy == "longest" and self.policy.fill_positions > 0
@@ -348,6 +358,8 @@ class Config:
     def of(**settings: Any) -> "Config":
         """Sort flat settings into components; an unknown name is an error."""
         components: dict[str, Any] = {}
+        if "policy" not in settings and PROMISES & {name for name, one in settings.items() if one}:
+            settings["policy"] = "slo"
         for component, kind in COMPONENTS.items():
             names = {setting.name for setting in fields(kind)} & settings.keys()
             own = {name: settings.pop(name) for name in sorted(names)}
@@ -366,6 +378,6 @@ class Config:
         for component, kind in COMPONENTS.items():
             values = getattr(self, component)
             flat |= {setting.name: getattr(values, setting.name) for setting in fields(kind)}
-        flat["tenant_weights"] = dict(flat["tenant_weights"])
+        flat = {name: plain(value) for name, value in flat.items()}
         flat["attention_groups"] = [one.to_dict() for one in self.cache.attention_groups]
         return flat

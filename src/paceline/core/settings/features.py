@@ -1,4 +1,5 @@
-"""Settings of optional parts: attention groups, connectors, KV events, drafts, recordings."""
+"""Settings of optional parts: attention groups, connectors, KV events, drafts, service levels,
+recordings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +8,15 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from paceline.core.arrays import I32
-from paceline.core.settings.checks import check_types, not_negative, one_of, positive, require
+from paceline.core.settings.checks import (
+    by_tenant,
+    check_types,
+    not_negative,
+    one_of,
+    positive,
+    require,
+    sendable,
+)
 
 AttentionKind = Literal["full", "sliding_window", "chunked_local"]
 Positions = TypeVar("Positions", int, I32)
@@ -236,6 +245,56 @@ class SpeculationConfig:
             0.0 <= likely <= 1.0,
             f"suffix_decoding_min_token_prob is {likely}; it must lie in [0, 1]",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Service levels: how soon requests are to have their tokens.
+
+    Attributes:
+        ttft_target_ms (milliseconds): Target of the time from arrival to the first token, of
+            requests that bring none; 0: none.
+        itl_target_ms (milliseconds): Target of the time between two tokens, of requests that bring
+            none; a hundredth of the gaps of a request may be longer; 0: none.
+        tenant_ttft_target_ms (milliseconds): ttft_target_ms of one tenant; may be repeated.
+        tenant_itl_target_ms (milliseconds): itl_target_ms of one tenant; may be repeated.
+    """
+
+    ttft_target_ms: float = 0.0
+    itl_target_ms: float = 0.0
+    tenant_ttft_target_ms: MappingProxyType[str, float] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    tenant_itl_target_ms: MappingProxyType[str, float] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        not_negative(self, "ttft_target_ms", "itl_target_ms")
+        for name in ("tenant_ttft_target_ms", "tenant_itl_target_ms"):
+            by_tenant(self, name)
+            for tenant, target in getattr(self, name).items():
+                require(
+                    target > 0,
+                    f"{name} of tenant {tenant!r} is {target}; it must be positive",
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sendable(self)
+
+    def ttft_s(self, tenant: str, own: float | None) -> float:
+        """The target of a request for its first token: its own, its tenant's or the server's; inf:
+        none."""
+        return own or target_s(tenant, self.tenant_ttft_target_ms, self.ttft_target_ms)
+
+    def itl_s(self, tenant: str, own: float | None) -> float:
+        """The target of a request between two tokens."""
+        return own or target_s(tenant, self.tenant_itl_target_ms, self.itl_target_ms)
+
+
+def target_s(tenant: str, by_tenant: Mapping[str, float], of_all: float) -> float:
+    return by_tenant.get(tenant, of_all) / 1e3 or inf
 
 
 LEAST_RECORD_BYTES = 64 << 10  # the settings alone take 2 KiB

@@ -13,6 +13,7 @@ from paceline.core.events import Timings
 from paceline.core.plan import Ended
 from paceline.core.pooling import LAST, PooledMean, PromptScores
 from paceline.core.request import Finish, Request
+from paceline.core.sampling import ServiceLevel
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.entries import read_images, token_entries
@@ -184,7 +185,7 @@ class Frontend:
                 bad_words=(),
             )
         params = params.with_banned_tokens(lambda word: self.tokenizer.encode(word, special=False))
-        sampling = params.sampling
+        sampling, level = params.sampling, ServiceLevel.of(params.slo) or ServiceLevel()
         sampling.check_vocab(self.tokenizer.vocab_size)
         # Cached blocks have no logits. With a unique salt no cached block is found.
         salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex
@@ -202,7 +203,9 @@ class Frontend:
             arrival=arrival,
             tenant=generation.tenant,
             origin=generation.origin,
-            deadline=generation.deadline,
+            session=generation.session,
+            deadline=generation.deadline if level.ttft_ms is None else level.ttft_ms / 1e3,
+            token_deadline=None if level.itl_ms is None else level.itl_ms / 1e3,
             cache_salt=salt,
             adapter=generation.adapter,
             n=params.n,

@@ -16,6 +16,7 @@ from paceline.engine.loop.figures import (
     Histogram,
     Report,
 )
+from paceline.sched.service.promises import CAUSES
 
 LATENCY_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -54,6 +55,8 @@ TOTALS = {
     "spec_decode_num_draft_tokens": "drafted",
     "spec_decode_num_accepted_tokens": "accepted",
 }
+# Requests with targets that ended, by outcome.
+PROMISED = {"attained": "slo_attained"} | {cause: f"slo_missed_{cause}" for cause in CAUSES}
 # Totals of the compiler of grammars, by the names of their metrics.
 GRAMMARS = {
     "grammars_compiled": "grammars_compiled",
@@ -211,6 +214,7 @@ class Metrics:
             },
             accepted_at=list(now["accepted_at"]),
             crashes=int(now.get("crashes", total("crashes"))),
+            promised={name: int(now[counted]) for name, counted in PROMISED.items()},
             failed_rows=int(now["failed_rows"]),
             drafting_paused=bool(now["drafting_paused"]),
             lora=now.get("lora", {}),

@@ -150,6 +150,8 @@ class FrameMaker:
             prefix_hits=stats.prefix_hits,
             swapped_out=stats.swapped_out_blocks,
             swapped_in=stats.swapped_in_blocks,
+            attained=stats.slo_attained,
+            missed=stats.slo_missed,
         )
 
     def _counts(self) -> RequestCounts:

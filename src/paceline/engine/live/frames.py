@@ -132,6 +132,8 @@ class Totals(msgspec.Struct, frozen=True):
     prefix_hits: int  # tokens of these that were in the cache
     swapped_out: int  # blocks
     swapped_in: int
+    attained: int = 0  # requests with targets that met them
+    missed: int = 0  # those that did not
 
 
 class LatencyCounts(msgspec.Struct, frozen=True):

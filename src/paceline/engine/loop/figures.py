@@ -81,23 +81,40 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Every metric by the name that vLLM gives it, without prefix and without `_total`."""
+    """Every metric by the name that vLLM gives it, without prefix and without `_total`.
+
+    gauges, counters, histograms   by name
+    request_success    by finish reason
+    labelled           gauges with a label of their own, by it
+    prompt_by_source   prompt tokens, computed or found in the cache
+    accepted_at        drafts that were right, by place
+    cache_config       num_gpu_blocks, block_size, enable_prefix_caching
+    step_tokens        tokens that each step computed
+    core_pid           the process of the step loop; 0: there is none
+    crashes            of the step loop
+    promised           requests with targets that ended: attained, or missed, by cause
+    failed_rows        results that ended their request with an error, and no other
+    drafting_paused    does speculation not draft, because it does not pay?
+    grammars           totals of the compiler of grammars, and who waits for it
+    lora               adapters in use, as labels; empty: no adapters are served
+    """
 
     gauges: Mapping[str, float]
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
-    request_success: Mapping[str, int]  # by finish reason
-    labelled: Mapping[str, Mapping[str, float]]  # gauges with a label of their own, by it
-    prompt_by_source: Mapping[str, int]  # prompt tokens, computed or found in the cache
-    accepted_at: Sequence[int]  # drafts that were right, by place
-    cache_config: Mapping[str, int | bool]  # num_gpu_blocks, block_size, enable_prefix_caching
-    step_tokens: Histogram  # tokens that each step computed
-    core_pid: int  # the process of the step loop; 0: there is none
-    crashes: int  # of the step loop
-    failed_rows: int  # results that ended their request with an error, and no other
-    drafting_paused: bool  # does speculation not draft, because it does not pay?
-    grammars: Mapping[str, float]  # totals of the compiler of grammars, and who waits for it
-    lora: Mapping[str, str]  # adapters in use, as labels; empty: no adapters are served
+    request_success: Mapping[str, int]
+    labelled: Mapping[str, Mapping[str, float]]
+    prompt_by_source: Mapping[str, int]
+    accepted_at: Sequence[int]
+    cache_config: Mapping[str, int | bool]
+    step_tokens: Histogram
+    core_pid: int
+    crashes: int
+    promised: Mapping[str, int]
+    failed_rows: int
+    drafting_paused: bool
+    grammars: Mapping[str, float]
+    lora: Mapping[str, str]
 
 
 class StepCounts:

@@ -36,6 +36,10 @@ Verb = Literal[
 ]
 
 
+Mode = Literal["abort", "wait", "keep"]  # what happens to open requests when a model changes
+Arrivals = Literal["wait", "refuse"]  # and to those that arrive while it sleeps
+
+
 class EngineFailed(PacelineError):
     """The engine's fault: it has stopped and refuses requests."""
 
@@ -56,6 +60,11 @@ class Capacity:
     enable_prefix_caching: bool = True
     fingerprint: str = ""  # of everything that outputs depend on
     engines: int = 1  # with a step loop each, for different requests
+
+    @property
+    def cached_block(self) -> int:
+        """Tokens of a block that the prefix cache keeps; 0: there is no prefix cache."""
+        return self.block_size if self.enable_prefix_caching else 0
 
     @staticmethod
     def of(config: Config) -> "Capacity":

@@ -9,11 +9,16 @@ from enum import Enum
 from typing import Any, Literal, Protocol, get_args
 
 from paceline.core.errors import PacelineError, RequestError, WeightsLost
-from paceline.engine.loop.messages import EngineFailed, EngineUnavailable, Question, Verb
+from paceline.engine.loop.messages import (
+    Arrivals,
+    EngineFailed,
+    EngineUnavailable,
+    Mode,
+    Question,
+    Verb,
+)
 from paceline.sched.scheduler import Scheduler
 
-Mode = Literal["abort", "wait", "keep"]
-Arrivals = Literal["wait", "refuse"]
 Pause = Literal["", "new", "all"]
 Answer = Future[Any]
 MEMORY = ("weights", "kv_cache")

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from paceline.engine.loop.messages import Question, Verb
-from paceline.engine.loop.upkeep import Mode
+from paceline.engine.loop.messages import Mode, Question, Verb
 from paceline.engine.offline.offline import OfflineEngine
 
 

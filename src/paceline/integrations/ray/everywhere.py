@@ -20,6 +20,9 @@ CONTROL = frozenset(
         "/pause",
         "/resume",
         "/reset_prefix_cache",
+        "/sleep",
+        "/wake_up",
+        "/update_weights",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     }

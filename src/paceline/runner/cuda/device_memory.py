@@ -8,10 +8,11 @@ import logging
 import mmap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from ctypes import c_int64
 from functools import cache
 from typing import Any, Literal, cast
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -108,18 +109,28 @@ class PinnedMemory:
 
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # the system has no large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
         self.content = torch.frombuffer(memory, dtype=torch.uint8)
         with ThreadPoolExecutor(PINNING_THREADS) as threads:
             pieces = range(0, size, PINNED_AT_ONCE)
             failures = [*threads.map(self._pin, pieces)]
         if any(failures):
             log.warning("host memory for sleep is not page-locked: sleep and wake-up take longer")
+        pinned = [first for first, failed in zip(pieces, failures, strict=True) if not failed]
+        finalize(self, unpin, self.content, pinned)
 
     def _pin(self, first: int) -> bool:
         piece = self.content[first : first + PINNED_AT_ONCE]
         cudart = cast("Any", torch.cuda.cudart())
         return bool(int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), 0)))
+
+
+def unpin(content: Tensor, pieces: Sequence[int]) -> None:
+    """Unlock pages before their memory is given back."""
+    cudart = cast("Any", torch.cuda.cudart())
+    for first in pieces:
+        cudart.cudaHostUnregister(content.data_ptr() + first)
 
 
 class DeviceMemory:

@@ -140,7 +140,6 @@ class CudaModel:
         config, group = factory.checkpoint.config, factory.group
         self.config = config if group is None else group.shard.config(config)  # of this rank
         self.dtype, self.group = factory.dtype, group
-        self.is_invariant = factory.is_invariant
         self.adapters: AdapterRoom | None = None  # None: it has no room for adapters
         if adapters is not None:
             self.adapters = AdapterRoom(AdapterTargets(factory, spec), adapters)
@@ -164,6 +163,11 @@ class CudaModel:
         ]
         self._head = CudaHead(factory, spec)
         self._blueprint = Blueprint(factory, spec)
+
+    @property
+    def is_invariant(self) -> bool:
+        """Have rows the same bits in any company?"""
+        return self._blueprint.factory.is_invariant
 
     @staticmethod
     def load(

@@ -80,8 +80,7 @@ class CudaRunner:
         sizes: RunnerSizes,
         masks: TokenMasks | None = None,
     ) -> None:
-        """Steps that fit into no graph, or whose attention has no graphs for rows of any length,
-        are launched kernel by kernel."""
+        """Steps that fit into no graph are launched kernel by kernel."""
         slots, max_model_len = sizes.slots, sizes.max_model_len
         images = model.images
         square = images.square if images is not None and images.has_axes else 0

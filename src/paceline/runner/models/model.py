@@ -22,11 +22,11 @@ from paceline.runner.layers.mixers.self_attention import SelfAttention
 from paceline.runner.layers.native_linear import NativeLinear
 from paceline.runner.layers.native_stack import NATIVE, NativeStack
 from paceline.runner.layers.norm import LayerInputs
+from paceline.runner.layers.one_by_one import one_by_one
 from paceline.runner.layers.packing import PackedStore
 from paceline.runner.layers.torch_features import TORCH
 from paceline.runner.models.architecture import DecoderSpec
 from paceline.runner.models.describe import describe
-from paceline.runner.one_by_one import one_by_one
 from paceline.runner.parallel.divide import divide
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.vision.image_encoder import image_encoder, token_reader
@@ -67,7 +67,7 @@ class Model:
         self._norm = factory.norm(spec.norm)
         self._head = factory.head(spec.head)
         self._blueprint = Blueprint(factory, spec)
-        self._spec, self.is_invariant = spec, is_invariant
+        self.is_invariant = is_invariant
         self.images = image_encoder(factory, spec)  # None: the model has no images
         self._shared = factory.share_among_ranks()
 

@@ -6,12 +6,12 @@ over those in use.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -82,9 +82,11 @@ class Pair(NamedTuple):
 
 def contents(value: Any) -> Iterator[tuple[str, Any]]:
     """The values that make up an object, by name; nothing of objects of other packages."""
-    if isinstance(value, list | tuple | Mapping):
-        ordered: Any = value.values() if isinstance(value, Mapping) else value
-        yield from ((str(index), one) for index, one in enumerate(ordered))
+    if isinstance(value, Mapping):
+        yield from contents([*cast("Mapping[Any, Any]", value).values()])
+    elif isinstance(value, list | tuple):
+        listed = cast("Sequence[Any]", value)
+        yield from ((str(index), one) for index, one in enumerate(listed))
     elif isinstance(value, partial):
         yield from contents(value.args)
         yield from contents(value.keywords)

@@ -174,6 +174,9 @@ class Accounting:
             self._note_first(table.sequence(one), plan.step)
         state.stats.sampled += int(result_rows.count.sum())
         state.policy.sampled(slot, result_rows.count)
+        if state.promises.open:
+            has_prompts = bool((plan.rows.count - plan.rows.drafts > 1).any())
+            state.promises.sampled(slot, result_rows.count, state.now, has_prompts)
         for appended in self._appended:
             appended(result_rows)
         ends = self._end_complete(slot, self._outputs(result_rows), stops)
@@ -197,6 +200,8 @@ class Accounting:
         state.table.append_one(rows.slot, ids[:, 0])
         state.stats.sampled += steady.size
         state.policy.sampled(rows.slot, result.count)
+        if state.promises.open:
+            state.promises.sampled(rows.slot, result.count, state.now, has_prompts=False)
         named = rows.serial, rows.request_id, rows.child, steady.handle
         outputs = Outputs(*named, ids, result.count)
         if stops or steady.completes_some():

@@ -98,6 +98,7 @@ SENTENCES = {
     Happened.WOKEN: "woken: {cause} is ready.",
     Happened.ADMITTED: "admitted in step {step}; {tokens} came from the prefix cache.",
     Happened.RESUMED: "resumed in step {step}; {tokens} were still in the cache.",
+    Happened.EVICTED: "computes again what was cached: up to {tokens} evicted {cause}.",
     Happened.CONTINUED: "continues after {tokens} that another engine generated.",
     Happened.FORKED: "forked into {amount} sequences that share the prompt.",
     Happened.FIRST_TOKEN: "first token, from step {step}.",
@@ -109,6 +110,7 @@ SENTENCES = {
     Happened.RETURNED: "swapped in at step {step}: {blocks} copied back.",
     Happened.DEMOTED: "not kept on the host: {cause}.",
     Happened.DRAFTED: "{amount} of {cause} drafts were accepted.",
+    Happened.MISSED: "missed its target: {cause}.",
     Happened.FINISHED: "ended ({cause}) with {tokens} known.",
 }
 

@@ -25,8 +25,12 @@ class Arrivals:
         state = self._state
         note(sequence, Happened.SUBMITTED, state.now, state.step, state.waiting)
         state.live[sequence.id] = sequence
+        state.promises.opened(sequence)
+        state.times.learns |= state.promises.open > 0
         state.policy.joined(sequence)
         state.bodies.latest = sequence.serial
+        if state.cache.eviction.watches:
+            state.cache.asked(sequence, state.prefixes.lookup_device(sequence))
         if parked:
             self._park(sequence, parked)
         elif state.bodies.takes(sequence.request):
@@ -99,6 +103,7 @@ class Arrivals:
         happened = Happened.RESUMED if resumed else Happened.ADMITTED
         cached = str(hit.cached) if hit.cached > hit.tokens else ""
         note(sequence, happened, state.now, state.step, hit.tokens, cached)
+        self._note_evicted(sequence, hit)
         more = len(sequence.tokens) - len(sequence.request.prompt)
         if more and not resumed:
             note(sequence, Happened.CONTINUED, state.now, state.step, more)
@@ -114,6 +119,14 @@ class Arrivals:
             if hit.tokens <= sequence_group.fork_point:
                 state.table.cap(slot, FORK_POINT, sequence_group.fork_point)
         return self.settle(sequence, hit.tokens, blocks)
+
+    def _note_evicted(self, sequence: Sequence, hit: Hit) -> None:
+        """Note what had been cached and was evicted, if that is known."""
+        state = self._state
+        found = state.cache.eviction.shortfall(sequence, hit.tokens)
+        if found is not None:
+            cause = f"{found.seconds:.1f} s before" if found.seconds else "while it waited"
+            note(sequence, Happened.EVICTED, state.now, state.step, found.tokens, cause)
 
     def _load(self, sequence: Sequence, hit: Hit) -> None:
         """Have the next step copy the host blocks of a hit to the device."""

@@ -64,6 +64,7 @@ class Departures:
         for one in members:
             one.preemptions += 1
         state.stats.preemptions += 1
+        state.promises.preempted(members[0])
         state.changes.preempted.append(members[0].id)
         known = sum(len(one.tokens) for one in members)
         note(members[0], Happened.PREEMPTED, state.now, state.step, known, cause)
@@ -154,6 +155,7 @@ class Departures:
         state.queue.remove(sequence)
         state.sequence_groups.pop(sequence.id, None)
         del state.live[sequence.id]
+        state.cache.eviction.ended(sequence)
         state.policy.left(sequence)
         state.bodies.left(sequence.request)
 
@@ -195,10 +197,12 @@ class Departures:
         choices = sequence_group.best() if sequence_group is not None and whole else ()
         unreturned = 0 if sequence_group is None else sequence_group.unreturned(choices)
         del state.live[sequence.id]
+        state.cache.eviction.ended(sequence)
         state.changes.finished[sequence.id] = sequence
         state.stats.finished += 1
         state.policy.left(sequence)
         state.bodies.left(sequence.request)
+        self._judge(sequence, finish)
         sequence.parked = ""
         known = len(sequence.tokens)
         cause = message or finish.value
@@ -210,6 +214,20 @@ class Departures:
         return Ended(
             sequence.id, finish, stop_token, message, choices=choices, unreturned=unreturned
         )
+
+    def _judge(self, sequence: Sequence, finish: Finish) -> None:
+        """Count whether a request met its targets, and note why it did not."""
+        state = self._state
+        if not state.promises.open:
+            return
+        uncached = len(sequence.request.prompt) - sequence.cached
+        verdict = state.promises.closed(sequence, finish, state.times.prompt_s(uncached))
+        if verdict is None:
+            return
+        state.stats.judge(verdict.cause)
+        if verdict.cause:
+            cause = f"{verdict.text} ({verdict.cause})"
+            note(sequence, Happened.MISSED, state.now, state.step, cause=cause)
 
     def _release(self, slot: int) -> Sequence:
         """Release a slot and its blocks, which stay cached."""

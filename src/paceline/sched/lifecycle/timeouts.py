@@ -103,7 +103,7 @@ class PolicyTimeout:
     def __call__(self, now: float) -> Iterator[Overdue]:
         for sequence in self.policy.late(now):
             check_late(self.policy, sequence)
-            yield Overdue(sequence, "its deadline passed in the queue")
+            yield Overdue(sequence, self.policy.too_late)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,5 @@ def check_layouts(recorded: list[Layout], known: list[Layout]) -> None:
 def plug_ins(config: Config) -> frozenset[str]:
     """The packages of the classes that the settings name by dotted path."""
     named = config.policy.policy, config.step.discipline, config.speculation.speculation
-    return frozenset(
-        name.partition(".")[0] for name in (*named, config.cache.snapshots) if "." in name
-    )
+    named = (*named, config.cache.snapshots, config.cache.eviction)
+    return frozenset(name.partition(".")[0] for name in named if "." in name)

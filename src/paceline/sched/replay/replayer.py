@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from json import loads
 from os import PathLike
 from pathlib import Path
@@ -111,12 +111,12 @@ class Replay:
         self._refusal: str | None = None  # of the latest call, until it is compared
         self._parts: list[ResultPart] = []  # of the next commit
         self._counts = Counter[str]()  # verified plans, requests, and refused calls
-        self._calls = self._call_table()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_result: Callable[[Plan, float], None] = lambda plan, now: None
         self.on_commit: Callable[[Plan, Outputs], None] = lambda plan, outputs: None
 
-    def _call_table(self) -> dict[RecordKind, Callable[[bytes], None]]:
+    @cached_property
+    def _calls(self) -> dict[RecordKind, Callable[[bytes], None]]:
         """Methods by kind of call."""
         scheduler = self.scheduler
 

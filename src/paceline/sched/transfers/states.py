@@ -216,6 +216,7 @@ class States:
         if one is not None:
             self.since[slot], one.point = tokens, point.name
             self._own.setdefault(slot, []).append(one)
+            cache.eviction.kept(sequence, one.all_blocks, tokens)
         return one
 
     def _supersede(self, slot: int, point: SnapshotPoint) -> None:

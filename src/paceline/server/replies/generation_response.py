@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import TOO_LATE, PacelineError
+from paceline.core.sampling import ServiceLevel
 from paceline.engine.api import (
     EngineFailed,
     GenerationRequest,
@@ -18,7 +19,7 @@ from paceline.engine.api import (
     Stream,
     TokenizedPrompt,
 )
-from paceline.server.client_headers import ID, ClientHeaders
+from paceline.server.client_headers import ID, TENANT, ClientHeaders
 from paceline.server.context import ServerContext
 from paceline.server.errors import GATEWAY_TIMEOUT, UNAVAILABLE, ApiError, api_error_of
 from paceline.server.replies.event_stream import EventStream
@@ -65,6 +66,7 @@ class GenerationResponse(Response):
         super().__init__()
         self._context, self._job = context, job
         self._streams: list[Stream] = []
+        self._tenant = ""  # whose API key the client has; "": a key does not say
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until(hung_up(receive), self.answer(scope, send))
@@ -76,7 +78,10 @@ class GenerationResponse(Response):
         entry = RequestLogEntry(
             job.name, scope["path"], stream=job.stream, trace_id=job.client.trace_id
         )
-        entry.tenant, entry.session_id = job.generations[0].tenant, job.client.session_id
+        self._tenant = scope["state"].get(TENANT, "")
+        asked = job.generations[0].tenant
+        entry.tenant = self._tenant or self._context.settings.tenant_without_key(asked)
+        entry.session_id = job.client.session_id
         begun = monotonic()
         try:
             self._context.check_open()
@@ -118,6 +123,7 @@ class GenerationResponse(Response):
         """The requests as the engine gets them. Raises QueueFull if there is no room for them."""
         context, job = self._context, self._job
         context.engine.check_room(len(job.generations))
+        level = job.client.level
         prompts = await self._prompts()
         params = await self._params(prompts)
         timeout, parts = context.settings.timeout_s or None, context.open_requests[job.name]
@@ -125,11 +131,13 @@ class GenerationResponse(Response):
         return [
             generation.ready(
                 prompt,
-                params=own,
+                params=own if level is None else with_level(own, level),
                 request_id=part,
+                tenant=self._tenant or context.settings.tenant_without_key(generation.tenant),
                 adapter=context.adapter(generation.adapter),
                 timeout=generation.timeout or timeout,
                 origin=origin,
+                session=job.client.session_id,
                 data_parallel_rank=rank,
             )
             for generation, prompt, own, part in zip(
@@ -233,6 +241,8 @@ class GenerationResponse(Response):
         if any(answer.token_ids for answer in answers):
             return
         if why:
+            if why == TOO_LATE:
+                raise ApiError(UNAVAILABLE, why, code="overloaded")
             raise ApiError(GATEWAY_TIMEOUT, why, code="timeout")
         if all(answer.finish_reason == "abort" for answer in answers):
             self._context.check_open()
@@ -246,6 +256,12 @@ class GenerationResponse(Response):
         found = [stream.output for stream in self._streams]
         assert all(found), "a stream ended without its output"
         return [output for output in found if output is not None]
+
+
+def with_level(params: SamplingParams, level: ServiceLevel) -> SamplingParams:
+    """The targets of the headers, where the body has none."""
+    own = ServiceLevel.of(params.slo)
+    return replace(params, slo=level if own is None else own.filled(level))
 
 
 def held(

@@ -23,6 +23,7 @@ class StoredResponse(SentToPeers, frozen=True):
     input: bytes
     background: bool = False
     has_log: bool = False  # whether its events were kept
+    session: str = ""  # the name of the conversation
     until: float = 0.0  # when it is forgotten, on the clock of its store
 
     @property

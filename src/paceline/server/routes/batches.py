@@ -160,7 +160,7 @@ def check_line(settings: ServerSettings, line: bytes) -> None:
 
 def client_of(context: ServerContext, app: FastAPI) -> httpx.AsyncClient:
     """A client of this server, within its process."""
-    keys = context.settings.api_keys
+    keys = context.settings.keys
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),
         base_url="http://batch",

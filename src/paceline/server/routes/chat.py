@@ -48,7 +48,9 @@ def chat_routes(context: ServerContext) -> APIRouter:
     async def answer(
         body: ChatBody, request: Request, conversations: Sequence[Conversation]
     ) -> Response:
-        client = ClientHeaders.of(request.headers, "chatcmpl", body.request_id, body.session_id)
+        client = ClientHeaders.of(
+            request.headers, "chatcmpl", body.request_id, body.session_id, body.prompt_cache_key
+        )
         model, settings, rules = context.model(body.model), context.settings, context.engine.rules
         if isinstance(body, BatchChatRequest):
             check_batch(body, settings.max_prompts)

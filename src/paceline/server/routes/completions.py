@@ -34,7 +34,9 @@ def completion_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions", responses=GENERATED)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or each of several texts."""
-        client = ClientHeaders.of(request.headers, "cmpl", body.request_id, body.session_id)
+        client = ClientHeaders.of(
+            request.headers, "cmpl", body.request_id, body.session_id, body.prompt_cache_key
+        )
         check_prompts(body, context.settings.max_prompts)
         model = context.model(body.model)
         markers = context.tokenizer.infill if body.suffix else None

@@ -129,6 +129,7 @@ def configuration(context: ServerContext) -> dict[str, Any]:
     """The settings of the server, and those of the engine that were given."""
     server = asdict(context.settings)
     server["api_keys"] = len(context.settings.api_keys)
+    server["tenant_keys"] = [name for name, _ in context.settings.keys_of_tenants]
     return {
         "model": context.models[-1],
         "max_model_len": context.engine.max_model_len,

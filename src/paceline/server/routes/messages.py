@@ -141,7 +141,7 @@ def message_routes(context: ServerContext) -> APIRouter:
         reply = await parsed(request, message_reply, body, context.formats)
         generation = await parsed(request, message_ask, body, rules, reply)
         name = context.open_requests.name(client.request_id)
-        block = context.engine.cached_block
+        block = context.engine.capacity.cached_block
         writer = MessageWriter(name, model, generation, block, reply)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)

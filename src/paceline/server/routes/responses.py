@@ -33,7 +33,7 @@ from paceline.server.responses.conversations import Turn, conversation_id
 from paceline.server.responses.events import ResponsesWriter, ScoreReader
 from paceline.server.responses.input import Item, compaction, input_items, messages
 from paceline.server.responses.store import StoredResponse
-from paceline.server.routes.stored_responses import check_stored, items_before
+from paceline.server.routes.stored_responses import check_stored, items_before, session_of
 from paceline.server.schemas.completions import encode
 from paceline.server.schemas.constraints import RequestBody
 from paceline.server.schemas.envelope import Envelope
@@ -62,20 +62,24 @@ def response_routes(context: ServerContext) -> APIRouter:
     @router.post("/v1/responses", responses=GENERATED)
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Continue a conversation, given as a text or as a list of messages."""
-        client = ClientHeaders.of(request.headers, "resp", body.request_id, body.session_id)
+        client = ClientHeaders.of(
+            request.headers, "resp", body.request_id, body.session_id, body.prompt_cache_key
+        )
         model, rules = context.model(body.model), context.engine.rules
         is_kept = stores(body, context.settings)
         earlier = await items_before(context, body)
         reply = await parsed(request, asked_reply, body, context.formats)
         generation = await parsed(request, response_ask, body, rules, reply, earlier)
         name = context.open_requests.name(client.request_id)
+        if not client.session_id:
+            client = client.in_session(await session_of(context, body, name))
         envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model, is_kept)
         given = input_items(body.input, name)
         items = await parsed(request, encode, [*earlier, *given])
         is_streamed = body.stream is True
         has_log = is_streamed and empty.background
-        keep = partial(kept, context, items, has_log) if is_kept else unkept
+        keep = partial(kept, context, items, has_log, client.session_id) if is_kept else unkept
         turn = Turn(context, conversation_id(body.conversation), given, keep)
         scores = score_reader(context.tokenizer, generation.params)
         writer = ResponsesWriter(envelope, empty, turn.keep, reply, scores)
@@ -124,9 +128,11 @@ def stores(body: ResponseRequest, settings: ServerSettings) -> bool:
     return is_kept
 
 
-def kept(context: ServerContext, items: bytes, has_log: bool, response: ResponseBody) -> None:
+def kept(
+    context: ServerContext, items: bytes, has_log: bool, session: str, response: ResponseBody
+) -> None:
     """Store a response. One of the background that is too large is stored as failed."""
-    stored = StoredResponse(encode(response), items, response.background, has_log)
+    stored = StoredResponse(encode(response), items, response.background, has_log, session)
     if context.responses.put(response.id, stored) or not response.background:
         return
     fault = ResponseFault("response_too_large", too_large(context, stored))

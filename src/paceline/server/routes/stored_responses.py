@@ -100,6 +100,16 @@ def check_stored(settings: ServerSettings, body: object) -> None:
             raise unsupported(name, f"{NOT_KEPT}; remove {name}")
 
 
+async def session_of(context: ServerContext, body: ContinuedBody, name: str) -> str:
+    """The name of a conversation that the client has not named: its id, or that of its first
+    response. `name` is the response to come."""
+    if talk := conversation_id(body.conversation):
+        return talk
+    if (before := body.previous_response_id) is None:
+        return name
+    return (await stored(context, before, "previous_response_id")).session or before
+
+
 async def items_before(context: ServerContext, body: ContinuedBody) -> list[Item]:
     """The items of a conversation, or those up to the end of a stored response."""
     name, talk = body.previous_response_id, conversation_id(body.conversation)

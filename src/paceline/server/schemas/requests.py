@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.core.sampling import LARGEST_ID
@@ -82,15 +82,25 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool | None = Field(None, description="have it in every chunk")
 
 
+class ServiceTargets(RequestBody):
+    """How soon a request is to have its tokens, in milliseconds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttft_ms: float | None = Field(None, gt=0, description="from arrival to the first token")
+    itl_ms: float | None = Field(None, gt=0, description="between two tokens")
+
+
 class GenerationBody(Constraints):
     """Fields that chats, completions and responses share.
 
-    The fields: model, max_tokens, stream, stream_options, n, best_of, use_beam_search, beam_width,
-    length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
+    The fields: model, max_tokens, stream, stream_options, slo, n, best_of, use_beam_search,
+    beam_width, length_penalty, early_stopping, temperature, top_p, top_k, min_p, presence_penalty,
     frequency_penalty, repetition_penalty, seed, min_tokens, stop, stop_token_ids, ignore_eos,
     logit_bias, allowed_token_ids, bad_token_ids, bad_words, include_stop_str_in_output,
     skip_special_tokens, user, priority, cache_salt, deadline, timeout, timings,
-    truncate_prompt_tokens, truncation_side, request_id, session_id, spaces_between_special_tokens.
+    truncate_prompt_tokens, truncation_side, request_id, session_id, prompt_cache_key,
+    spaces_between_special_tokens.
     None has the meaning of OpenAI's default.
     """
 
@@ -98,6 +108,7 @@ class GenerationBody(Constraints):
     max_tokens: int | None = Field(None, description="most tokens to generate")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    slo: ServiceTargets | None = Field(None, description="targets of this request")
     n: int | None = Field(None, description="choices to return")
     best_of: int | None = Field(None, description="choices to sample, of which n are returned")
     use_beam_search: bool | None = None
@@ -141,7 +152,10 @@ class GenerationBody(Constraints):
     request_id: RequestId | None = Field(
         None, description="the id of the response, unless X-Request-Id has one"
     )
-    session_id: str | None = Field(None, max_length=256, description="for the log of requests")
+    session_id: str | None = Field(
+        None, max_length=256, description="the conversation, unless X-Session-Id names it"
+    )
+    prompt_cache_key: str | None = Field(None, description="likewise, as clients of OpenAI send it")
     spaces_between_special_tokens: bool | None = Field(
         None, description="false, where special tokens are returned"
     )
@@ -243,9 +257,8 @@ class ResponseRequest(GenerationBody):
     logprob_token_ids, return_token_ids, return_tokens_as_token_ids, kv_transfer_params, include,
     top_logprobs, chat_template_kwargs, thinking_token_budget, max_tool_calls,
     enable_response_messages, previous_input_messages, chat_template, documents,
-    return_prompt_text, service_tier, prompt_cache_key, prompt_cache_options,
-    prompt_cache_retention, safety_identifier. Nothing depends on the last five, which clients of
-    OpenAI send.
+    return_prompt_text, service_tier, prompt_cache_options, prompt_cache_retention,
+    safety_identifier. Nothing depends on the last four, which clients of OpenAI send.
     """
 
     input: str | Messages = Field(description="a text, or messages")
@@ -284,7 +297,6 @@ class ResponseRequest(GenerationBody):
     enable_response_messages: NoMessages = None
     previous_input_messages: NoMessages = None
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None

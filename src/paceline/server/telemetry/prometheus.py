@@ -80,6 +80,7 @@ METRIC_HELP = {
     "grammar_compile_seconds": "Seconds that compiling took, of all constraints together.",
     "engine_crashes": "Times that the step loop died.",
     "failed_rows": "Requests that failed alone, without the others of their step.",
+    "slo_requests": "Finished requests with targets: attained, or missed, by cause.",
     "step_tokens": "Tokens computed in a step, of prompts and drafts too.",
     # of HTTP
     "http_requests": "Requests by route, method and status; 499: the client left before a status.",
@@ -95,6 +96,7 @@ LABELLED = {  # gauges with a label of their own
     "engine_sleep_state": "sleep_state",
     START: "phase",
 }
+PROMISED = ("slo_requests", "outcome")
 ACCEPTED = ("spec_decode_num_accepted_tokens_per_pos", "position")
 # Old names that routers still read, and their present names.
 OLD_GAUGES = {"gpu_cache_usage_perc": "kv_cache_usage_perc"}
@@ -183,6 +185,13 @@ class EngineMetrics(Collector):
             family = kind(f"paceline:{name}", METRIC_HELP[name], labels=LABELS)
             family.add_metric(self._values, value)
             yield family
+        name, label = PROMISED
+        promised = CounterMetricFamily(
+            f"paceline:{name}", METRIC_HELP[name], labels=(*LABELS, label)
+        )
+        for outcome, count in report.promised.items():
+            promised.add_metric((*self._values, outcome), count)
+        yield promised
         steps = HistogramMetricFamily(
             "paceline:step_tokens", METRIC_HELP["step_tokens"], labels=LABELS
         )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from paceline.bench.samples import Spread
+from paceline.sched.service.promises import CAUSES
 from paceline.simulator.results.figures import Figures, SimulationReport
 
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
@@ -60,10 +61,14 @@ def facts(report: SimulationReport, targets_ms: Mapping[str, float]) -> dict[str
             f"({100 * report.acceptance:.1f} %), {total.tokens_per_step:.2f} tokens per step"
         )
     if total.goodput is not None and total.attained is not None:
-        within = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
+        named = ", ".join(f"{name} {limit:g} ms" for name, limit in targets_ms.items())
+        within = f"within {named}" if named else "met their targets"
         found["goodput"] = (
-            f"{number(total.goodput)} requests/s, {100 * total.attained:.1f} % within {within}"
+            f"{number(total.goodput)} requests/s, {100 * total.attained:.1f} % {within}"
         )
+    missed = {cause: stats.get(f"slo_missed_{cause}", 0) for cause in CAUSES}
+    if any(missed.values()):
+        found["missed"] = ", ".join(f"{count:,} by {one}" for one, count in missed.items() if count)
     for outcome, message in report.messages.items():
         found[f"first {outcome}"] = message
     return found

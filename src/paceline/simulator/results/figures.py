@@ -202,8 +202,8 @@ def figures(
         itl_ms=gap_spread(log, many, gaps),
         e2e_ms=Spread.of(times["e2e"]),
         queue_ms=Spread.of(log.queued[good] * MS),
-        goodput=rate(int(within.sum()), duration) if targets_ms else None,
-        attained=float(within.sum()) / max(len(rows), 1) if targets_ms else None,
+        goodput=rate(int(within.sum()), duration) if targets_ms or log.promises else None,
+        attained=float(within.sum()) / max(len(rows), 1) if targets_ms or log.promises else None,
         preemptions=int(log.preemptions[rows].sum()),
         cached_tokens=int(log.cached[good].sum()),
     )
@@ -233,10 +233,11 @@ def quantiles(log: RequestLog) -> dict[str, list[float]]:
 def met(
     log: RequestLog, good: Index, times: Mapping[str, F64], targets_ms: Mapping[str, float]
 ) -> Bool:
-    """Which requests were within every target. A single token meets tpot."""
+    """Which requests were within every target, and got what was promised. A single token meets
+    tpot."""
     spent = log.last[good] - log.first[good]
     taken = {**times, "tpot": spent / np.maximum(log.tokens[good] - 1, 1) * MS}
-    within: Bool = np.ones(len(good), np.bool_)
+    within: Bool = log.kept[good]
     for name, limit in targets_ms.items():
         within &= taken[name] <= limit
     return within

@@ -1,19 +1,22 @@
 """What happened to each request, in columns, and a histogram of the gaps between tokens."""
 
 from collections.abc import Sequence
-from math import exp, isfinite, log, nan
+from math import exp, inf, isfinite, log, nan
 
 import numpy as np
 
-from paceline.core.arrays import F64, I32, I64
+from paceline.core.arrays import F64, I32, I64, Bool
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.plan import Ended
+from paceline.core.settings.features import ServiceConfig
 from paceline.engine.loop.messages import Delivery
+from paceline.sched.service.promises import LATE_GAPS
 from paceline.simulator.requests import SimulatedRequest
 
 PER_E = 512  # classes from one length to e times that length: each is 0.2 % wide
 LEAST_S, MOST_S = 1e-7, 1e6
 CLASSES = int(PER_E * log(MOST_S / LEAST_S)) + 2
+NOTHING_PROMISED = ServiceConfig()
 PENDING = 4096  # calls whose gaps are counted together
 
 
@@ -69,10 +72,20 @@ class RequestLog:
     pieces      times that its client got tokens: one at a time, or more where drafts were right
     prompts     prompt tokens
     gaps        between pieces of all requests
+    ttft_s, itl_s   what was promised of the first token and between two tokens; inf: nothing
+    late        gaps that were longer than promised
     """
 
-    def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
+    def __init__(
+        self, requests: Sequence[SimulatedRequest], promised: ServiceConfig = NOTHING_PROMISED
+    ) -> None:
         count = len(requests)
+        self.ttft_s: F64 = np.full(count, inf)
+        self.itl_s: F64 = np.full(count, inf)
+        for number, one in enumerate(requests):
+            self.ttft_s[number] = promised.ttft_s(one.tenant, one.deadline_s)
+            self.itl_s[number] = promised.itl_s(one.tenant, one.token_deadline_s)
+        self.late: I32 = np.zeros(count, np.int32)
         self.arrival: F64 = np.full(count, nan)
         self.first: F64 = np.full(count, nan)
         self.last: F64 = np.full(count, nan)
@@ -101,12 +114,25 @@ class RequestLog:
         self.tokens[rows] += count
         self.pieces[rows] += 1
         self.longest[rows] = np.fmax(self.longest[rows], gaps)
+        self.late[rows] += gaps > self.itl_s[rows]
         if not isfinite(gaps.sum()):
             is_first = np.isnan(gaps)
             self.first[rows[is_first]] = time
             gaps = gaps[~is_first]
         self.gaps.add(gaps)
         return new
+
+    @property
+    def promises(self) -> bool:
+        """Was anything promised to any request?"""
+        return bool(np.isfinite(self.ttft_s).any() or np.isfinite(self.itl_s).any())
+
+    @property
+    def kept(self) -> Bool:  # [requests]
+        """Which requests got what was promised: the first token, and all but a hundredth of the
+        gaps."""
+        in_time = self.first - self.arrival <= self.ttft_s
+        return in_time & (self.late * LATE_GAPS <= np.maximum(self.pieces - 1, 0))
 
     def close(self, number: int, ended: Ended, time: float) -> None:
         self.ended[number] = time

@@ -187,8 +187,8 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def log_keys(settings: ServerSettings, host: str) -> None:
     """Log whether clients need an API key."""
-    if settings.api_keys:
-        log.info("clients need an API key; keys set: %d", len(settings.api_keys))
+    if settings.keys:
+        log.info("clients need an API key; keys set: %d", len(settings.keys))
     elif host in LOOPBACK:
         log.info("no API key is set: every client on this machine is accepted")
     else:

@@ -1,7 +1,6 @@
 """Grouped GEMMs of MoE layers, and the sum over the experts of a position.
 
-The lines of a tile are outputs of an expert, its columns are pairs: tensor cores take 64 outputs
-at a time, but as few as 8 pairs.
+Lines of a tile are outputs, columns are pairs: tensor cores take 64 outputs, but 8 pairs too.
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
@@ -141,6 +142,7 @@ class CudaSharedExpert:
         self.down = factory.linear(spec.down)
         self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
         self._activation = PlainActivation(experts.activation)
+        self._multiply = multiplied if factory.is_invariant else F.linear
 
     def kernels(self) -> dict[str, str]:
         down = self.down.choice(Use.ADDED)
@@ -154,7 +156,7 @@ class CudaSharedExpert:
             found, late = self._gate_up(hidden)
             found = activate(found, self._activation, late)
         if self._gate is not None:
-            found.mul_(multiplied(x.float(), self._gate).sigmoid_())
+            found.mul_(self._multiply(x.float(), self._gate).sigmoid_())
         return found
 
 

@@ -278,8 +278,9 @@ def _compiled(weights: str, kind: str, rows: tuple[int, ...], device: torch.devi
     below, ranges = 0, []
     for most in (*rows, MOST):
         sample = rows[-1] if most == MOST else most
+        # Otherwise programs that share a sum add to it in the order in which they end.
         tuned = package().tune.get_heuristics_config(
-            config, shape_m=sample, device=device, gemm_type=kind
+            config, shape_m=sample, device=device, gemm_type=kind, use_batch_invariant=True
         )
         ranges.append((below, most, tuned))
         below = most

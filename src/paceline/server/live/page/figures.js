@@ -63,6 +63,13 @@ export function figuresOf(now, before) {
     acceptance: then
       ? ratio(totals.accepted - then.accepted, totals.drafted - then.drafted)
       : ratio(totals.accepted, totals.drafted),
+    goodput: then && seconds > 0 ? (totals.attained - then.attained) / seconds : 0,
+    attained: then
+      ? ratio(
+          totals.attained - then.attained,
+          totals.attained + totals.missed - then.attained - then.missed,
+        )
+      : ratio(totals.attained, totals.attained + totals.missed),
     finished: then ? totals.finished - then.finished : 0,
     preemptions: then ? totals.preemptions - then.preemptions : 0,
     firstToken: between(now.first_token, before?.first_token),

@@ -21,7 +21,8 @@
 /**
  * @typedef {{steps: number, positions: number, tokens: number, drafted: number, accepted: number,
  *   admissions: number, finished: number, preemptions: number, prefix_queries: number,
- *   prefix_hits: number, swapped_out: number, swapped_in: number}} Totals
+ *   prefix_hits: number, swapped_out: number, swapped_in: number, attained: number,
+ *   missed: number}} Totals
  */
 /** @typedef {{bounds: number[], counts: number[], total: number}} LatencyCounts */
 /**

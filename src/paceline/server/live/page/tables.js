@@ -39,6 +39,8 @@ export function drawTiles({ history, index, entry, figures }) {
     ["Step, mean", ...unitOf(duration(figures.stepTime))],
     ["Preemptions", count(figures.preemptions), `${count(totals.preemptions)} in all`],
   ];
+  if (totals.attained + totals.missed)
+    tiles.push(["Goodput", short(figures.goodput), `requests/s, ${percent(figures.attained)}`]);
   if (totals.drafted) tiles.push(["Drafts accepted", ...unitOf(percent(figures.acceptance))]);
   const makeTile = () => make("div", "", make("dt"), make("dd", "", make("span"), make("small")));
   fillList(byId("tiles"), tiles, makeTile, (tile, [name, value, unit]) => {

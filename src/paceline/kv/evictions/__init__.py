@@ -1,0 +1,1 @@
+"""Eviction orders that learn."""

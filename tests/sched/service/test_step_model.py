@@ -1,0 +1,101 @@
+"""The learned step times: a curve by positions and what attention reads, from the steps shown."""
+
+from random import Random
+
+import pytest
+
+from paceline import Request, Scheduler, StepResult
+from paceline.core.capabilities import StepCost, StepTimes
+from paceline.sched.service.step_model import StepLoad, StepModel
+
+
+def actual(load: StepLoad) -> float:
+    """A device that reads weights for 10 ms, and computes 20,000 positions a second beyond 200."""
+    products = max(0.010, load.positions / 20_000)
+    return products + load.reads * 1e-8 + load.pairs * 2e-9
+
+
+def taught(steps: int) -> StepModel:
+    model, random = StepModel(), Random(1)
+    for _ in range(steps):
+        rows = random.randint(1, 64)
+        decodes = StepLoad(rows, rows, rows * random.randint(100, 2000))
+        load = decodes.with_prompt(random.randint(2, 2000), random.choice((0, 0, 20_000)))
+        for one in (decodes, load):
+            model.learn(one, actual(one))
+    return model
+
+
+def test_times_are_learned_from_steps() -> None:
+    model = taught(400)
+    for load in (
+        StepLoad(32, 32, 32_000),
+        StepLoad(8, 8, 8_000).with_prompt(600),
+        StepLoad(8, 8, 8_000).with_prompt(1500),
+        StepLoad(1, 1, 500).with_prompt(1000, 20_000),
+    ):
+        assert model.seconds(load) == pytest.approx(actual(load), rel=0.15)
+    assert 1.0 <= model.margin < 1.6
+
+
+def test_a_step_has_as_many_positions_as_fit() -> None:
+    model, load = taught(400), StepLoad(16, 16, 16_000)
+    fits = model.fitting(load, 4096, 0.040)
+    assert 550 < fits < 1000
+    assert actual(load.with_prompt(fits)) < 0.046
+    assert model.fitting(load, 4096, 0.040, start=20_000) < fits / 1.5
+    assert model.fitting(load, 4096, 0.001) == 0
+    assert model.fitting(load, 64, 1.0) == 64
+    assert StepModel().fitting(load, 4096, 0.001) == 4096  # nothing is known
+
+
+def test_an_accident_changes_little() -> None:
+    model, load = taught(400), StepLoad(16, 16, 16_000).with_prompt(512)
+    before = model.seconds(load)
+    model.learn(load, 30.0)
+    assert model.seconds(load) < 1.5 * before
+
+
+def test_measured_steps_are_seeds_that_steps_correct() -> None:
+    model, load = StepModel(), StepLoad().with_prompt(256)
+    model.seed_cost(StepCost(position_ns=1_000_000, read_ns=10))
+    assert model.seconds(load) == pytest.approx(0.256, rel=0.01)
+    cost = model.cost(256)
+    assert cost is not None
+    assert (cost.position_ns, cost.read_ns) == (1_000_000, 10)
+    for _ in range(40):
+        model.learn(load, 0.128)
+    assert model.seconds(load) == pytest.approx(0.128, rel=0.05)
+    model.seed(StepTimes(((1, 0.01), (8, 0.02)), ((4, 0.03),)))
+    assert model.seconds(StepLoad(8, 8)) == pytest.approx(0.02)
+
+
+def test_the_scheduler_learns_from_the_times_that_it_is_called_with() -> None:
+    """A step begins when it is planned, or when the one before it ended."""
+    scheduler = Scheduler.create(policy="slo", max_num_seqs=4)
+    scheduler.submit(Request(id="a", prompt=list(range(100)), max_tokens=50), now=0.0)
+    plans = [scheduler.plan(now=0.0), scheduler.plan(now=0.01)]
+    for step in range(1, 30):
+        plan = plans.pop(0)
+        scheduler.commit(plan, StepResult.of(plan, {"a": [7]}), now=0.05 * step)
+        plans.append(scheduler.plan(now=0.05 * step + 0.001))
+    assert scheduler.state.times.seconds(StepLoad(1, 1, 120)) == pytest.approx(0.05, rel=0.1)
+    assert scheduler.state.times.seconds(StepLoad(1, 100, 0, 5050)) == pytest.approx(0.05, rel=0.1)
+
+
+def test_on_a_cpu_prompts_are_cut_by_what_steps_really_take() -> None:
+    """Other processes came since the cost was measured: a position takes three times as long."""
+    scheduler = Scheduler.create(max_step_s=0.25, max_num_batched_tokens=512, max_num_seqs=4)
+    scheduler.measure_cost(StepCost(position_ns=1_000_000))
+    now, sizes = 0.0, list[int]()
+    for number in range(6):
+        prompt = list(range(number * 10_000, number * 10_000 + 1500))
+        scheduler.submit(Request(id=f"r{number}", prompt=prompt, max_tokens=1), now)
+        while not scheduler.idle:
+            plan = scheduler.plan(now)
+            now += 0.003 * plan.total
+            samples = {f"r{number}": [7]} if plan.rows.samples.any() else {}
+            scheduler.commit(plan, StepResult.of(plan, samples), now)
+            sizes.append(plan.total)
+    assert sizes[0] == 250
+    assert max(sizes[-8:]) == pytest.approx(83, rel=0.1)
