@@ -202,6 +202,7 @@ VARIANTS: dict[ModuleType, dict[str, tuple[int, ...]]] = {
         "CARRIED": (16, 64),
         "CARRY_WARPS": (4,),
         "CARRY_STAGES": (1, 3),
+        "READ": (64,),
         "READ_WARPS": (8,),
     },
 }
@@ -246,7 +247,7 @@ def of_fla(*inputs: Tensor) -> None:
 def main() -> None:
     words = sys.argv[1:]
     chosen = [SIZES[word] for word in words if word in SIZES]
-    layer = Layer(*(chosen or [DELTA]))
+    layer = Layer(chosen[0] if chosen else DELTA)
     named = [word for word in words if word not in SIZES]
     kind, *sizes = named or ("all",)
     with torch.inference_mode():

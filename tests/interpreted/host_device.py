@@ -1,11 +1,13 @@
 """The CUDA runtime on a CPU: what is launched runs at once, and graphs run their work again."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from paceline.runner.cuda.gemm import one_row
+from paceline.runner.cuda.graphs.capture import CapturedGraphs
 from paceline.runner.cuda.states import convolution
 from paceline.runner.cuda.states.rows import CHUNK
 
@@ -38,6 +40,23 @@ def use_host(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch.cuda, name, Done)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
     patch.setattr("paceline.runner.cuda.runner.GraphMemory", lambda: None)  # without graphs
+
+
+def capture_late(patch: pytest.MonkeyPatch) -> None:
+    """Let graphs be captured when they are first used: that runs their work once more."""
+
+    def prepare(graphs: CapturedGraphs, size: Any) -> None:
+        if size not in graphs:
+            graphs._work(size)
+            graphs._ready[size] = partial(graphs._work, size)
+
+    def replay(graphs: CapturedGraphs, size: Any) -> None:
+        graphs.prepare(size)
+        graphs._ready[size]()
+
+    patch.setattr(CapturedGraphs, "prepare", prepare)
+    patch.setattr(CapturedGraphs, "replay", replay)
+    patch.setattr(CapturedGraphs, "lacks", lambda graphs, size: size not in graphs)
 
 
 def large_programs(patch: pytest.MonkeyPatch) -> None:

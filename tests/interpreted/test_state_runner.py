@@ -15,7 +15,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.weights.dummy import Dummy
 from tests.conformance.architectures import Case, tokens_of
-from tests.interpreted.host_device import large_programs, use_host
+from tests.interpreted.host_device import capture_late, large_programs, use_host
 from tests.runner.driving import drive, for_states
 from tests.runner.test_runner import runner_for
 
@@ -48,6 +48,7 @@ def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -
     due = drive(roomy, runner_for(Model.load(SOURCE), roomy), asked)
     large_programs(patch)
     use_host(patch)
+    capture_late(patch)
     scheduler = Scheduler.create(**settings)
     model = CudaModel.load(SOURCE, 16, torch.float32, device="cpu")
     blocks = scheduler.config.cache.num_blocks + 1

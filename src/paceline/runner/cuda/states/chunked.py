@@ -25,7 +25,7 @@ from paceline.runner.cuda.states.rows import CudaStateRows, begins
 # one before, and the time is that of its instructions. With 64 values and 4 warps, these are four
 # times as many.
 CARRIED, CARRY_WARPS, CARRY_STAGES = 32, 8, 2
-READ_WARPS = 4
+READ, READ_WARPS = 128, 4  # values of a head that one program reads
 
 
 def advance(
@@ -69,7 +69,7 @@ def carry(chunks: Chunks, states: Tensor, inverse: Tensor | None) -> tuple[Tenso
 def read(chunks: Chunks, carried: tuple[Tensor, Tensor], decay: Decay, out: Tensor) -> None:
     """What all positions read, from what `carry` found."""
     sizes, (before, new) = chunks.sizes, carried
-    _read[chunks.rows.chunks, sizes.heads](
+    _read[chunks.rows.chunks, sizes.heads, sizes.parts(READ)](
         *(chunks.mixed, chunks.total, new, before, out),
         chunks.mixed if chunks.products is None else chunks.products[1],
         chunks.total if decay.skip is None else decay.skip,
@@ -77,7 +77,7 @@ def read(chunks: Chunks, carried: tuple[Tensor, Tensor], decay: Decay, out: Tens
         **chunks.constants,
         SKIPS=decay.skip is not None,
         SCALE=sizes.scale,
-        VALUES=sizes.values(sizes.value_dim * 2),
+        VALUES=sizes.values(READ),
         num_warps=READ_WARPS,
         launch_pdl=True,
     )
@@ -222,14 +222,14 @@ def _read(
         return
     kind = mixed.dtype.element_ty
     i, keys = tl.arange(0, CHUNK), tl.arange(0, KEYS)
-    values = tl.arange(0, VALUES)[None, :]
+    own = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    values, across = own[None, :], own[:, None]
     here, position = begin + i < end, (begin + i).to(tl.int64)
     at = position * HEADS + head
     group = mixed + position[:, None] * CHANNELS + head // SHARED * KEY_DIM + keys[None, :]
     lines = here[:, None] & (keys < KEY_DIM)[None, :]
     query = tl.load(group + QUERY, mask=lines, other=0.0)
     cell = before + (chunk.to(tl.int64) * HEADS + head) * (KEY_DIM * VALUE_DIM)
-    across = tl.arange(0, VALUES)[:, None]
     inside = (keys < KEY_DIM)[None, :] & (across < VALUE_DIM)
     state = tl.load(cell + across * KEY_DIM + keys[None, :], mask=inside, other=0.0)
     mask = here[:, None] & (values < VALUE_DIM)
