@@ -18,7 +18,7 @@ from paceline.sched.replay.replayer import Replay
 from tests.server.real import PATIENCE_S, Running, running
 
 PATH = "/v1/completions"
-REQUESTS = 200
+REQUESTS = 230
 AT_ONCE = 12  # requests that the client has open
 # Prompts and outputs of up to 80 tokens, eight at a time, in a pool of 120 tokens: most are
 # preempted. Two steps are in flight.
@@ -113,7 +113,7 @@ def test_a_served_run_replays_to_the_same_plans(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.paceline"
-    recording = {"record": str(path), "record_max_bytes": 130_000, "record_files": 100}
+    recording = {"record": str(path), "record_max_bytes": 140_000, "record_files": 100}
     with running(folder, **TIGHT, **recording) as server:
         client = asyncio.run(busy(str(server.http.base_url)))
         ended(server)

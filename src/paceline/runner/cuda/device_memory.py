@@ -162,6 +162,7 @@ class DeviceMemory:
     def release(self, level: int) -> None:
         pools = self._present
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # segments without tensors must not leave between copies
         self._aside, self._is_on_host = [], level == 1
         if level == 1:
             self.reserve()
@@ -172,7 +173,6 @@ class DeviceMemory:
         torch.cuda.synchronize()
         for tag in POOLS:
             pools.release(tag)
-        torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def restore(self, tags: Sequence[str]) -> None:
