@@ -62,6 +62,7 @@ def test_every_field_of_a_request_survives(tmp_path: Path) -> None:
         arrival=0.1 + 0.2,
         tenant="t",
         origin="body 1",
+        session="chat",
         deadline=float("inf"),
         token_deadline=np.float32(0.1),  # pyright: ignore[reportArgumentType]
         cache_salt="s",
