@@ -92,10 +92,7 @@ def create_app(
     known: dict[str, set[str]] = defaultdict(set)  # the methods of each path
     for routes in ROUTES:
         router = routes(context)
-        if app.router.dependencies:
-            app.include_router(router)
-        else:  # to include it would build every route a second time
-            app.router.routes += router.routes
+        app.include_router(router)  # also what it does when the server starts
         for route in router.routes:
             assert isinstance(route, APIRoute)
             known[route.path].update(route.methods or ())

@@ -35,6 +35,7 @@ ALL_OTHERWISE: dict[str, Any] = {
     ],
     "state_blocks": 0,  # more not with these drafts
     "snapshots": "last",
+    "eviction": "sessions",
     "model_fingerprint": "m",
     "system_fingerprint": "s",
     "max_num_seqs": 3,
@@ -424,10 +425,9 @@ def test_more_threads_than_torch_survives_are_refused() -> None:
         LoadConfig(threads=1025)
 
 
-def test_states_are_not_swapped() -> None:
-    assert Config.of(state_blocks=3, num_speculative_tokens=2).cache.state_blocks == 3
-    with pytest.raises(ConfigError, match="states are not swapped"):
-        Config.of(state_blocks=3, swap_space=8)
+def test_states_are_drafted_for_and_swapped() -> None:
+    config = Config.of(state_blocks=3, num_speculative_tokens=2, swap_space=8)
+    assert config.cache.state_blocks == 3
 
 
 def test_targets_choose_the_policy_that_keeps_them() -> None:
