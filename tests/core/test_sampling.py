@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RequestError
-from paceline.core.sampling import GREEDY, LARGEST_ID, Sampling, listed
+from paceline.core.sampling import GREEDY, LARGEST_ID, Sampling, ServiceLevel, listed
 
 NUMBERS = {
     "temperature": ([0, 0.5, 1, 2.0, 2.5, 100, 1e38], [-0.1, 1.1e38]),
@@ -225,3 +225,17 @@ def test_long_lists_are_shortened() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+
+
+def test_targets_are_checked_and_filled_by_those_of_others() -> None:
+    given = ServiceLevel.of({"ttft_ms": 500})
+    assert given == ServiceLevel.of(given) == ServiceLevel(ttft_ms=500)
+    assert ServiceLevel.of(None) is None
+    assert given.filled(None) is given
+    assert given.filled(ServiceLevel(ttft_ms=90, itl_ms=40)) == ServiceLevel(500, 40)
+    for wrong in (7, {"tpot_ms": 3}):
+        with pytest.raises(RequestError, match=r"slo is .*; it must be an object with ttft_ms"):
+            ServiceLevel.of(wrong)
+    for target, why in ((True, "must be a number"), ("5", "a number"), (0, "must be positive")):
+        with pytest.raises(RequestError, match=f"slo: itl_ms is .*{why}"):
+            ServiceLevel(itl_ms=target)  # pyright: ignore[reportArgumentType]

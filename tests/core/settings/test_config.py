@@ -35,7 +35,7 @@ ALL_OTHERWISE: dict[str, Any] = {
     ],
     "state_blocks": 0,  # more not with these drafts
     "snapshots": "last",
-    "eviction": "sessions",
+    "eviction": "lru",  # no other goes with this free_order
     "model_fingerprint": "m",
     "system_fingerprint": "s",
     "max_num_seqs": 3,
