@@ -94,11 +94,6 @@ class StreamingEngine:
         return self._frontend.max_model_len
 
     @property
-    def engines(self) -> int:
-        """How many there are."""
-        return self._capacity.engines
-
-    @property
     def capacity(self) -> Capacity:
         return self._capacity
 
@@ -120,8 +115,8 @@ class StreamingEngine:
         """Raise QueueFull if the engine would certainly refuse one of so many new requests."""
         running, queued = self._frontend.max_num_seqs, self._capacity.max_num_queued_reqs
         opened = self._open_in_core() + self._reader.waiting
-        if opened + requests > (running + queued) * self.engines:
-            each = f" of {self.engines} engines" if self.engines > 1 else ""
+        if opened + requests > (running + queued) * self._capacity.engines:
+            each = f" of {self._capacity.engines} engines" if self._capacity.engines > 1 else ""
             raise QueueFull(
                 f"{opened} requests are open; {requests} more would exceed "
                 f"max_num_seqs ({running}) and max_num_queued_reqs ({queued}){each}"
@@ -251,7 +246,7 @@ class StreamingEngine:
 
     async def reports(self) -> Sequence[Report]:
         """All metrics of each engine."""
-        return await gather(*map(self.stats, range(self.engines)))
+        return await gather(*map(self.stats, range(self._capacity.engines)))
 
     async def pause(self, mode: Literal["new", "all"] = "new") -> None:
         """Stop admitting requests ("new"), or stop planning steps as well ("all")."""

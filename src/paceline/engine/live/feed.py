@@ -13,7 +13,7 @@ from paceline.engine.live.frame_maker import FrameMaker
 from paceline.engine.live.frames import LATEST, FrameAnswer, FrameQuestion, RequestLife, Seat
 from paceline.engine.live.lives import HEAD, life_of
 from paceline.engine.live.step_recorder import StepRecorder
-from paceline.engine.loop.messages import EngineFailed, Question, Verb
+from paceline.engine.loop.messages import Capacity, EngineFailed, Question, Verb
 from paceline.engine.loop.ports import Clock, StepObserver, all_of
 from paceline.sched.scheduler import Scheduler
 
@@ -162,7 +162,7 @@ class LiveEngine(Protocol):
     """An engine that pages can show, or several."""
 
     @property
-    def engines(self) -> int: ...
+    def capacity(self) -> Capacity: ...
 
     @property
     def live(self) -> "LiveControl": ...

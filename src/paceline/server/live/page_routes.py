@@ -91,7 +91,7 @@ class EngineFrames:
 
     def __init__(self, engine: LiveEngine, model: str) -> None:
         self._engine, self._model = engine, model
-        self.engines = engine.engines
+        self.engines = engine.capacity.engines
         self.frames, self.life = engine.live.frames, engine.live.life
 
     def start(self) -> StreamStart:
