@@ -14,13 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers.models.gemma4 import image_processing_pil_gemma4
 
+from paceline.images.fixed import CanvasProcessor
+from paceline.images.processor import ProcessorFiles
 from paceline.runner.models.model import Model
 from paceline.runner.weights.files import open_checkpoint
 
+# Prompts of tests are short. The published models have 70 or more embeddings of an image.
+image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS = (12,)
 Pixels = npt.NDArray[np.uint8]  # [height, width, channels]
 
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
@@ -31,6 +37,8 @@ SPECIAL = [
     *("<img>", "</img>", "<IMG_CONTEXT>"),
     *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
     *("[IMG]", "[IMG_BREAK]", "[IMG_END]", "<unused>"),  # an even number, for two ranks
+    *("<|image_start|>", "<|tile_x_separator|>", "<|tile_y_separator|>", "<|image|>"),
+    *("<|patch|>", "<|image_end|>"),
 ]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {word: 256 + place for place, word in enumerate(SPECIAL)}
@@ -185,6 +193,91 @@ GEMMA: dict[str, Any] = {
     "eoi_token_index": IDS["<end_of_image>"],
     "image_token_index": IDS["<image_soft_token>"],
 }
+GEMMA4: dict[str, Any] = {
+    "text_config": {
+        **GEMMA["text_config"],
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention", "full_attention"] * 2],
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+        "pad_token_id": 0,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "intermediate_size": 40,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 32,
+        "standardize": True,
+    },
+    "audio_config": None,
+    "boi_token_id": IDS["<start_of_image>"],
+    "eoi_token_id": IDS["<end_of_image>"],
+    "image_token_id": IDS["<image_soft_token>"],
+    "video_token_id": IDS["<unused>"],
+    "audio_token_id": IDS["<unused>"],
+}
+GEMMA4_MARKS = ("image_token_id", "video_token_id", "audio_token_id")
+# Images are causal, layers have inputs of their own, and linears of the tower limits.
+GEMMA4_SMALL: dict[str, Any] = {
+    **GEMMA4,
+    "text_config": {
+        **GEMMA4["text_config"],
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention", "full_attention"] * 3],
+        "attention_k_eq_v": False,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": TEXT["vocab_size"],
+        "num_kv_shared_layers": 2,
+        "enable_moe_block": False,
+        "pad_token_id": 3,
+        "use_bidirectional_attention": None,
+    },
+    "vision_config": {
+        **GEMMA4["vision_config"],
+        "use_clipped_linears": True,
+        "standardize": False,
+    },
+}
+LLAMA4: dict[str, Any] = {
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 4,
+        "head_dim": 8,
+        "intermediate_size_mlp": 40,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 16,
+        "floor_scale": 8,
+        "attn_scale": 0.3,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "image_size": 28,
+        "patch_size": 7,
+        "projector_input_dim": 24,
+        "projector_output_dim": 24,
+        "vision_output_dim": 24,
+    },
+    "boi_token_index": IDS["<|image_start|>"],
+    "eoi_token_index": IDS["<|image_end|>"],
+    "image_token_index": IDS["<|patch|>"],
+}
 PIXTRAL: dict[str, Any] = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -214,7 +307,10 @@ WHOLE = {"patch_size": 4, "merge_size": 2, "min_pixels": 256, "max_pixels": 2048
 CROPPED = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 EXACT = {"size": {"height": 30, "width": 30}}
 ROWS = {"size": {"longest_edge": 48}, "patch_size": {"height": 8, "width": 8}}
+BUDGET = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12}
+CANVAS = {"size": {"height": 28, "width": 28}, "max_patches": 4}
 GRID = {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6}
+LIMITS = ("input_min", "input_max", "output_min", "output_max")
 TURNS = """\
 {%- for message in messages -%}
 <|im_start|>{{ message['role'] }}
@@ -249,10 +345,28 @@ class ImageFamily:
         if self.sizes is GEMMA:
             is_image = found["input_ids"] == self.sizes["image_token_index"]
             found["token_type_ids"] = is_image.int()
+        if "image_position_ids" in found:
+            found.pop("num_soft_tokens_per_image")
+            is_image = found["input_ids"] == self.sizes["image_token_id"]
+            found["mm_token_type_ids"] = is_image.int()
         if "image_grid_thw" in found:
             is_image = found["input_ids"] == self.sizes["image_token_id"]
             found["mm_token_type_ids"] = is_image.int()
         return found
+
+
+class OwnCanvases:
+    """The tiles of our processor, scaled: that of transformers needs torchvision."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(CANVAS))
+        self._ours = CanvasProcessor(ProcessorFiles.read(folder, lambda name: [IDS[name]]))
+
+    def __call__(self, images: Sequence[Pixels], **_: Any) -> dict[str, Tensor]:
+        prepared = (self._ours.prepare(Image.fromarray(image)) for image in images)
+        tiles = [one.content for image in prepared for one in image.inputs]
+        pixels = [torch.from_numpy(tile["pixels"].copy()) for tile in tiles if tile is not None]
+        return {"pixel_values": torch.stack(pixels).permute(0, 3, 1, 2) / 255 * 2 - 1}
 
 
 IN_PROMPT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -268,6 +382,11 @@ FAMILIES = {
         ImageFamily("Qwen3VLMoe", QWEN3_MOE, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Qwen3_5", QWEN3_5, WHOLE, SQUARES, IN_PROMPT),
         ImageFamily("Gemma3", GEMMA, EXACT, "Gemma3ImageProcessorPil", "<start_of_image>"),
+        ImageFamily("Gemma4", GEMMA4, BUDGET, "Gemma4ImageProcessorPil", "<image_soft_token>"),
+        ImageFamily(
+            "Gemma4 small", GEMMA4_SMALL, BUDGET, "Gemma4ImageProcessorPil", "<image_soft_token>"
+        ),
+        ImageFamily("Llama4", LLAMA4, CANVAS, "", "<|image|>"),
         ImageFamily("Llava", LLAVA, CROPPED, "CLIPImageProcessorPil", "<image>"),
         ImageFamily("Mistral3", MISTRAL, ROWS, "PixtralImageProcessorPil", "[IMG]"),
         ImageFamily("Llava Pixtral", LLAVA_PIXTRAL, ROWS, "PixtralImageProcessorPil", "[IMG]"),
@@ -297,17 +416,27 @@ def image_model(name: str) -> ImageModel:
     kind = getattr(transformers, f"{architecture}ForConditionalGeneration")
     theirs = kind(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(len(name))
+    for label, tensor in theirs.named_buffers():
+        if label.rsplit(".")[-1] in LIMITS:
+            tensor.fill_(0.8 if label.endswith("max") else -0.7)
+        elif label.rsplit(".")[-1] in ("std_bias", "std_scale"):
+            tensor.normal_(1.0, 0.3, generator=generator)
     for label, tensor in theirs.named_parameters():
         is_norm = "norm" in label and label.endswith("weight")
         spread = 0.3 if is_norm or label.endswith("bias") else tensor[0].numel() ** -0.5
         tensor.normal_(1.0 if is_norm else 0.0, spread, generator=generator)
+    if architecture == "Gemma4":  # which reads such tokens as padding, where it has sampled them
+        theirs.get_input_embeddings().weight[[family.sizes[key] for key in GEMMA4_MARKS]] = 0.0
     folder = Path(mkdtemp(prefix=f"paceline-{architecture}-"))
     atexit.register(rmtree, folder)
     theirs.save_pretrained(folder)
     if family.sizes is QWEN3_MOE:
         as_published(folder / "model.safetensors")
-    processor = getattr(transformers, family.processor)(**family.settings)
-    processor.save_pretrained(folder)
+    if not family.processor:
+        processor: Any = OwnCanvases(folder)
+    else:
+        processor = getattr(transformers, family.processor)(**family.settings)
+        processor.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     template = TURNS.replace("IMAGE", family.mark)
     settings = {"chat_template": template, "eos_token": "<|im_end|>"}

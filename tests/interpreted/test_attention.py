@@ -1,5 +1,6 @@
 """Attention for a GPU against the slow truth, on stores that an interpreter can read."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -51,6 +52,21 @@ def test_rows_of_every_kind(
     held.lay_out()
     got = held.attend(query, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["triton", "triton_fixed"])
+@pytest.mark.parametrize("window", [None, 7])
+def test_positions_of_an_image_read_each_other(name: str, window: int | None) -> None:
+    batch, blocks = rows_of([(40, 40), (9, 30), (1, 12), (33, 70)], 8)
+    kv, ends = store_for(4, 2, 16, blocks, 8), batch.position + 1
+    for first, end in ((3, 37), (40, 49), (60, 70)):  # indices in the batch
+        ends[first:end] = batch.position[end - 1] + 1
+    query = torch.randn(batch.positions, 4, 16)
+    for ends_in_windows in (False, True):
+        batch = replace(batch, ends=ends, ends_in_windows=ends_in_windows)
+        expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
+        got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_are_capped() -> None:

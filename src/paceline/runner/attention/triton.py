@@ -69,7 +69,9 @@ class Triton(Attention):
     replay.
     """
 
-    support = AttentionSupport(device="cuda", mixed_graphs=True, latents=True, mixed_heads=True)
+    support = AttentionSupport(
+        device="cuda", mixed_graphs=True, latents=True, mixed_heads=True, whole_images=True
+    )
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
@@ -290,7 +292,7 @@ class TiledAttention(GraphAttention):
         is_small = query.element_size() < FLOAT_BYTES
         group = heads // seen.count
         pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
-        tile = pairs // group
+        tile, ends = pairs // group, batch.ends_for(window)
         tiles[(seen.count, positions // tile + self._rows)](
             query,
             kv.content,
@@ -299,6 +301,7 @@ class TiledAttention(GraphAttention):
             batch.row_start,
             out,
             self._bounds,
+            query if ends is None else ends,
             query if sinks is None else sinks,
             scale,
             window or 0,
@@ -314,6 +317,7 @@ class TiledAttention(GraphAttention):
             CELLS=64 if is_small and positions <= FEW and not seen.is_wide else 32,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
+            ENDS=ends is not None,
             num_warps=8 if seen.is_wide else 4,
             num_stages=2 if is_small else 1,
             launch_pdl=True,

@@ -72,7 +72,7 @@ class FixedAttention(GraphAttention):
         is_small = query.element_size() < FLOAT_BYTES
         group = heads // seen.count
         pairs = max(PAIRS[is_small], triton.next_power_of_2(group))
-        tile = pairs // group
+        tile, ends = pairs // group, batch.ends_for(window)
         how: dict[str, Any] = {
             "CELLS": 64 if is_small and not seen.is_wide else 32,
             "num_warps": 8 if seen.is_wide else 4,
@@ -86,6 +86,7 @@ class FixedAttention(GraphAttention):
             batch.row_start,
             out,
             self._bounds,
+            query if ends is None else ends,
             query if sinks is None else sinks,
             scale,
             window or 0,
@@ -100,6 +101,7 @@ class FixedAttention(GraphAttention):
             BLOCK=kv.block_size,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
+            ENDS=ends is not None,
             MASKED=True,
             launch_pdl=True,
             **how,

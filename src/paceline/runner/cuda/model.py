@@ -104,6 +104,8 @@ CUDA = BackendSupport(
             "layers.mlp.gated_experts",
             "layers.mlp.latent",
             "vision.deep",
+            "vision.reads_itself=always",
+            "vision.reads_itself=windowed",
         }
     )
     | TOWER_FEATURES

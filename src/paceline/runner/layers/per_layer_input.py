@@ -16,6 +16,7 @@ class TokenInputs:
 
     def __init__(self, factory: LayerFactory[Linear], spec: PerLayerInputs) -> None:
         self._width, self._scale = spec.norm.width, spec.scale
+        self.image_token = spec.image_token
         self._table = factory.read(spec.embedding).to(factory.dtype)  # [vocab, layers * width]
         self._linear, self._norm = factory.linear(spec.linear), factory.norm(spec.norm)
 
@@ -23,7 +24,8 @@ class TokenInputs:
         """The inputs [positions, layers, width]; `hidden` is the residual stream where it begins,
         [positions, width]."""
         found = self._norm(self._linear(hidden).view(len(tokens), -1, self._width))
-        known = tokens.where(tokens < len(self._table), 0)  # images have ids of their own
+        # On a GPU, images have ids behind those of all tokens.
+        known = tokens.where(tokens < len(self._table), self.image_token)
         embedded = F.embedding(known, self._table).view_as(found)
         return found.add_(embedded, alpha=self._scale).mul_(0.5**0.5)
 

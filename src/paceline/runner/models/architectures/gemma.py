@@ -8,7 +8,7 @@ from paceline.runner.models.architecture import AltUpSizes
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits, entry
 from paceline.runner.models.traits import AROUND, DecoderNames, TextPart, Traits
-from paceline.runner.vision import square
+from paceline.runner.vision import gemma4, square
 
 GEMMA2 = Traits(
     activation="gelu_pytorch_tanh",
@@ -61,10 +61,18 @@ IMAGES_AND_AUDIO = (
     "model.audio_tower.",
     "model.embed_audio.",
 )
+
+
+def gemma4_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """A file of a dense model may have numbers of experts too."""
+    return {} if read.get("enable_moe_block", True) else {"num_experts": None}
+
+
 # Norms without an offset, of values too; heads of another shape in layers without a window, whose
 # values are keys in the larger models.
 GEMMA4 = Traits(
     defaults=(("attention_multiplier", 1.0), ("global_head_dim", 512)),
+    entries=gemma4_entries,
     activation="gelu_pytorch_tanh",
     qk_norm=True,
     value_norm=True,
@@ -86,6 +94,7 @@ GEMMA4 = Traits(
         DecoderNames("model.language_model"),
         defaults=(),
         images=IMAGES_AND_AUDIO,
+        vision=gemma4.gemma4,
     ),
 )
 

@@ -34,6 +34,7 @@ def _look(
     begin,
     stop,
     position,
+    limit,
     window,
     log2_scale,
     state,
@@ -50,7 +51,7 @@ def _look(
     MASKED: tl.constexpr,
 ):
     """Attend to cells from `begin` to `stop`, of which those before `first` are not read; without a
-    mask if all queries see all of them."""
+    mask if all queries see all of them. A query sees cells before its `limit`."""
     q, more = asked
     peak, total, found = state
     dims, rest = tl.arange(0, WIDTH), DIM + tl.arange(0, REST_WIDTH)
@@ -83,7 +84,7 @@ def _look(
         if CAP > 0:
             scores = capped(scores, CAP)
         if MASKED:
-            seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
+            seen = (cell < stop)[None, :] & (cell[None, :] < limit[:, None])
             if window > 0:
                 seen = seen & (cell[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
@@ -108,6 +109,7 @@ def tiles(
     row_start,
     out,
     bounds,
+    ends,
     sinks,
     scale,
     window,
@@ -128,11 +130,13 @@ def tiles(
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
     MASKED: tl.constexpr = False,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
-    latent: see `decode`. If MASKED, tiles of keys that all queries see are computed as the others
-    are, so the queries beside one do not matter to its bits."""
+    latent: see `decode`. With ENDS, position i reads up to `ends[i]`, which is behind itself or
+    behind the last position of its image. If MASKED, tiles of keys that all queries see are
+    computed as the others are, so the queries beside one do not matter to its bits."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -162,7 +166,11 @@ def tiles(
         asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
     position = end - count + local
     lowest = end - count + skipped
+    limit = position + 1
     stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
+    if ENDS:
+        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
+        stop = tl.max(limit, 0)
     seen, begin = 0, 0
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
     if window > 0:
@@ -184,11 +192,11 @@ def tiles(
     row_table = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        asked, keys, row_table, seen, begin, clear, position, window, log2_scale, state,
+        asked, keys, row_table, seen, begin, clear, position, limit, window, log2_scale, state,
         block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        asked, keys, row_table, seen, clear, stop, position, window, log2_scale, state,
+        asked, keys, row_table, seen, clear, stop, position, limit, window, log2_scale, state,
         block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
