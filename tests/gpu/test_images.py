@@ -28,6 +28,7 @@ from tests.golden.image_models import (
     GEMMA4,
     GEMMA4_SMALL,
     IDS,
+    LLAMA4,
     QWEN,
     SIGLIP,
     random_image,
@@ -48,6 +49,7 @@ KINDS = {
     "qwen2_5_vl": (QWEN, "Qwen2_5_VLForConditionalGeneration", IDS["<|image_pad|>"], 8),
     "gemma3": (GEMMA, "Gemma3ForConditionalGeneration", IDS["<image_soft_token>"], 10),
     "gemma4": (GEMMA4, "Gemma4ForConditionalGeneration", IDS["<image_soft_token>"], 8),
+    "llama4": (LLAMA4, "Llama4ForConditionalGeneration", IDS["<|patch|>"], 14),
     "gemma4 small": (GEMMA4_SMALL, "Gemma4ForConditionalGeneration", IDS["<image_soft_token>"], 8),
 }
 IN_ALL_WAYS = ("smolvlm", "qwen2_5_vl")
@@ -55,6 +57,7 @@ WHOLE = {"disable_chunked_mm_input": True}  # positions of an image read each ot
 SIZES = {
     "smolvlm": [(30, 30)] * 4,
     "gemma3": [(30, 30)] * 4,
+    "llama4": [(28, 28)] * 4,
 }
 OF_ANY_SIZE = [(16, 24), (24, 16), (16, 16), (32, 8)]  # height and width in pixels
 

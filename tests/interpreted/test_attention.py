@@ -9,6 +9,7 @@ import torch
 from paceline.runner.attention import triton
 from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
+from paceline.runner.chunked_attention import ChunkedStep, InChunks
 from paceline.runner.cuda.kernels.attention import head_groups
 from paceline.runner.cuda.kernels.attention.context_parts import ContextCut
 from paceline.runner.kv_store import KVStore
@@ -67,6 +68,22 @@ def test_positions_of_an_image_read_each_other(name: str, window: int | None) ->
         expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
         got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("counts", ROWS, ids=str)
+def test_chunks_in_place_of_windows(counts: Rows) -> None:
+    batch, blocks = rows_of(counts, 8)
+    kv = store_for(4, 2, 16, blocks, 8)
+    query = torch.randn(batch.positions, 4, 16)
+    expected = ChunkedStep(load("sdpa"), batch, kv, 24).attend(query, 1, 24, 0.3)
+    for name in ("triton", "triton_fixed"):
+        held = load(name).prepare_mixed_graph(
+            batch, kv, bounds_of(counts), len(counts), Queries(4, torch.float32, has_chunks=True)
+        )
+        held.lay_out()
+        for prepared in (held, load(name).prepare(batch, kv)):
+            got = InChunks(prepared).attend(query, 1, 24, 0.3)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_are_capped() -> None:

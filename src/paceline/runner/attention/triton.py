@@ -70,7 +70,12 @@ class Triton(Attention):
     """
 
     support = AttentionSupport(
-        device="cuda", mixed_graphs=True, latents=True, mixed_heads=True, whole_images=True
+        device="cuda",
+        mixed_graphs=True,
+        chunks=True,
+        latents=True,
+        mixed_heads=True,
+        whole_images=True,
     )
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:

@@ -8,6 +8,7 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.attention.context_parts import first_seen
 from paceline.runner.cuda.kernels.layers import capped
 
 
@@ -85,8 +86,8 @@ def _look(
             scores = capped(scores, CAP)
         if MASKED:
             seen = (cell < stop)[None, :] & (cell[None, :] < limit[:, None])
-            if window > 0:
-                seen = seen & (cell[None, :] > position[:, None] - window)
+            if window != 0:
+                seen = seen & (cell[None, :] >= first_seen(position, window)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         # If nothing of a tile is visible, the maximum is -inf, and -inf - -inf is NaN.
@@ -171,12 +172,10 @@ def tiles(
     if ENDS:
         limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
         stop = tl.max(limit, 0)
-    seen, begin = 0, 0
+    seen = first_seen(lowest, window)  # from here on, some query sees
+    begin = seen // CELLS * CELLS
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
-    if window > 0:
-        seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
-        begin = seen // CELLS * CELLS
-    if MASKED or window > 0:
+    if MASKED or window != 0:
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
