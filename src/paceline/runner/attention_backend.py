@@ -104,8 +104,8 @@ class Prepared(ABC):
         `rank` numbers of a result are meant, and there may be no others. Consecutive heads share
         keys, in equal groups. With a window, a position attends to itself and the window - 1
         positions before it; on a GPU, with a window below zero, to those of its chunk of so many
-        positions, up to itself. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are
-        additional softmax scores, one per head, without a value.
+        positions, up to itself. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads]
+        are additional softmax scores, one per head, without a value.
         """
 
     def attend_new(

@@ -47,7 +47,7 @@ class PartList:
     """
 
     def __init__(self, batch: Batch, bounds: Tensor | None, window: int, cut: ContextCut) -> None:
-        """For all rows, or those up to `bounds[0]`; a window of 0 is none, and one below 0 a chunk."""
+        """For all rows, or those up to `bounds[0]`; 0 is no window, and below 0 is a chunk."""
         self._batch, self._bounds, self._window, self._cut = batch, bounds, window, cut
         # Row (none: -1), context, first tile, cell after the last, first part of the row, parts.
         self.parts = torch.full(
