@@ -87,6 +87,7 @@ RENAMED: dict[str, Callable[[str], str]] = {
     "nemotronh": lambda name: name.replace("model.", "backbone."),
     "nemotronhmoe": lambda name: name.replace("model.", "backbone."),
     "gptoss": lambda name: name.replace("sinks", "sinks.weight"),
+    "gemma4": lambda name: name.replace("layer_scalar", "layer_scalar.weight"),
     "ernie4_5_moe": lambda name: name.replace("gate.moe_statics", "moe_statics"),
 }
 
@@ -117,6 +118,7 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 
 # Architectures that have inputs of experts before their outputs.
 TRANSPOSED = ("gptoss", "llama4")
+SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 
 
 def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Tensors:
@@ -128,6 +130,8 @@ def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Ten
     if linear in ("down_proj", "up_proj"):
         stem = linear.removesuffix("_proj")
         return {f"blk.{layer}.ffn_{stem}_exps.{kind}": np.ascontiguousarray(array)}
+    if architecture == "gemma4":
+        return {f"blk.{layer}.ffn_gate_up_exps.{kind}": array}
     if architecture == "gptoss":
         gate, up = array[:, ::2], array[:, 1::2]
     else:
@@ -173,12 +177,18 @@ def write_latent(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
         writer.add_value_length_mla(values)
 
 
+STORED_BUFFERS = ("correction_bias", "layer_scalar")
+
+
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
     config, tensors = model.config, {}
-    corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
-    for name, tensor in (*model.named_parameters(), *corrections):
+    buffers = [one for one in model.named_buffers() if one[0].endswith(STORED_BUFFERS)]
+    for name, tensor in (*model.named_parameters(), *buffers):
         array = tensor.numpy()
+        if ".router." in name and (scale := SCALES.get(".".join(name.split(".")[-2:]))):
+            tensors[f"blk.{name.split('.')[2]}.{scale}"] = array
+            continue
         if architecture == "deepseekv3" and ".kv_b_proj." in name:
             tensors |= keys_and_values(name, array, config)
             continue
@@ -271,6 +281,34 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
+def write_gemma4(writer: gguf.GGUFWriter, config: Any) -> Tensors:
+    """What layers without a window have otherwise; returns the factors of their frequencies."""
+    kinds = [one == "sliding_attention" for one in config.layer_types]
+    local, other = (config.per_layer_config[kinds.index(one)] for one in (True, False))
+    writer.add_sliding_window_pattern(kinds)
+    writer.add_key_length(other.head_dim)
+    writer.add_key_length_swa(local.head_dim)
+    heads = [(local if one else other).num_key_value_heads for one in kinds]
+    writer.add_head_count_kv(heads)
+    reading, inner = config.num_kv_shared_layers, config.intermediate_size
+    wide = 2 * inner if config.use_double_wide_mlp else inner
+    own = config.num_hidden_layers - reading
+    writer.add_feed_forward_length([inner] * own + [wide] * reading)
+    writer.add_shared_kv_layers(reading)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    ropes, pairs = config.rope_parameters, other.head_dim // 2
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(other.head_dim)
+    rotating = int(pairs * ropes["full_attention"].get("partial_rotary_factor", 1.0))
+    factors = [1.0] * rotating + [1e30] * (pairs - rotating)
+    return {"rope_freqs.weight": np.array(factors, np.float32)}
+
+
 def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
     written = {
         "logit_scale": writer.add_logit_scale,
@@ -311,6 +349,18 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def write_heads(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    if architecture in WITH_STATES:
+        write_states(writer, architecture, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if hasattr(config, "kv_lora_rank"):
+        write_latent(writer, architecture, config)
+        return
+    width = config.hidden_size // config.num_attention_heads
+    writer.add_key_length(getattr(config, "head_dim", width))
+
+
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
     writer = gguf.GGUFWriter(path, CALLED.get(architecture, architecture))
     writer.add_block_count(config.num_hidden_layers)
@@ -319,24 +369,19 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
     if architecture == "lfm2":  # which adjusts the number of its file
         inner = tensors["blk.0.ffn_down.weight"].shape[1]
-    if "nemotron" not in architecture:  # of each layer
-        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    if architecture in WITH_STATES:
-        write_states(writer, architecture, config)
+    if architecture == "gemma4":
+        tensors = {**tensors, **write_gemma4(writer, config)}
     else:
-        writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    if hasattr(config, "kv_lora_rank"):
-        write_latent(writer, architecture, config)
-    else:
-        writer.add_key_length(head_dim)
+        write_heads(writer, architecture, config)
+        if "nemotron" not in architecture:  # of each layer
+            writer.add_feed_forward_length(inner)
     if found := [one for one in RMS_EPS if hasattr(config, one)]:
         writer.add_layer_norm_rms_eps(getattr(config, found[0]))
     else:
         eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
         writer.add_layer_norm_eps(getattr(config, eps))
-    if hasattr(config, "rope_parameters"):
+    if hasattr(config, "rope_parameters") and architecture != "gemma4":
         write_rope(writer, config)
     write_multipliers(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
@@ -345,8 +390,10 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_bos_token_id(1)
     chooses = hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k")
     has_experts = chooses and getattr(config, "num_local_experts", 1)
-    if has_experts and architecture != "nemotronh":
+    if has_experts and architecture not in ("nemotronh", "gemma4"):
         write_experts(writer, architecture, config)
+    if getattr(config, "final_logit_softcapping", None) and architecture == "gemma4":
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -375,6 +422,7 @@ NAMED_BY_PACKAGE = (
     "ernie4_5_moe",
     "exaone4",
     "exaonemoe",
+    "gemma4",
     "glm4",
     "glm4moe",
     "gptoss",
@@ -411,6 +459,7 @@ CASES = [
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
     Case("llama4", "long chunks"),
+    *(Case("gemma4", variant) for variant in ("experts", "small")),
 ]
 
 

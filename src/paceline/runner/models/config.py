@@ -343,10 +343,12 @@ class ModelConfig:
         architecture = gguf_config.architecture(name, read)
         traits = gguf_config.of_file(read, find(architecture), tensors)
         read = gguf_config.with_defaults(read, traits)
-        if traits.states is not None:
+        if traits.states is not None or traits.header is not None:
             named = hf_config.Found(architecture, traits)
             entries = gguf_config.as_hf(raw, read, traits, tensors)
-            return cls._of_hf(named, hf_config.of_decoder(entries, named))
+            found = cls._of_hf(named, hf_config.of_decoder(entries, named))
+            unread = gguf_config.unread(found.layers, found.reading_layers)
+            return replace(found, ignored=(*found.ignored, *unread))
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")
