@@ -15,7 +15,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import LLAMA3, SIZES, Case, tokens_of
-from tests.golden.support import made, same, their_logits
+from tests.golden.support import config_of, made, model_class, same, their_logits
 from tests.runner.sequences import OnCPU, logits_of
 
 # Names of llama.cpp, written down once more: the test shall not believe the code.
@@ -65,10 +65,13 @@ CALLED = {
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "gptoss": "gpt-oss",
+    "qwen3_5": "qwen35",
+    "qwen3_5moe": "qwen35moe",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
 WITH_SHARED = ("deepseekv2", "deepseekv3", "dots1", "exaonemoe", "glm4moe", "nemotronhmoe")
 WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "nemotronh", "nemotronhmoe")
+QWENS = ("qwen3next", "qwen3_5", "qwen3_5moe")  # whose states are gated delta nets
 RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
 GEMMA_NORMS = {
@@ -99,9 +102,10 @@ def gguf_name(name: str, architecture: str) -> str:
         name = name.replace("_correction_bias", "_correction.bias")
         name = RENAMED.get(architecture, lambda one: one)(name)
         name = name.replace(".dt_bias", ".dt_proj.bias")
-        found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
-        assert found is not None, name
-        return found
+        for one in (kind, gguf.MODEL_ARCH.LLAMA):  # it knows no plain MLPs in Qwen3-Next
+            if found := gguf.get_tensor_name_map(one, 9).get_name(name, (".weight", ".bias")):
+                return found
+        raise AssertionError(name)
     stem, _, kind = name.rpartition(".")
     names = {**NAMES, **(GEMMA_NORMS if architecture in GEMMAS else NORMS)}
     if stem in names:
@@ -177,6 +181,36 @@ def write_latent(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
         writer.add_value_length_mla(values)
 
 
+def tiled(array: np.ndarray[Any, Any], config: Any, axis: int) -> np.ndarray[Any, Any]:
+    """Heads of values in the order of llama.cpp: the first of each head of keys, then the second."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    shape = (*array.shape[:axis], keys, heads // keys, -1, *array.shape[axis + 1 :])
+    return array.reshape(shape).swapaxes(axis, axis + 1).reshape(array.shape)
+
+
+def delta_of(name: str, array: np.ndarray[Any, Any], config: Any) -> dict[str, Any]:
+    """The tensors of a gated delta net, of Qwen3-Next and of Qwen3.5, by HF's names."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    part = name.split("linear_attn.")[-1]
+    if part == "in_proj_qkvz.weight":  # of each head of keys
+        heads, dim = config.linear_num_key_heads, config.linear_key_head_dim
+        values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+        cuts = np.cumsum([dim, dim, values])
+        *qkv, gates = np.split(array.reshape(heads, -1, array.shape[1]), cuts, axis=1)
+        stem = name.replace("in_proj_qkvz", "in_proj_{}")
+        found = np.concatenate([one.reshape(-1, array.shape[1]) for one in qkv])
+        return {
+            stem.format("qkv"): found,
+            stem.format("z"): gates.reshape(-1, array.shape[1]),
+        }
+    if config.model_type == "qwen3_next" or part == "norm.weight":
+        return {name: array}
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        values = tiled(array[2 * keys :], config, 0)
+        return {name: np.concatenate((array[: 2 * keys], values))}
+    return {name: tiled(array, config, 1 if part == "out_proj.weight" else 0)}
+
+
 STORED_BUFFERS = ("correction_bias", "layer_scalar")
 
 
@@ -202,6 +236,14 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
         if architecture in PAIRED and ".k_proj." in name:
             array = paired(array, config.num_key_value_heads)
         if architecture in GEMMAS and name.endswith("norm.weight"):
+            array = array + 1
+        if architecture in QWENS and "linear_attn" in name:
+            if name.endswith("A_log"):
+                array = -np.exp(array)
+            for label, one in delta_of(name, array, config).items():
+                tensors[gguf_name(label, architecture)] = np.ascontiguousarray(one.squeeze())
+            continue
+        if architecture in QWENS and name.endswith("norm.weight"):
             array = array + 1
         if name.endswith("A_log"):
             array = -np.exp(array)
@@ -336,7 +378,7 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     if architecture == "ernie4_5_moe":
         shared = config.moe_num_shared_experts * config.moe_intermediate_size
         writer.add_expert_shared_feed_forward_length(shared)
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", *QWENS):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if architecture in WITH_SHARED:
         writer.add_expert_shared_count(first_of(config, "n_shared_experts", "num_shared_experts"))
@@ -349,6 +391,16 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def write_delta(writer: gguf.GGUFWriter, config: Any) -> None:
+    heads = config.linear_num_value_heads
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config.linear_value_head_dim)
+    writer.add_full_attention_interval(len(config.layer_types))
+
+
 def write_heads(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     if architecture in WITH_STATES:
         write_states(writer, architecture, config)
@@ -357,6 +409,8 @@ def write_heads(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None
     if hasattr(config, "kv_lora_rank"):
         write_latent(writer, architecture, config)
         return
+    if architecture in QWENS:
+        write_delta(writer, config)
     width = config.hidden_size // config.num_attention_heads
     writer.add_key_length(getattr(config, "head_dim", width))
 
@@ -366,7 +420,7 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
+    inner = first_of(config, "intermediate_size_mlp", "intermediate_size", "moe_intermediate_size")
     if architecture == "lfm2":  # which adjusts the number of its file
         inner = tensors["blk.0.ffn_down.weight"].shape[1]
     writer.add_head_count(config.num_attention_heads)
@@ -400,12 +454,22 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for name, array in tensors.items():
-        kept = Kind.F32 if array.ndim == 1 else kind
+        kept = Kind.F32 if array.ndim == 1 or array.shape[-1] % BLOCK else kind
         writer.add_tensor(name, gguf.quants.quantize(array, kept), raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+BLOCK = 32  # of the formats that are written here
+
+
+def quantized(array: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
+    """What is left of a matrix that is stored in a format; others are kept."""
+    if array.ndim == 1 or array.shape[-1] % BLOCK:
+        return array
+    return gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
 
 
 def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
@@ -442,6 +506,9 @@ NAMED_BY_PACKAGE = (
     "olmo3",
     "olmoe",
     "qwen2moe",
+    "qwen3_5",
+    "qwen3_5moe",
+    "qwen3next",
     "seedoss",
     "smollm3",
     "starcoder2",
@@ -546,3 +613,20 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
         write(path, "llama", theirs.config, changed)
         with pytest.raises(ConfigError, match=message):
             Model.load(open_checkpoint(path))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_heads_of_values_in_another_order_are_quantized_too(kind: Kind, tmp_path: Path) -> None:
+    """Rows are read in another order, and inputs are put in that of the columns."""
+    sizes = {"linear_value_head_dim": 16, "linear_key_head_dim": 16, "intermediate_size": 64}
+    config = model_class("qwen3_5").config_class(
+        **{**config_of(Case("qwen3_5")).to_dict(), **sizes}
+    )
+    theirs = model_class("qwen3_5")(config).eval().requires_grad_(False)
+    tensors = tensors_of(theirs, "qwen3_5")
+    rounded = {name: quantized(array, kind) for name, array in tensors.items()}
+    write(tmp_path / "coded.gguf", "qwen3_5", config, tensors, kind)
+    write(tmp_path / "plain.gguf", "qwen3_5", config, rounded)
+    tokens = tokens_of(30, seed=1)
+    found, due = (our_logits(tmp_path / f"{name}.gguf", tokens) for name in ("coded", "plain"))
+    same(found, due)

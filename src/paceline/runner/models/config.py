@@ -347,7 +347,8 @@ class ModelConfig:
             named = hf_config.Found(architecture, traits)
             entries = gguf_config.as_hf(raw, read, traits, tensors)
             found = cls._of_hf(named, hf_config.of_decoder(entries, named))
-            unread = gguf_config.unread(found.layers, found.reading_layers)
+            drafting = read.get("nextn_predict_layers", 0)
+            unread = gguf_config.unread(found.layers, found.reading_layers, drafting)
             return replace(found, ignored=(*found.ignored, *unread))
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting

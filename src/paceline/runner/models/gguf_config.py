@@ -84,12 +84,8 @@ def as_hf(
             f"a GGUF file of {raw['general.architecture']!r}, which has layers with states, is not "
             "supported: use the model in Hugging Face's format"
         )
-    if read.get("nextn_predict_layers"):
-        raise ConfigError(
-            f"{read.where}: layers that draft are not read in a model with states: convert it "
-            "without them (--no-mtp)"
-        )
-    layers, width = read.number("block_count"), read.number("embedding_length")
+    layers = read.number("block_count") - read.get("nextn_predict_layers", 0)
+    width = read.number("embedding_length")
     heads, names = most(read.need("attention.head_count")), tensors.names
     head_dim, eps = read.get("attention.key_length") or width // heads, norm_eps(read, Traits())
     entries = {
@@ -100,7 +96,9 @@ def as_hf(
             for layer in range(layers)
         ),
         "hidden_size": width,
-        "intermediate_size": most(read.need("feed_forward_length")),
+        "intermediate_size": most(
+            read.get("feed_forward_length") or read.need("expert_feed_forward_length")
+        ),
         "num_attention_heads": heads,
         "num_key_value_heads": most(read.need("attention.head_count_kv")),
         "head_dim": head_dim,
@@ -125,14 +123,15 @@ def with_factors(read: ConfigEntries, tensors: GGUFTensors) -> ConfigEntries:
     return replace(read, raw={**read.raw, f"{read.prefix}{ROPE_FACTORS}": factors})
 
 
-def unread(layers: int, reading: int) -> tuple[str, ...]:
+def unread(layers: int, reading: int, drafting: int) -> tuple[str, ...]:
     """What tensors begin with that files may have and no layer reads: keys and values of layers
-    that read those of others, the last ones."""
-    return tuple(
+    that read those of others, the last ones; and layers behind them, which draft tokens."""
+    shared = (
         f"blk.{layer}.attn_{name}."
         for layer in range(layers - reading, layers)
         for name in ("k", "v", "k_norm", "v_norm")
     )
+    return (*shared, *(f"blk.{layers + layer}." for layer in range(drafting)))
 
 
 def most(number: int | list[int]) -> int:
@@ -143,6 +142,7 @@ def most(number: int | list[int]) -> int:
 def layer_types(read: ConfigEntries, without: str) -> list[str]:
     """Layers without heads of keys have no attention; `without` is what they are instead."""
     counts: list[int] = read.need("attention.head_count_kv")
+    counts = counts[: len(counts) - read.get("nextn_predict_layers", 0)]
     return ["full_attention" if count else without for count in counts]
 
 

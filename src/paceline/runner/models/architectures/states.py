@@ -11,7 +11,11 @@ from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.gguf_config import layer_types
 from paceline.runner.models.hf_config import ALONE, BOTH, FULL, STATE
 from paceline.runner.models.linear_spec import Multiplier
-from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
+from paceline.runner.models.states.gated_delta import (
+    FROM_GGUF,
+    gated_delta,
+    gated_delta_by_key_head,
+)
 from paceline.runner.models.states.kda import kda
 from paceline.runner.models.states.mamba1 import mamba1
 from paceline.runner.models.states.mamba2 import mamba2
@@ -38,6 +42,23 @@ def qwen_entries(read: ConfigEntries) -> Mapping[str, Any]:
     }
 
 
+def qwen_header(read: ConfigEntries) -> Mapping[str, Any]:
+    heads = read.number("ssm.time_step_rank")
+    return {
+        FROM_GGUF: True,
+        "full_attention_interval": read.get("full_attention_interval", 4),
+        "linear_num_key_heads": read.number("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": read.number("ssm.state_size"),
+        "linear_value_head_dim": read.number("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": read.number("ssm.conv_kernel"),
+        "num_experts": read.get("expert_count"),
+        "num_experts_per_tok": read.get("expert_used_count"),
+        "moe_intermediate_size": read.get("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": read.get("expert_shared_feed_forward_length"),
+    }
+
+
 HEADS_THAT_DRAFT = ("mtp.",)
 QWEN_MTP = MTPNames(
     stem="mtp",
@@ -52,6 +73,8 @@ SHARED_WITH_GATE = ExpertTraits(
 )
 QWEN3_NEXT = Traits(
     qk_norm=True,
+    norms=NormNames(mlp_in_gguf="post_attention_norm"),
+    header=qwen_header,
     norm_offset=1.0,
     gated_attention=True,
     experts=SHARED_WITH_GATE,
@@ -61,7 +84,10 @@ QWEN3_NEXT = Traits(
     mtp=QWEN_MTP,
 )
 QWEN3_5 = Traits(
+    gguf="qwen35",
     qk_norm=True,
+    norms=NormNames(mlp_in_gguf="post_attention_norm"),
+    header=qwen_header,
     norm_offset=1.0,
     gated_attention=True,
     states=gated_delta,
@@ -395,6 +421,8 @@ ARCHITECTURES = {
     "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,
     "qwen3_5": QWEN3_5,
-    "qwen3_5moe": replace(QWEN3_5, experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))),
+    "qwen3_5moe": replace(
+        QWEN3_5, gguf="qwen35moe", experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))
+    ),
     "qwen3next": QWEN3_NEXT,
 }
