@@ -133,15 +133,16 @@ class GatedDeltaSizes:
             for name, size in outputs.items():
                 yield tensors.linear(f"{LAYER}.in_proj_{name}", f"ssm_{name}", (size, self.width))
             return
+        heads = self.value_heads
         parts = {
             "qkv": ("attn_qkv", channels, self._tiled(self.value_dim, channels - values)),
             "z": ("attn_gate", values, self._tiled(self.value_dim)),
-            "b": ("ssm_beta", self.value_heads, self._tiled(1)),
-            "a": ("ssm_alpha", self.value_heads, self._tiled(1)),
+            "b": ("ssm_beta", heads, self._tiled(1)),
+            "a": ("ssm_alpha", heads, self._tiled(1)),
         }
+        if not self.is_tiled:  # one tensor has rates and decays, by key head
+            parts |= {name: ("ssm_ba", heads, self._apart(name)) for name in "ba"}
         for name, (stored, size, rows) in parts.items():
-            if not self.is_tiled and name in "ba":  # one tensor has both, by key head
-                stored, rows = "ssm_ba", self._apart(name)
             linear = tensors.linear(f"{LAYER}.in_proj_{name}", stored, (size, self.width))
             yield linear_with_form(linear, rows=rows)
 
