@@ -182,7 +182,7 @@ def write_latent(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
 
 
 def tiled(array: np.ndarray[Any, Any], config: Any, axis: int) -> np.ndarray[Any, Any]:
-    """Heads of values in the order of llama.cpp: the first of each head of keys, then the second."""
+    """Heads of values as llama.cpp has them: the first of each head of keys, then the second."""
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     shape = (*array.shape[:axis], keys, heads // keys, -1, *array.shape[axis + 1 :])
     return array.reshape(shape).swapaxes(axis, axis + 1).reshape(array.shape)
@@ -191,7 +191,7 @@ def tiled(array: np.ndarray[Any, Any], config: Any, axis: int) -> np.ndarray[Any
 def delta_of(name: str, array: np.ndarray[Any, Any], config: Any) -> dict[str, Any]:
     """The tensors of a gated delta net, of Qwen3-Next and of Qwen3.5, by HF's names."""
     keys = config.linear_num_key_heads * config.linear_key_head_dim
-    part = name.split("linear_attn.")[-1]
+    part = name.partition("linear_attn.")[2]
     if part == "in_proj_qkvz.weight":  # of each head of keys
         heads, dim = config.linear_num_key_heads, config.linear_key_head_dim
         values = config.linear_num_value_heads // heads * config.linear_value_head_dim
