@@ -65,15 +65,24 @@ CALLED = {
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "gptoss": "gpt-oss",
+    "cohere": "command-r",
     "qwen3_5": "qwen35",
     "qwen3_5moe": "qwen35moe",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
 WITH_SHARED = ("deepseekv2", "deepseekv3", "dots1", "exaonemoe", "glm4moe", "nemotronhmoe")
-WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "nemotronh", "nemotronhmoe")
+WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "lfm2moe", "nemotronh", "nemotronhmoe")
 QWENS = ("qwen3next", "qwen3_5", "qwen3_5moe")  # whose states are gated delta nets
+LAYER_NORMS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "jais2": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "starcoder2": "norm_epsilon",
+}
 RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
+SHIFTED = (*GEMMAS, "gemma", "nemotron")  # norms multiply by 1 plus the weight
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -100,6 +109,7 @@ def gguf_name(name: str, architecture: str) -> str:
         called = CALLED.get(architecture, architecture)
         kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
         name = name.replace("_correction_bias", "_correction.bias")
+        name = name.replace("expert_bias", "expert_bias.bias")
         name = RENAMED.get(architecture, lambda one: one)(name)
         name = name.replace(".dt_bias", ".dt_proj.bias")
         for one in (kind, gguf.MODEL_ARCH.LLAMA):  # it knows no plain MLPs in Qwen3-Next
@@ -211,7 +221,7 @@ def delta_of(name: str, array: np.ndarray[Any, Any], config: Any) -> dict[str, A
     return {name: tiled(array, config, 1 if part == "out_proj.weight" else 0)}
 
 
-STORED_BUFFERS = ("correction_bias", "layer_scalar")
+STORED_BUFFERS = ("expert_bias", "correction_bias", "layer_scalar")
 
 
 def tensors_of(model: Any, architecture: str) -> Tensors:
@@ -235,7 +245,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = paired(array, config.num_attention_heads)
         if architecture in PAIRED and ".k_proj." in name:
             array = paired(array, config.num_key_value_heads)
-        if architecture in GEMMAS and name.endswith("norm.weight"):
+        if architecture in SHIFTED and name.endswith("norm.weight"):
             array = array + 1
         if architecture in QWENS and "linear_attn" in name:
             if name.endswith("A_log"):
@@ -249,7 +259,7 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = -np.exp(array)
         if "conv" in name:
             array = array.squeeze()
-        if "nemotron" in architecture and name.endswith((".A_log", ".D")):
+        if "nemotronh" in architecture and name.endswith((".A_log", ".D")):
             array = array[:, None]
         if architecture == "granitemoehybrid" and ".shared_mlp." in name:
             tensors |= shared_of(name, array, config.num_local_experts > 0)
@@ -285,10 +295,10 @@ def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
     heads = config.num_key_value_heads
     kinds = [heads if one == "full_attention" else 0 for one in config.layer_types]
     writer.add_head_count_kv(kinds)
-    if architecture == "lfm2":
+    if "lfm2" in architecture:
         writer.add_shortconv_l_cache(config.conv_L_cache)
         return
-    if "nemotron" in architecture:
+    if "nemotronh" in architecture:
         write_nemotron(writer, config)
         return
     if architecture == "granitemoehybrid":
@@ -428,13 +438,12 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
         tensors = {**tensors, **write_gemma4(writer, config)}
     else:
         write_heads(writer, architecture, config)
-        if "nemotron" not in architecture:  # of each layer
+        if "nemotronh" not in architecture:  # of each layer
             writer.add_feed_forward_length(inner)
-    if found := [one for one in RMS_EPS if hasattr(config, one)]:
-        writer.add_layer_norm_rms_eps(getattr(config, found[0]))
-    else:
-        eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
+    if (eps := LAYER_NORMS.get(architecture)) is not None:
         writer.add_layer_norm_eps(getattr(config, eps))
+    else:
+        writer.add_layer_norm_rms_eps(first_of(config, *RMS_EPS))
     if hasattr(config, "rope_parameters") and architecture != "gemma4":
         write_rope(writer, config)
     write_multipliers(writer, config)
@@ -478,6 +487,7 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 NAMED_BY_PACKAGE = (
     "arcee",
+    "cohere",
     "cohere2",
     "deepseekv2",
     "deepseekv3",
@@ -486,6 +496,7 @@ NAMED_BY_PACKAGE = (
     "ernie4_5_moe",
     "exaone4",
     "exaonemoe",
+    "gemma",
     "gemma4",
     "glm4",
     "glm4moe",
@@ -495,11 +506,14 @@ NAMED_BY_PACKAGE = (
     "granitemoehybrid",
     "hunyuandensev1",
     "hunyuanmoev1",
+    "jais2",
     "jamba",
     "lfm2",
+    "lfm2moe",
     "llama4",
     "minimaxm2",
     "ministral3",
+    "nemotron",
     "nemotronh",
     "nemotronhmoe",
     "olmo2",

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from paceline import LLM
-from tests.golden.image_models import FAMILIES, ImageModel, Pixels, image_model, random_image
+from tests.golden.image_models import FAMILIES, ImageModel, image_model
+from tests.golden.image_sizes import Pixels, random_image
 from tests.images.support import encode, file_of
 
 STEPS = 10

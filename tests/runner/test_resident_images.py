@@ -16,7 +16,8 @@ from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.files import open_checkpoint
-from tests.golden.image_models import IDS, Pixels, image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import IDS, Pixels, random_image
 from tests.runner.drafters import drafter_for
 from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks

@@ -26,7 +26,8 @@ from paceline.wiring.model_files import (
 )
 from paceline.wiring.vllm.values import as_json
 from tests.engine.support import tokenizer
-from tests.golden.image_models import image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import random_image
 from tests.hub.support import Hub, configured, serving
 
 LLAMA = {

@@ -151,6 +151,40 @@ LFM2 = Traits(
 )
 
 
+def lfm2_moe_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """The MLP of the first layers is as wide as config.json says."""
+    return {
+        **lfm2_entries(read),
+        "intermediate_size": read.number("intermediate_size", 7168),
+        "first_k_dense_replace": read.get("num_dense_layers", 2),
+    }
+
+
+def lfm2_moe_header(read: ConfigEntries) -> Mapping[str, Any]:
+    return {
+        **lfm2_header(read),
+        "num_experts": read.number("expert_count"),
+        "num_experts_per_tok": read.number("expert_used_count"),
+        "moe_intermediate_size": read.number("expert_feed_forward_length"),
+    }
+
+
+LFM2_MOE = replace(
+    LFM2,
+    entries=lfm2_moe_entries,
+    header=lfm2_moe_header,
+    experts=ExpertTraits(
+        "feed_forward",
+        gate="w1",
+        up="w3",
+        down="w2",
+        correction="expert_bias",
+        scores="sigmoid",
+        shares_sum_to_one=True,
+    ),
+)
+
+
 def bamba_entries(read: ConfigEntries) -> Mapping[str, Any]:
     """Half of each head rotates, in the layers that are listed."""
     attention, layers = read.get("attn_layer_indices", ()), read.number("num_hidden_layers")
@@ -420,6 +454,7 @@ ARCHITECTURES = {
     "kimilinear": KIMI_LINEAR,
     "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,
+    "lfm2moe": LFM2_MOE,
     "qwen3_5": QWEN3_5,
     "qwen3_5moe": replace(
         QWEN3_5, gguf="qwen35moe", experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))
