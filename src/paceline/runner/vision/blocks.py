@@ -114,7 +114,7 @@ def order_of(pairs: Pairs, dim: int) -> Tensor:
     return each.view(2, 2, -1).transpose(0, 1).flatten() if pairs == "quarters" else each
 
 
-class HeadNorms:
+class PatchHeadNorms:
     """Norms of queries, keys and values."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: VisionHeadNorms, order: Tensor) -> None:
@@ -153,7 +153,7 @@ class VisionBlock:
             self._qkv.reorder((heads + order).flatten())
         self._head_norms = None
         if spec.head_norms is not None:
-            self._head_norms = HeadNorms(factory, spec.head_norms, order)
+            self._head_norms = PatchHeadNorms(factory, spec.head_norms, order)
 
     def __call__(self, x: Tensor, groups: Groups, rotation: Rotation | None = None) -> Tensor:
         """[patches, width] to the same."""
