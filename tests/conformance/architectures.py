@@ -209,17 +209,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "num_dense_layers": 1,
     },
-    "mellum": {
-        **SOME,
-        "moe_intermediate_size": 16,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": 1e4}
-            for kind in ("full_attention", "sliding_attention")
-        },
-    },
+    "mellum": {**SOME, "moe_intermediate_size": 16},
     "youtu": MLA,
-    "cwm": {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     "cohere": {"hidden_size": 64},
     "jais2": {"hidden_size": 64, "attention_bias": True, "mlp_bias": True},
     "nemotron": {"partial_rotary_factor": 0.5},
@@ -280,6 +271,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "mellum": {
+        "some windows": {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 1e4}
+                for kind in ("full_attention", "sliding_attention")
+            },
+        },
+    },
     "falconh1": {
         "norm before gate": {"mamba_rms_norm": True},
         "norm behind gate": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},

@@ -9,6 +9,7 @@ from paceline.runner.models.architectures.experts import CORRECTED
 from paceline.runner.models.architectures.gemma import GEMMA2
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertTraits
+from paceline.runner.models.hf_config import FULL, SLIDING
 from paceline.runner.models.traits import NormNames, Traits
 
 
@@ -25,6 +26,13 @@ def hunyuan_entries(read: ConfigEntries) -> Mapping[str, Any]:
         "mlp_layer_types": read.get("mlp_layer_types", ["dense", *["sparse"] * (layers - 1)]),
         "routed_scaling_factor": read.get("router_scaling_factor", 2.826),
     }
+
+
+def cwm_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """The first of four layers has no window, by default."""
+    layers = range(read.number("num_hidden_layers"))
+    usual = [SLIDING if layer % 4 else FULL for layer in layers]
+    return {"layer_types": read.get("layer_types", usual)}
 
 
 def minitron_entries(read: ConfigEntries) -> Mapping[str, Any]:
@@ -53,7 +61,7 @@ ARCHITECTURES = {
     # Youtu: latent attention, and one MLP in each layer
     "youtu": Traits(latent=True, tied_embedding=True),
     # Code World Model: Llama with windows
-    "cwm": Traits(defaults=(("rope_theta", 1_000_000.0),)),
+    "cwm": Traits(defaults=(("rope_theta", 1_000_000.0),), entries=cwm_entries),
     # Gemma: norms before attention and MLP alone, and no windows
     "gemma": replace(GEMMA2, norms=NormNames(), global_every=1, score_cap=None, logit_cap=None),
     # VaultGemma: Gemma 2 without norms behind attention and MLP
