@@ -7,6 +7,7 @@ from torch import Tensor
 from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
@@ -91,6 +92,30 @@ def test_grouped_gemms_of_codes(
     assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedCodes)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+
+
+@on_hopper
+@pytest.mark.parametrize("rows", [5, 17, 64, 256, 3000])
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize(
+    ("experts", "chosen", "width", "inner"),
+    [(32, 4, 2880, 2880), (8, 2, 1024, 1536), (40, 3, 576, 320)],
+)
+def test_grouped_gemms_of_mxfp4(
+    experts: int, chosen: int, width: int, inner: int, rows: int, is_full: bool
+) -> None:
+    """One expert has no pairs, and one has those of many tiles."""
+    shape = experts, width, inner
+    weights = quantized_experts(shape, MATRICES["mxfp4"], "cuda", is_full, torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, experts, device="cuda")
+    scores[:, 1] -= 100
+    scores[: rows // 2, 3] += 100
+    kernel = expert_kernels(weights, (FewExperts, Fp4Experts, GroupedCodes)).of(rows)
+    assert isinstance(kernel, Fp4Experts)
+    got = added(kernel, x, scores, chosen)
+    close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+    assert torch.equal(got, added(kernel, x, scores, chosen))
 
 
 @on_hopper

@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.runner.cuda.experts.choice import ExpertRouter
 from paceline.runner.cuda.experts.coded import GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LibraryExperts
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 KERNELS: tuple[type[ExpertKernel], ...] = (
     HummingExperts,
     FewExperts,
+    Fp4Experts,
     LibraryExperts,
     Grouped,
     GroupedFp8,

@@ -63,7 +63,7 @@ ALIGNED = 1024  # buffers in shared memory start at multiples of it
 CAPABILITY = (9, 0)
 FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
 # Constants of the driver API.
-KINDS = {torch.bfloat16: 9, torch.float8_e4m3fn: 0}  # fp8 is copied as bytes
+KINDS = {torch.bfloat16: 9, torch.float8_e4m3fn: 0, torch.uint8: 0}  # fp8 is copied as bytes
 SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 3, 3, 8, 4, 6
 MAP_BYTES, MAP_ALIGNED = 128, 64
 
@@ -83,12 +83,13 @@ class LaunchConfig(Structure):
 
 
 class TensorMap(AddressHolder):
-    """A tensor map for the TMA: a tensor in bfloat16 or fp8, and the box that one copy fetches.
+    """A tensor map for the TMA: a tensor in bfloat16, fp8 or bytes, and the box that one copy
+    fetches. What is outside the tensor is zero.
 
-    Rows of a box are swizzled, so that eight of them can be read at once.
+    Rows of a box are swizzled, so that eight of them can be read at once; or they are adjacent.
     """
 
-    def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
+    def __init__(self, tensor: Tensor, box: Sequence[int], is_swizzled: bool = True) -> None:
         kind = KINDS[tensor.dtype]
         assert tensor.stride(-1) == 1
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
@@ -104,7 +105,7 @@ class TensorMap(AddressHolder):
             (c_uint32 * rank)(*reversed(box)),
             (c_uint32 * rank)(*[1] * rank),
         )
-        how = (0, SWIZZLE_128, PROMOTE_256, 0)
+        how = (0, SWIZZLE_128 if is_swizzled else 0, PROMOTE_256, 0)
         _expect(encode(self.address, kind, rank, *where, *how), "a tensor map")
 
 
