@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DECODED_ROWS, DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import GroupedFp8
@@ -88,8 +88,9 @@ def test_grouped_gemms_of_codes(
     weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    kernels = expert_kernels(weights, (FewExperts, GroupedCodes))
-    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedCodes)
+    kernels = expert_kernels(weights, (FewExperts, DecodedExperts, GroupedCodes))
+    due = DecodedExperts if rows >= DECODED_ROWS else GroupedCodes
+    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else due)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
 

@@ -7,14 +7,14 @@ import torch
 
 from paceline.runner.cuda.experts import few
 from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8, add_pairs
 from paceline.runner.cuda.experts.humming import gated_pairs, in_order
 from paceline.runner.cuda.experts.moe import expert_kernels
 from paceline.runner.cuda.experts.sort import inputs_of_pairs
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
-from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate, ExpertKernel
 from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
@@ -181,12 +181,12 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool, rows: int) -> None
 @pytest.mark.parametrize(
     "name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4", "mxfp4"]
 )
-@pytest.mark.parametrize("rows", [1, ALONE + 1])
-def test_grouped_gemms_of_codes(name: str, rows: int) -> None:
-    experts, chosen = 3, 2
+@pytest.mark.parametrize("kind", [FewExperts, GroupedCodes, DecodedExperts])
+def test_grouped_gemms_of_codes(name: str, kind: type[ExpertKernel]) -> None:
+    experts, chosen, rows = 3, 2, 1 if kind is FewExperts else ALONE + 1
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
-    kernel = expert_kernels(weights).of(rows)
-    assert isinstance(kernel, FewExperts if rows <= ALONE else GroupedCodes)
+    kernels = expert_kernels(weights).kernels
+    kernel = next(one for one in kernels if isinstance(one, kind))
     assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.cuda.experts.choice import ExpertRouter
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
@@ -44,6 +44,7 @@ KERNELS: tuple[type[ExpertKernel], ...] = (
     LibraryExperts,
     Grouped,
     GroupedFp8,
+    DecodedExperts,
     GroupedCodes,
 )
 # Those for which a position has the same bits in any company.
