@@ -64,7 +64,7 @@ CASES = [
     for kind, (matrices, bounds) in KINDS.items()
     for name in matrices
 ]
-ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 300)
+ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 256, 300)
 WIDE = (5120, 17408)
 
 

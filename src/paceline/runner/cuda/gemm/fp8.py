@@ -1,5 +1,7 @@
 """Linears of fp8 weights on the tensor cores for fp8: rows are quantized too."""
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +18,8 @@ from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 BLOCK = 128  # inputs and outputs of a block that has one scale
 STREAMED_BYTES = 16 << 20  # of weights
-STREAMED_ROWS = {Use.NORMED: 256, Use.ADDED: 256, Use.GATED: 192}
+STREAMED_ROWS = 256
+STREAMED_USES = Use.NORMED, Use.ADDED, Use.GATED
 ALIGNED = 16  # what the library multiplies must be a multiple
 SCALES = 4  # the library takes a multiple of so many scales of blocks of an output
 
@@ -40,26 +43,28 @@ class Fp8Streamed(LinearKernel):
     name = "fp8_streamed"
 
     def __init__(
-        self, weights: LinearWeights, matrix: ScaledMatrix, wave: Wave, most_rows: int
+        self, weights: LinearWeights, matrix: ScaledMatrix, waves: Mapping[int, Wave]
     ) -> None:
-        self._weights, self._matrix, self._wave = weights, matrix, wave
-        self.most_rows = most_rows
-        self._map = TensorMap(matrix.weight, (wave.lines, BLOCK))
+        """`waves`: by the most rows that they take."""
+        self._weights, self._matrix = weights, matrix
+        self.most_rows = max(waves)
+        maps = (TensorMap(matrix.weight, (wave.lines, BLOCK)) for wave in waves.values())
+        self._waves = [(*each, box) for each, box in zip(waves.items(), maps, strict=True)]
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Fp8Streamed | None":
         matrix = fp8_of(weights)
         is_plain = weights.bias is None and weights.dtype == torch.bfloat16
-        if matrix is None or not is_plain or not matrix.is_by_row or use not in STREAMED_ROWS:
+        if matrix is None or not is_plain or not matrix.is_by_row or use not in STREAMED_USES:
             return None
         device = matrix.weight.device
         if matrix.weight.numel() < STREAMED_BYTES or not can_compile(device):
             return None
         outputs, inputs = matrix.shape
-        wave = Wave.of(inputs // 2, outputs, processors_of(device))  # two inputs are one of bf16
-        return (
-            None if wave is None else cls(weights, matrix, wave, wave.most_rows(STREAMED_ROWS[use]))
-        )
+        sizes = inputs // 2, outputs, processors_of(device)  # two inputs are one of bf16
+        waves = Wave.of(*sizes), Wave.of(*sizes, most=1, rounds=2) if use is Use.GATED else None
+        found = {one.most_rows(STREAMED_ROWS): one for one in waves if one is not None}
+        return cls(weights, matrix, dict(sorted(found.items()))) if waves[0] is not None else None
 
     def plain(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
@@ -82,12 +87,11 @@ class Fp8Streamed(LinearKernel):
     def _run(self, outcome: Outcome, x: Tensor, out: Tensor, floor: float | None) -> None:
         codes, scale = quantized_rows(x, self._weights.factor, floor)
         rows, inputs = x.shape
-        kernel = kernel_for(self._wave, -(-rows // TILE), outcome, is_fp8=True)
+        wave, lines = next((wave, box) for most, wave, box in self._waves if rows <= most)
+        kernel = kernel_for(wave, -(-rows // TILE), outcome, is_fp8=True)
         given = TensorMap(codes, (rows, BLOCK))
         shape = rows, inputs, out.shape[1], 0.0
-        kernel.launch(
-            self._wave.programs, (self._map, given, out, *shape, scale, self._matrix.scale)
-        )
+        kernel.launch(wave.programs, (lines, given, out, *shape, scale, self._matrix.scale))
 
 
 class Fp8Library(QuantizedInputs):

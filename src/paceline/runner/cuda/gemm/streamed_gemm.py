@@ -32,6 +32,7 @@ MOST_STAGES, MOST_SPLIT = 12, 2
 LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
 MOST_SUMS = 204  # of a thread, which has 240 registers
 MOST_FETCHED = 256  # rows at a time
+MOST_COLUMNS = 256  # of an instruction
 LEAST_BYTES = 32 << 20  # of weights: smaller ones are read before a wave has started
 GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a wave saves a kernel, for one tile of rows
 BUSY = 0.9  # share of multiprocessors that a wave must use to pay
@@ -41,7 +42,7 @@ MOST_ROWS = {Use.NORMED: 64, Use.ADDED: 128, Use.GATED: 192}
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """How the outputs of a linear are split among multiprocessors, in one wave."""
+    """How the outputs of a linear are split among multiprocessors, in one wave or more."""
 
     lines: int
     split: int
@@ -54,10 +55,13 @@ class Wave:
         processors: int,
         least: int = LEAST_LINES,
         most: int = MOST_SPLIT,
+        rounds: int = 1,
     ) -> "Wave | None":
-        """Split inputs among as few programs as possible; None if no wave uses the GPU well."""
+        """Split inputs among as few programs as possible; None if no wave uses the GPU well. With
+        more `rounds` a program has fewer outputs, for more rows."""
         if outputs % (2 * PIECE):  # pieces are written whole, also of either half
             return None
+        processors *= rounds
         for split in range(1, most + 1):
             tiles = processors // split
             lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
@@ -81,6 +85,10 @@ class Wave:
         stages = self.stages(tiles) * (GROUPS * self.lines + tiles * TILE) * ROW_BYTES
         sums = tiles * TILE * (GROUPS * self.lines * 4 + 32)
         return ALIGNED + max(stages, sums)
+
+    def is_by_row(self, tiles: int) -> bool:
+        """Whether warpgroups share so many tiles of rows, and not the outputs."""
+        return tiles % GROUPS == 0 and GROUPS * self.lines <= MOST_COLUMNS
 
     def fits(self, tiles: int) -> bool:
         held = tiles * self.lines // 2
@@ -166,10 +174,13 @@ def source_for(
 ) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": wave.stages(tiles)}
+    is_by_row = wave.is_by_row(tiles)
     sizes |= {
         "LINES": wave.lines,
+        "BY_ROWS": int(is_by_row),
         "SPLIT": wave.split,
         "NORMED": int(is_normed),
         "SCALED": int(is_fp8),
     }
-    return source_of("streamed_gemm", sizes, multiply("multiply", wave.lines, is_fp8=is_fp8))
+    columns = GROUPS * wave.lines if is_by_row else wave.lines
+    return source_of("streamed_gemm", sizes, multiply("multiply", columns, is_fp8=is_fp8))
