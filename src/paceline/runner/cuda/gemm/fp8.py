@@ -1,6 +1,7 @@
 """Linears of fp8 weights on the tensor cores for fp8: rows are quantized too."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.library import QuantizedInputs
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Wave, kernel_for
+from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Scales, Wave, kernel_for
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.nvrtc import TensorMap, can_compile
 from paceline.runner.tensors import processors_of
@@ -41,6 +42,7 @@ class Fp8Streamed(LinearKernel):
     `streamed_gemm.cu`."""
 
     name = "fp8_streamed"
+    scales: ClassVar[Scales] = "rows"
 
     def __init__(
         self, weights: LinearWeights, matrix: ScaledMatrix, waves: Mapping[int, Wave]
@@ -55,15 +57,20 @@ class Fp8Streamed(LinearKernel):
     def of(cls, weights: LinearWeights, use: Use) -> "Fp8Streamed | None":
         matrix = fp8_of(weights)
         is_plain = weights.bias is None and weights.dtype == torch.bfloat16
-        if matrix is None or not is_plain or not matrix.is_by_row or use not in STREAMED_USES:
+        if matrix is None or not is_plain or use not in STREAMED_USES:
+            return None
+        if matrix.is_by_row != (cls.scales == "rows"):
             return None
         device = matrix.weight.device
         if matrix.weight.numel() < STREAMED_BYTES or not can_compile(device):
             return None
         outputs, inputs = matrix.shape
+        if not matrix.is_by_row and (outputs % (2 * BLOCK) or inputs % BLOCK):
+            return None
         sizes = inputs // 2, outputs, processors_of(device)  # two inputs are one of bf16
         waves = Wave.of(*sizes), Wave.of(*sizes, most=1, rounds=2) if use is Use.GATED else None
-        found = {one.most_rows(STREAMED_ROWS): one for one in waves if one is not None}
+        limit = STREAMED_ROWS, cls.scales
+        found = {one.most_rows(*limit): one for one in waves if one is not None}
         return cls(weights, matrix, dict(sorted(found.items()))) if waves[0] is not None else None
 
     def plain(self, x: Tensor) -> Tensor:
@@ -85,13 +92,21 @@ class Fp8Streamed(LinearKernel):
         self._run("ADD", x, total, None)
 
     def _run(self, outcome: Outcome, x: Tensor, out: Tensor, floor: float | None) -> None:
-        codes, scale = quantized_rows(x, self._weights.factor, floor)
+        group = 0 if self._matrix.is_by_row else BLOCK
+        codes, scale = quantized_rows(x, self._weights.factor, floor, group)
         rows, inputs = x.shape
         wave, lines = next((wave, box) for most, wave, box in self._waves if rows <= most)
-        kernel = kernel_for(wave, -(-rows // TILE), outcome, is_fp8=True)
+        kernel = kernel_for(wave, -(-rows // TILE), outcome, scales=self.scales)
         given = TensorMap(codes, (rows, BLOCK))
         shape = rows, inputs, out.shape[1], 0.0
         kernel.launch(wave.programs, (lines, given, out, *shape, scale, self._matrix.scale))
+
+
+class Fp8Blocks(Fp8Streamed):
+    """The same, with scales of blocks. Few rows are faster without quantizing them."""
+
+    name = "fp8_blocks"
+    scales = "blocks"
 
 
 class Fp8Library(QuantizedInputs):

@@ -25,6 +25,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
 from paceline.runner.tensors import processors_of
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
+Scales = Literal["none", "rows", "blocks"]  # of fp8
 
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
 ROW_BYTES = DEPTH * 2
@@ -70,9 +71,9 @@ class Wave:
                 return Wave(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
         return None
 
-    def most_rows(self, limit: int) -> int:
+    def most_rows(self, limit: int, scales: Scales = "none") -> int:
         """Rows that fit into a program, `limit` at most."""
-        tiles = next(n for n in count() if not self.fits(n + 1))
+        tiles = next(n for n in count() if not self.fits(n + 1, scales))
         return min(limit, tiles * TILE)
 
     def stages(self, tiles: int) -> int:
@@ -90,8 +91,8 @@ class Wave:
         """Whether warpgroups share so many tiles of rows, and not the outputs."""
         return tiles % GROUPS == 0 and GROUPS * self.lines <= MOST_COLUMNS
 
-    def fits(self, tiles: int) -> bool:
-        held = tiles * self.lines // 2
+    def fits(self, tiles: int, scales: Scales = "none") -> bool:
+        held = tiles * self.lines // 2 * (2 if scales == "blocks" else 1)
         is_held = held <= MOST_SUMS and tiles * TILE <= MOST_FETCHED
         return is_held and self.shared(tiles) <= SHARED_BYTES
 
@@ -163,24 +164,28 @@ class Streamed(LinearKernel):
 
 @cache
 def kernel_for(
-    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, scales: Scales = "none"
 ) -> Kernel:
-    source = source_for(wave, tiles, outcome, is_normed, is_fp8)
+    source = source_for(wave, tiles, outcome, is_normed, scales)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, wave.shared(tiles), wave.split)
 
 
 def source_for(
-    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, scales: Scales = "none"
 ) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": wave.stages(tiles)}
-    is_by_row = wave.is_by_row(tiles)
+    # Of gate and up, a warpgroup would have more blocks than it knows scales of.
+    is_halved = scales == "blocks" and outcome in ("SILU", "GELU")
+    is_by_row = wave.is_by_row(tiles) and not is_halved
     sizes |= {
         "LINES": wave.lines,
         "BY_ROWS": int(is_by_row),
         "SPLIT": wave.split,
         "NORMED": int(is_normed),
-        "SCALED": int(is_fp8),
+        "SCALED": int(scales != "none"),
+        "BLOCKED": int(scales == "blocks"),
     }
     columns = GROUPS * wave.lines if is_by_row else wave.lines
-    return source_of("streamed_gemm", sizes, multiply("multiply", columns, is_fp8=is_fp8))
+    instruction = multiply("multiply", columns, is_fp8=scales != "none")
+    return source_of("streamed_gemm", sizes, instruction)
