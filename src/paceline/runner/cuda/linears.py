@@ -33,9 +33,9 @@ from paceline.runner.weights.quantized_matrix import OrderedMatrix
 from paceline.runner.weights.renewal import Lazy
 
 ORDERED: Sequence[type[LinearKernel]] = (
-    Humming,
     Int4Panels,
     PanelsDecoded,
+    Humming,
     CodedFew,
     CodedDecoded,
 )
@@ -90,10 +90,10 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Fp8Library,
     Int8Library,
     ScaledDecoded,
-    Humming,
     Int4Gemv,
     Int4Panels,
     PanelsDecoded,
+    Humming,
     CodedFew,
     CodedDecoded,
     Ordered,

@@ -29,7 +29,7 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
 )
 
-DECODED_ROWS = 512
+DECODED_ROWS = 1024
 MOST_DECODED = 3 << 30  # weights of a linear of all experts, of 2 bytes each
 MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
 

@@ -34,7 +34,8 @@ from paceline.runner.weights.fp4 import GROUP
 
 # As in the kernel.
 WARPGROUPS, LINES, DEPTH, MOST_EXPERTS = 4, 128, 128, 1024
-PAIRS = (16, 32, 64, 112)  # of a tile; with more, sums and weights of a thread exceed its registers
+# Of a tile. With more, sums and weights of a thread exceed its registers.
+PAIRS = 16, 32, 48, 64, 112
 MOST_STAGES = 12
 
 
@@ -113,8 +114,8 @@ class _Grouped:
 
 
 def tile_pairs(pairs: int, experts: int) -> int:
-    """Twice as many as an expert has on average, so that most have one tile."""
-    return next((most for most in PAIRS if most * experts >= 2 * pairs), PAIRS[-1])
+    """Half more than an expert has on average, so that most have one tile."""
+    return next((most for most in PAIRS if 2 * most * experts >= 3 * pairs), PAIRS[-1])
 
 
 @cache

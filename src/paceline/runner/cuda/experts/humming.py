@@ -22,6 +22,8 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertKernel,
     ExpertWeights,
 )
+from paceline.runner.cuda.kernels.nvrtc import can_compile
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 
 PAIRS = (0.25, 1, 4, 8, 16, 32, 64, 128)  # of an expert; each range has a kernel of its own
 COLUMNS = 1024  # of a program that computes gates
@@ -44,6 +46,9 @@ class HummingExperts(ExpertKernel):
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "HummingExperts | None":
+        gate_up = weights.gate_up
+        if isinstance(gate_up, Mxfp4Matrix) and can_compile(gate_up.weight.device):
+            return None  # our own kernel is faster
         given = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
         gate_up, down = (HummingMatrix.of(matrix, weights.dtype, bias) for matrix, bias in given)
         return None if gate_up is None or down is None else cls(weights, gate_up, down)

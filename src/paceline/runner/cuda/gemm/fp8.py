@@ -19,8 +19,11 @@ from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 BLOCK = 128  # inputs and outputs of a block that has one scale
 STREAMED_BYTES = 16 << 20  # of weights
-STREAMED_ROWS = 256
-STREAMED_USES = Use.NORMED, Use.ADDED, Use.GATED
+# Up to so many rows, this is faster than the library.
+STREAMED_ROWS: Mapping[Scales, Mapping[Use, int]] = {
+    "rows": {Use.NORMED: 192, Use.ADDED: 256, Use.GATED: 256},
+    "blocks": {Use.NORMED: 64, Use.ADDED: 128, Use.GATED: 128},
+}
 ALIGNED = 16  # what the library multiplies must be a multiple
 SCALES = 4  # the library takes a multiple of so many scales of blocks of an output
 
@@ -57,7 +60,8 @@ class Fp8Streamed(LinearKernel):
     def of(cls, weights: LinearWeights, use: Use) -> "Fp8Streamed | None":
         matrix = fp8_of(weights)
         is_plain = weights.bias is None and weights.dtype == torch.bfloat16
-        if matrix is None or not is_plain or use not in STREAMED_USES:
+        most = STREAMED_ROWS[cls.scales].get(use)
+        if matrix is None or not is_plain or most is None:
             return None
         if matrix.is_by_row != (cls.scales == "rows"):
             return None
@@ -69,8 +73,7 @@ class Fp8Streamed(LinearKernel):
             return None
         sizes = inputs // 2, outputs, processors_of(device)  # two inputs are one of bf16
         waves = Wave.of(*sizes), Wave.of(*sizes, most=1, rounds=2) if use is Use.GATED else None
-        limit = STREAMED_ROWS, cls.scales
-        found = {one.most_rows(*limit): one for one in waves if one is not None}
+        found = {one.most_rows(most, cls.scales): one for one in waves if one is not None}
         return cls(weights, matrix, dict(sorted(found.items()))) if waves[0] is not None else None
 
     def plain(self, x: Tensor) -> Tensor:
