@@ -119,7 +119,11 @@ class Int4Panels(FactoredLinear):
     def of(cls, weights: LinearWeights, use: Use) -> "Int4Panels | None":
         """All uses."""
         matrix = panels_of(weights)
-        return None if matrix is None else cls(weights, matrix)
+        if matrix is None:
+            return None
+        for rows in TILES:  # now, and not when the first step has so many
+            kernel_for(LaunchShape.of(rows, matrix.shape[0], matrix.group), use is Use.ADDED)
+        return cls(weights, matrix)
 
     def multiplied(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
