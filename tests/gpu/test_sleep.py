@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.core.errors import RequestError
 from paceline.engine.api import EngineUnavailable
+from paceline.runner.cuda.device_memory import DevicePools, Tag
 from paceline.runner.weights.safetensors import SINGLE
 from tests.gpu.support import ON_GPU
 from tests.wiring.support import real_model
@@ -78,8 +79,17 @@ def test_memory_is_given_back_and_tokens_are_the_same_afterwards(sleeper: LLM, t
 
 
 def test_weights_wake_up_before_kv_and_are_updated_in_between(
-    sleeper: LLM, folders: list[Path]
+    sleeper: LLM, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Pages are often those that were given back: here they have another content."""
+    restore = DevicePools.restore
+
+    def restored(pools: DevicePools, tag: Tag) -> None:
+        restore(pools, tag)
+        for one in pools.content(tag):
+            one.fill_(0xFF)
+
+    monkeypatch.setattr(DevicePools, "restore", restored)
     with LLM(str(folders[1]), **SETTINGS) as fresh:
         due = said(fresh)
     before = free_bytes()

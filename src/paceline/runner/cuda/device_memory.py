@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import RequestError
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import library
-from paceline.runner.weights.renewal import Renewable, tensors_of
+from paceline.runner.weights.renewal import Renewable, lasting_tensors
 
 Tag = Literal["weights", "kv_cache"]
 POOLS: dict[Tag, int] = {"weights": 0, "kv_cache": 1}
@@ -169,7 +169,8 @@ class DeviceMemory:
             for device, host in self._copies():
                 host.copy_(device, non_blocking=True)
         else:
-            self._aside = [(one, one.cpu()) for one in self._no_weights()]
+            lasting = lasting_tensors(self._model)
+            self._aside = [(one, one.cpu()) for one in lasting if one.is_cuda]
         torch.cuda.synchronize()
         for tag in POOLS:
             pools.release(tag)
@@ -204,10 +205,3 @@ class DeviceMemory:
         for segment in self._present.content("weights"):
             yield segment, self._host.content[first : first + len(segment)]
             first += len(segment)
-
-    def _no_weights(self) -> list[Tensor]:
-        """What new weights do not replace: tables, counters, room for images."""
-        parts = self._model.weight_parts(None)
-        weights = {id(one) for part in parts for one in tensors_of(part.present)}
-        found = [one for one in tensors_of(self._model) if id(one) not in weights]
-        return [one for one in found if one.is_cuda]

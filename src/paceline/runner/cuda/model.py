@@ -269,7 +269,7 @@ class CudaModel:
             yield WeightPart("inputs", self._inputs, lambda: TokenInputs(factory, inputs))
         for number, (layer, one) in enumerate(zip(self._layers, spec.layers, strict=True)):
             build = partial(CudaLayer, factory, one, number, self._rotary)
-            yield WeightPart(f"layers.{number}", layer, build)
+            yield WeightPart(f"layers.{number}", layer, build, self._rotary)
         yield WeightPart("head", self._head, lambda: CudaHead(factory, spec))
         yield WeightPart("images", self.images, lambda: image_encoder(factory, spec))
 
