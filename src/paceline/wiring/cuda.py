@@ -27,6 +27,7 @@ from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
 from paceline.runner.cuda.drafting.mtp import CudaMtp
+from paceline.runner.cuda.kernels.dry_run import dry_run
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -113,7 +114,10 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     sizes = sizes_of(step, load_config)
     groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
     with START.phase("largest step"):
-        needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
+        needed, rate = run_largest_step(
+            *(model, drafter, attention, sizes, (kv_dtype, groups), masks),
+            measures=load_config.swap_space > 0,
+        )
     needed += (1 + drafter.store_count) * RING_BYTES if load_config.swap_space else 0
     free = free_bytes(load_config.gpu_memory_utilization) - needed
     bytes_each = {"value_bytes": kv_dtype.itemsize, "activation_bytes": dtype.itemsize}
@@ -175,7 +179,8 @@ def started(
     config, runner, depth = loaded.config, loaded.runner, load_config.steps_in_flight(DEPTH)
     if not loaded.is_eager:
         with START.phase("steps without graphs"):
-            WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
+            report = logged("running steps without graphs once")
+            WarmUp(runner, config, depth).run(report, dry_run)
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
         log.info("measuring how long steps with drafts take")
@@ -340,9 +345,11 @@ def run_largest_step(
     sizes: RunnerSizes,
     kv_kind: tuple[torch.dtype, LayerGroups],
     masks: TokenMasks | None,
+    measures: bool,
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
-    step take, without the states of its slots, and the positions that it computes per second."""
+    step take, without the states of its slots, and the positions that it computes per second, if
+    that is asked for."""
     before = torch.cuda.memory_allocated()
     kv_dtype, groups = kv_kind
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
@@ -350,7 +357,9 @@ def run_largest_step(
         attention = attention_backend.load(ATTENTION)
     runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
-    rate = runner.positions_per_s()
+    with dry_run():
+        runner.rehearse(runner.state.kinds)
+    runner.rehearse(runner.state.kinds)
     if model.images is not None:
         model.images.rehearse(len(model.image_table))
     states = sizes.slots * memory.state_bytes(model.config, model.dtype.itemsize)
@@ -359,6 +368,7 @@ def run_largest_step(
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
     copies = COPIES_OF_LOGITS + 2 * drafter.config.num_speculative_tokens
     spare = SPARE_BYTES * len(runner.state.kinds)
+    rate = runner.positions_per_s() if measures else 0.0
     del runner, kv
     gc.collect()  # graphs and their buffers refer to each other
     return peak + copies * logits + spare, rate

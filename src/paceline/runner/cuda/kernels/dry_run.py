@@ -1,0 +1,129 @@
+"""Dry runs: work runs without its kernels, which are compiled and loaded side by side."""
+
+# Triton has no types for what launches its kernels.
+# pyright: standard
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton import AsyncCompileMode
+from triton.runtime import driver
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from paceline.core.system.host import usable_cores
+
+MOST_THREADS = 16
+EMPTY = {
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
+}
+
+
+class DryRun:
+    """Compiles and loads each kernel once, on threads."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._seen: set[Any] = set()
+        self._loading: list[Future[Any]] = []
+
+    def load(self, key: Any, work: Callable[[], Any]) -> None:
+        """Have a kernel loaded, unless one with this key was."""
+        if key not in self._seen:
+            self._seen.add(key)
+            self._loading.append(self._threads.submit(work))
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:
+        """What Triton submits: its kernels are loaded too when they are compiled."""
+
+        def compiled() -> Any:
+            kernel = compile_kernel()
+            kernel._init_handles()
+            return kernel
+
+        return self._threads.submit(compiled)
+
+    def meet(self, run: Callable[..., Any], kernel: Any, *given: Any, **how: Any) -> None:
+        """Have a kernel of Triton compiled and loaded for these arguments. `run` is what launches
+        it."""
+        active: Any = driver.active
+        bind = kernel.device_caches[active.get_current_device()][-1]
+        _, specialization, options = bind(*given, **how)
+        key = kernel, repr(specialization), repr(options)
+        if key not in self._seen:
+            self._seen.add(key)
+            run(kernel, *given, grid=None, warmup=True, **how)
+
+    def wait(self) -> None:
+        for one in self._loading:
+            one.result()
+
+
+_active: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
+
+
+def present() -> DryRun | None:
+    """The dry run of this thread; None: kernels are launched."""
+    return _active.get()
+
+
+class ZeroMode(TorchFunctionMode):
+    """Fills what kernels would write with zeros, which are valid indices."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if func in EMPTY else found
+
+
+@contextmanager
+def dry_run() -> Generator[None]:
+    """Launch no kernel on this thread, and have those that are missing compiled and loaded.
+
+    Work has the same effects otherwise: it allocates memory, and calls libraries.
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    begin = (lambda: None) if device is None else partial(torch.cuda.set_device, device)
+    threads = ThreadPoolExecutor(min(usable_cores(), MOST_THREADS), initializer=begin)
+    with threads, ZeroMode(), without_launches():
+        active: Any = DryRun(threads)
+        before = _active.set(active)
+        try:
+            with AsyncCompileMode(active):
+                yield
+            active.wait()
+        finally:
+            _active.reset(before)
+
+
+@contextmanager
+def without_launches() -> Generator[None]:
+    """Kernels that are launched in a dry run are met; those of other threads run."""
+    jit: Any = JITFunction
+    interpreter: Any = InterpretedFunction
+    launch, interpret = jit.run, interpreter.run
+
+    def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **how: Any) -> Any:
+        if (dry := present()) is None or warmup:
+            return launch(kernel, *given, grid=grid, warmup=warmup, **how)
+        return dry.meet(launch, kernel, *given, **how)
+
+    def interpreted(kernel: Any, *given: Any, grid: Any, warmup: bool, **how: Any) -> Any:
+        return interpret(kernel, *given, grid=grid, warmup=warmup or present() is not None, **how)
+
+    jit.run, interpreter.run = run, interpreted
+    try:
+        yield
+    finally:
+        jit.run, interpreter.run = launch, interpret
