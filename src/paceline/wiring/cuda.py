@@ -27,7 +27,7 @@ from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
 from paceline.runner.cuda.drafting.mtp import CudaMtp
-from paceline.runner.cuda.kernels.dry_run import dry_run
+from paceline.runner.cuda.kernels.dry_run import compiler, dry_run
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -256,6 +256,7 @@ def load_model(
     some. `how` is the type of the weights, and whether the model is invariant."""
     step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
+    compiler()  # begins beside the weights
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
     dtype, is_invariant = how

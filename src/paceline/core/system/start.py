@@ -13,6 +13,9 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CUDA = "libcuda.so.1"
+# What builds an engine. By name: importing it takes seconds and memory that a front end does not
+# need.
+FACTORY = "paceline.wiring.assembly:build"
 
 
 class StartTimes:

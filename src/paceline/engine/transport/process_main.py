@@ -1,4 +1,5 @@
-"""The step loop as a process: `python -m paceline.engine.transport.process_main ADDRESS`."""
+"""The step loop as a process: `python -m paceline.engine.transport.process_main ADDRESS`, and what
+it will probably be asked to build an engine by."""
 
 import logging
 import os
@@ -25,8 +26,11 @@ from paceline.engine.transport.child_process import Alarm
 log = logging.getLogger("paceline.engine.transport.process_main")  # its name is __main__ here
 
 
-def main(address: str) -> None:
-    """Read commands from `address`/in and send messages to `address`/out."""
+def main(address: str, factory: str = "") -> None:
+    """Read commands from `address`/in and send messages to `address`/out. If it is known what will
+    build the engine, it is imported before the first command."""
+    if factory:
+        Thread(target=factory_named, args=(factory,), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands, outbox = bound_to_parent(context, address)
     status = 1
@@ -170,4 +174,4 @@ def received(socket: zmq.Socket[bytes]) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

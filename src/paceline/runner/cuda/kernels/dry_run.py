@@ -7,13 +7,15 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from triton import AsyncCompileMode
+from triton.compiler import make_backend
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -62,11 +64,24 @@ class DryRun:
         key = kernel, repr(specialization), repr(options)
         if key not in self._seen:
             self._seen.add(key)
+            compiler().result()
             run(kernel, *given, grid=None, warmup=True, **how)
 
     def wait(self) -> None:
         for one in self._loading:
             one.result()
+
+
+@cache
+def compiler() -> Future[str]:
+    """Have Triton hash its own files, which names its kernels in the cache. That takes most of a
+    second, beside Python: call this early."""
+
+    def hashed() -> str:
+        active: Any = driver.active
+        return triton_key() + make_backend(active.get_current_target()).hash()
+
+    return ThreadPoolExecutor(1).submit(hashed)
 
 
 _active: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
