@@ -76,8 +76,9 @@ def main() -> None:
         with TemporaryDirectory() as temporary:
             folder = Path(options.caches or temporary)
             places = {"TRITON_CACHE_DIR": f"{folder}/triton", "PACELINE_CACHE": f"{folder}/own"}
-            for _ in range(options.times):
-                caches = "warm" if (folder / "triton").exists() else "cold"
+            begun = bool(options.caches) and folder.exists()
+            for number in range(options.times):
+                caches = "warm" if begun or number else "cold"
                 found = measured(model, given, places)
                 print(json.dumps({"model": model, "caches": caches, **found}), flush=True)
 
