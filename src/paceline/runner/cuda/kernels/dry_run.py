@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from triton import AsyncCompileMode
 from triton.compiler import make_backend
 from triton.runtime import driver
+from triton.runtime._async_compile import active_mode
 from triton.runtime.cache import triton_key
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -37,23 +37,29 @@ class DryRun:
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self._seen: set[Any] = set()
-        self._loading: list[Future[Any]] = []
+        self._loading: dict[Any, Future[Any]] = {}
+        self._finalizers: list[Callable[[], None]] = []
 
-    def load(self, key: Any, work: Callable[[], Any]) -> None:
+    def load(self, key: Any, work: Callable[[], Any]) -> Future[Any]:
         """Have a kernel loaded, unless one with this key was."""
-        if key not in self._seen:
-            self._seen.add(key)
-            self._loading.append(self._threads.submit(work))
+        if key not in self._loading:
+            self._loading[key] = self._threads.submit(work)
+        return self._loading[key]
 
-    def submit(self, compile_kernel: Callable[[], Any]) -> Future[Any]:
-        """What Triton submits: its kernels are loaded too when they are compiled."""
+    def submit(
+        self, key: str, compiled: Callable[[], Any], finalize: Callable[[Any], None]
+    ) -> Future[Any]:
+        """Triton calls this to have a kernel compiled, and `finalize` takes it over. Several calls
+        with different arguments may need the same kernel."""
 
-        def compiled() -> Any:
-            kernel = compile_kernel()
+        def loaded() -> Any:
+            kernel = compiled()
             kernel._init_handles()
             return kernel
 
-        return self._threads.submit(compiled)
+        kernel = self.load(key, loaded)
+        self._finalizers.append(lambda: finalize(kernel.result()))
+        return kernel
 
     def meet(self, run: Callable[..., Any], kernel: Any, *given: Any, **how: Any) -> None:
         """Have a kernel of Triton compiled and loaded for these arguments. `run` is what launches
@@ -68,8 +74,11 @@ class DryRun:
             run(kernel, *given, grid=None, warmup=True, **how)
 
     def wait(self) -> None:
-        for one in self._loading:
+        """All kernels are loaded afterwards. Raises the error of one that cannot be."""
+        for one in self._loading.values():
             one.result()
+        for finalize in self._finalizers:
+            finalize()
 
 
 @cache
@@ -113,13 +122,13 @@ def dry_run() -> Generator[None]:
     threads = ThreadPoolExecutor(min(usable_cores(), MOST_THREADS), initializer=begin)
     with threads, ZeroMode(), without_launches():
         active: Any = DryRun(threads)
-        before = _active.set(active)
+        before, compiling = _active.set(active), active_mode.set(active)
         try:
-            with AsyncCompileMode(active):
-                yield
+            yield
             active.wait()
         finally:
             _active.reset(before)
+            active_mode.reset(compiling)
 
 
 @contextmanager
