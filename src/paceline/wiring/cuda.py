@@ -132,9 +132,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         sizes = sizes_of(config.step, load_config)
         runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     if not load_config.enforce_eager:
-        with START.phase("CUDA graphs"):
-            drafts = config.speculation.num_speculative_tokens > 0
-            runner.warm(drafts, logged("capturing CUDA graphs"))
+        drafts = config.speculation.num_speculative_tokens > 0
+        runner.warm(drafts, logged("capturing CUDA graphs"))
     rates = None
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)

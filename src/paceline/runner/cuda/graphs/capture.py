@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.core.system.start import START
 from paceline.runner.cuda.kernels.dry_run import dry_run, present
 
 Work = Callable[[Any], None]
@@ -89,10 +90,11 @@ class CapturedGraphs:
 def capture_all(captures: Sequence[Capture], report: Callable[[int, int], None]) -> None:
     """Compile what all of them need side by side, then capture one after the other. `report` gets
     the number of graphs captured so far, and of all."""
-    with dry_run():
+    with START.phase("kernels of graphs"), dry_run():
         for capture in captures:
             capture()
-    torch.cuda.empty_cache()  # graphs need as much memory again
-    for done, capture in enumerate(captures):
-        report(done, len(captures))
-        capture()
+    with START.phase("CUDA graphs"):
+        torch.cuda.empty_cache()  # they need as much memory again
+        for done, capture in enumerate(captures):
+            report(done, len(captures))
+            capture()
