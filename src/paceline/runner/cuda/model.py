@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -164,7 +164,6 @@ class CudaModel:
             CudaLayer(factory, one, layer, self._rotary, self._beside(layer))
             for layer, one in enumerate(spec.layers)
         ]
-        self._various = various(spec.layers, [one.kernels() for one in self._layers])
         self._head = CudaHead(factory, spec)
         self._blueprint = Blueprint(factory, spec)
 
@@ -209,6 +208,11 @@ class CudaModel:
             build = partial(CudaLinear, kinds=INVARIANT)
             factory = LayerFactory(checkpoint, dtype, device, build, is_invariant=True)
             return CudaModel(factory, spec, max_model_len)
+
+    @cached_property
+    def _various(self) -> list[int]:
+        """Numbers of layers that stand for all of them in a dry run."""
+        return various(self._blueprint.spec.layers, [one.kernels() for one in self._layers])
 
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""
