@@ -46,7 +46,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found.update(settings, model=model)
 
     monkeypatch.setattr("paceline.wiring.processes.serving.serve", serve)
-    monkeypatch.setattr("paceline.engine.transport.child_process.begin_core", lambda factory: None)
     return found
 
 

@@ -151,7 +151,6 @@ def test_flags_of_vllm_pass_or_are_refused_by_name(
     monkeypatch.setattr(
         "paceline.wiring.processes.serving.serve", lambda model, **settings: given.append(settings)
     )
-    monkeypatch.setattr("paceline.engine.transport.child_process.begin_core", lambda factory: None)
     flags = ["--trust-remote-code", "--pipeline-parallel-size", "1", "--hf-overrides", "{}"]
     flags += ["--no-enable-log-requests", "--task", "generate", "--seed", "3", "--dtype", "half"]
     flags += ["--disable-hybrid-kv-cache-manager", "--enable-flashinfer-autotune"]

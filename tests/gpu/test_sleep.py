@@ -29,8 +29,12 @@ SIZES: dict[str, Any] = {
     "head_dim": 128,
     "max_position_embeddings": 2048,
 }
-SETTINGS: dict[str, Any] = {"device": "cuda", "gpu_memory_utilization": 0.8, "max_num_seqs": 16}
-SMALL = {**SETTINGS, "gpu_memory_utilization": 0.3}  # so that another engine has room beside it
+# So many blocks, so that other engines have room beside it.
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "num_gpu_blocks_override": 16384,  # 2 GiB
+    "max_num_seqs": 16,
+}
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=2, ignore_eos=True)
 PROMPTS = [
     {"prompt_token_ids": [(7 * one + tail) % 397 for one in range(40 * tail + 9)]}
@@ -48,7 +52,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def sleeper(folders: list[Path]) -> Iterator[LLM]:
-    with LLM(str(folders[0]), **SMALL, enable_sleep_mode=True) as llm:
+    with LLM(str(folders[0]), **SETTINGS, enable_sleep_mode=True) as llm:
         yield llm
 
 

@@ -125,7 +125,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     monkeypatch.setattr(Library, "plain", zeros)
     monkeypatch.setattr(Library, "add_to", lambda *_: None)
     monkeypatch.setattr(cuda, "free_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(cuda, "compiler", lambda: None)
     monkeypatch.setattr(cuda, "ranks_on_gpu", lambda _: 1)
     for module in (cuda, device_memory):
         monkeypatch.setattr(module, "KVStore", on_host)

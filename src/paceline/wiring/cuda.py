@@ -3,7 +3,9 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import torch
@@ -84,6 +86,19 @@ KEPT_BLOCKS = 1 << 16  # more than most models leave room for
 LINES = 10  # of the log, from beginning to end of a stage
 
 log = logging.getLogger(__name__)
+
+
+def begin() -> None:
+    """Hash the compiler of kernels, and create what the library of GEMMs needs."""
+    compiler()
+    Thread(target=use_library, daemon=True).start()
+
+
+def use_library() -> None:
+    """Multiply something: the library of GEMMs begins, for the next thread that uses it too."""
+    with suppress(RuntimeError):  # the model meets it too
+        some = torch.zeros((16, 16), dtype=torch.bfloat16, device="cuda")
+        torch.mm(some, some)
 
 
 def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
@@ -255,7 +270,6 @@ def load_model(
     some. `how` is the type of the weights, and whether the model is invariant."""
     step, encoder = part_of(StepConfig, settings), part_of(MultimodalConfig, settings)
     rows = encoder.encoder_cache_size or step.max_num_batched_tokens
-    compiler()  # begins beside the weights
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
     dtype, is_invariant = how

@@ -78,6 +78,10 @@ class Device(Protocol):
     USUAL_TOKENS: int  # positions of a step, if the settings do not say
     DEPTH: int  # steps in flight, if the settings do not say
 
+    def begin(self) -> None:
+        """Start what takes time beside Python, and is needed by every model."""
+        ...
+
     def load(self, load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         """Load the model and size its KV memory. With a group, the runner is one rank of several,
         which all have the same settings."""

@@ -7,7 +7,6 @@ import typer
 
 from paceline.cli.options import ConfigOption, ModelArgument, ModelFlag, model_of
 from paceline.cli.setting_flags import ServingSettings, VllmFlags
-from paceline.core.system.start import FACTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,6 @@ def run(options: ServeOptions) -> int:
     /metrics, /health and more. SIGTERM or Ctrl-C shuts it down after running requests have
     finished, or after --drain-s.
     """
-    from paceline.engine.transport.child_process import begin_core
-
-    begin_core(FACTORY)  # it imports torch, while this process imports the server
     from paceline.hub.progress_bar import ProgressBar
     from paceline.wiring.processes.serving import serve
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime._async_compile import active_mode
@@ -22,13 +22,7 @@ from triton.runtime.jit import JITFunction
 from paceline.core.system.host import usable_cores
 
 MOST_THREADS = 16
-EMPTY = {
-    torch.empty,
-    torch.empty_like,
-    torch.empty_strided,
-    torch.Tensor.new_empty,
-    torch.Tensor.new_empty_strided,
-}
+EMPTY = ("empty", "empty_like", "empty_strided")
 
 
 class DryRun:
@@ -101,16 +95,6 @@ def present() -> DryRun | None:
     return _active.get()
 
 
-class ZeroMode(TorchFunctionMode):
-    """Fills what kernels would write with zeros, which are valid indices."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return found.zero_() if func in EMPTY else found
-
-
 @contextmanager
 def dry_run() -> Generator[None]:
     """Launch no kernel on this thread, and have those that are missing compiled and loaded.
@@ -120,7 +104,7 @@ def dry_run() -> Generator[None]:
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     begin = (lambda: None) if device is None else partial(torch.cuda.set_device, device)
     threads = ThreadPoolExecutor(min(usable_cores(), MOST_THREADS), initializer=begin)
-    with threads, ZeroMode(), without_launches():
+    with threads, filled_with_zeros(), without_launches():
         active: Any = DryRun(threads)
         before, compiling = _active.set(active), active_mode.set(active)
         try:
@@ -151,3 +135,27 @@ def without_launches() -> Generator[None]:
         yield
     finally:
         jit.run, interpreter.run = launch, interpret
+
+
+@contextmanager
+def filled_with_zeros() -> Generator[None]:
+    """What kernels would write is zero, which is a valid index. Other threads get zeros too."""
+    whole: Any = torch
+    tensor: Any = Tensor
+    before = {name: getattr(whole, name) for name in EMPTY}
+    for name, empty in before.items():
+        setattr(whole, name, filling(empty))
+    tensor.new_empty = filling(tensor.new_empty)
+    try:
+        yield
+    finally:
+        del tensor.new_empty  # of its base class
+        for name, empty in before.items():
+            setattr(whole, name, empty)
+
+
+def filling(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def filled(*given: Any, **how: Any) -> Tensor:
+        return empty(*given, **how).zero_()
+
+    return filled
