@@ -371,9 +371,8 @@ def run_largest_step(
         attention = attention_backend.load(ATTENTION)
     runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
-    with dry_run():
+    with dry_run():  # takes the same memory
         runner.rehearse(runner.state.kinds)
-    runner.rehearse(runner.state.kinds)
     if model.images is not None:
         model.images.rehearse(len(model.image_table))
     states = sizes.slots * memory.state_bytes(model.config, model.dtype.itemsize)

@@ -16,7 +16,7 @@ import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.system.host import keep_heap
-from paceline.core.system.start import START, begin_early, process_age_s
+from paceline.core.system.start import START, begin_early, load_libraries, process_age_s
 from paceline.engine.components import factory_named
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import PendingQuestion, Submit
@@ -30,6 +30,7 @@ def main(address: str, factory: str = "") -> None:
     """Read commands from `address`/in and send messages to `address`/out. If it is known what will
     build the engine, it is imported before the first command."""
     if factory:
+        Thread(target=load_libraries, daemon=True).start()
         Thread(target=factory_named, args=(factory,), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands, outbox = bound_to_parent(context, address)
