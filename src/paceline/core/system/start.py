@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import CDLL, byref, c_int, c_void_p
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -82,7 +82,7 @@ def create_context(library: str = CUDA) -> bool:
 
 def load_libraries() -> None:
     """Load the libraries of torch beside Python; its import finds them loaded."""
-    if (torch := find_spec("torch")) is not None and torch.origin is not None:
+    if (torch := PathFinder.find_spec("torch")) is not None and torch.origin is not None:
         with suppress(OSError):
             CDLL(str(Path(torch.origin).parent / "lib" / "libtorch.so"))
 
