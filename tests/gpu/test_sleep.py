@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.core.errors import RequestError
 from paceline.engine.api import EngineUnavailable
+from paceline.runner.cuda import device_memory
 from paceline.runner.cuda.device_memory import DevicePools, Tag
 from paceline.runner.weights.safetensors import SINGLE
 from tests.gpu.support import ON_GPU
@@ -52,8 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def sleeper(folders: list[Path]) -> Iterator[LLM]:
-    with LLM(str(folders[0]), **SETTINGS, enable_sleep_mode=True) as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_memory, "PINNED_AT_ONCE", 5 * MIB)  # weights cross its pieces
+        with LLM(str(folders[0]), **SETTINGS, enable_sleep_mode=True) as llm:
+            yield llm
 
 
 def said(llm: LLM) -> list[Any]:

@@ -126,6 +126,11 @@ class PinnedMemory:
         return bool(int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), 0)))
 
 
+def piece_ends(first: int, size: int) -> list[int]:
+    """Where pieces end within bytes that begin at `first`, counted from there."""
+    return [*range(PINNED_AT_ONCE - first % PINNED_AT_ONCE, size, PINNED_AT_ONCE)]
+
+
 def unpin(content: Tensor, pieces: Sequence[int]) -> None:
     """Unlock pages before their memory is given back."""
     cudart = cast("Any", torch.cuda.cudart())
@@ -199,9 +204,11 @@ class DeviceMemory:
         return self._pools
 
     def _copies(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The segments of the weights, each with its place on the host."""
+        """The content of the weights, each part with its place on the host. A copy must not cross
+        from one piece of page-locked memory into the next."""
         assert self._host is not None
         first = 0
         for segment in self._present.content("weights"):
-            yield segment, self._host.content[first : first + len(segment)]
-            first += len(segment)
+            for part in segment.tensor_split(piece_ends(first, len(segment))):
+                yield part, self._host.content[first : first + len(part)]
+                first += len(part)
