@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -156,8 +156,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     # Adapters are fitted to the weights of the start.
     changes = None if adapters.enable_lora else model
     keeper = keeper_of(model, kv, pools, load_config.kv_connector)
-    eager = load_config.enforce_eager
-    return LoadedRunner(config, runner, rates, is_eager=eager, model=changes, keeper=keeper)
+    loaded = LoadedRunner(config, runner, rates, has_ranks=group is not None)
+    return replace(loaded, is_eager=load_config.enforce_eager, model=changes, keeper=keeper)
 
 
 def check_left(free: int, load_config: LoadConfig, step: StepConfig) -> None:
@@ -194,7 +194,9 @@ def started(
     if not loaded.is_eager:
         with START.phase("steps without graphs"):
             report = logged("running steps without graphs once")
-            WarmUp(runner, config, depth).run(report, dry_run)
+            # Other ranks compute what they are sent, and exchange tensors meanwhile.
+            dry = nullcontext if loaded.has_ranks else dry_run
+            WarmUp(runner, config, depth).run(report, dry)
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
         log.info("measuring how long steps with drafts take")

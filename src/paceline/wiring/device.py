@@ -66,6 +66,7 @@ class LoadedRunner:
     rates: Rates | None = None  # None: blocks are not swapped
     cost: StepCost | None = None  # of a position; None: nothing depends on it
     is_eager: bool = False  # start without CUDA graphs and without a warm-up
+    has_ranks: bool = False  # other ranks compute the same steps
     model: Renewable | None = None  # None: its weights cannot be changed
     keeper: MemoryKeeper | None = None  # of its memory
 
