@@ -252,8 +252,8 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
         if architecture in QWENS and "linear_attn" in name:
             if name.endswith("A_log"):
                 array = -np.exp(array)
-            for label, one in delta_of(name, array, config).items():
-                tensors[gguf_name(label, architecture)] = np.ascontiguousarray(one.squeeze())
+            for called, one in delta_of(name, array, config).items():
+                tensors[gguf_name(called, architecture)] = np.ascontiguousarray(one.squeeze())
             continue
         if architecture in QWENS and name.endswith("norm.weight"):
             array = array + 1
