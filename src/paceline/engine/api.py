@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.core.events import Timings
+from paceline.core.events import Timings, message
 from paceline.core.multimodal import ImageInput
 from paceline.engine.arguments import AdapterControl, ModelControl
 from paceline.engine.frontend.outputs import (
@@ -64,7 +64,7 @@ class TokenizedPrompt:
     images: tuple[ImageInput, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message(eq=True)
 class GenerationRequest:
     """One request with its own settings, for `LLM` and `AsyncLLM`.
 
@@ -139,8 +139,8 @@ class GenerationRequest:
     session: str = ""
 
     def __post_init__(self) -> None:
-        given = [self.prompt, self.prompt_token_ids, self.messages]
-        if sum(one is not None for one in given) != 1:
+        absent = (self.prompt is None) + (self.prompt_token_ids is None) + (self.messages is None)
+        if absent != 2:  # noqa: PLR2004 - of three
             raise RequestError("give one of prompt, prompt_token_ids and messages")
         if self.messages is None:
             self._check_template_fields()
