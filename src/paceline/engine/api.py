@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
@@ -62,6 +63,12 @@ class TokenizedPrompt:
     token_ids: Sequence[int]
     text: str | None = None
     images: tuple[ImageInput, ...] = ()
+
+
+TEMPLATE_FIELDS = (
+    *("tools", "variables", "chat_template"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 
 
 @message(eq=True)
@@ -155,14 +162,15 @@ class GenerationRequest:
 
     def _check_template_fields(self) -> None:
         """Refuse fields of the chat template in a request without messages."""
-        given = {
-            "tools": bool(self.tools),
-            "variables": bool(self.variables),
-            "chat_template": self.chat_template is not None,
-            "add_generation_prompt": not self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
+        given = (
+            self.tools,
+            self.variables,
+            self.chat_template is not None,
+            not self.add_generation_prompt,
+            self.continue_final_message,
+        )
+        if any(given):
+            name = next(compress(TEMPLATE_FIELDS, given))
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
     @property

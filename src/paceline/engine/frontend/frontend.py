@@ -13,7 +13,7 @@ from paceline.core.events import Timings
 from paceline.core.plan import Ended
 from paceline.core.pooling import LAST, PooledMean, PromptScores
 from paceline.core.request import Finish, Request
-from paceline.core.sampling import ServiceLevel
+from paceline.core.sampling import NO_TARGETS, ServiceLevel
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.entries import read_images, token_entries
@@ -185,7 +185,7 @@ class Frontend:
                 bad_words=(),
             )
         params = params.with_banned_tokens(lambda word: self.tokenizer.encode(word, special=False))
-        sampling, level = params.sampling, ServiceLevel.of(params.slo) or ServiceLevel()
+        sampling, level = params.sampling, ServiceLevel.of(params.slo) or NO_TARGETS
         sampling.check_vocab(self.tokenizer.vocab_size)
         # Cached blocks have no logits. With a unique salt no cached block is found.
         salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex

@@ -1,9 +1,9 @@
 """What an engine reports at the end of a turn."""
 
-from collections.abc import Container
+from collections.abc import Sequence as Row
 from dataclasses import replace
 
-from paceline.core.events import Happened, Stage, Timings
+from paceline.core.events import Happened, Moment, Stage, Timings
 from paceline.core.plan import Candidates, Ended, Outputs, StepResult
 from paceline.core.pooling import PooledSpan, PromptScores
 from paceline.core.request import Sequence
@@ -35,9 +35,8 @@ def timings(sequence: Sequence) -> Timings:
     """
     life = sequence.life
     end = life[-1].time
-    times = {moment.happened: moment.time for moment in reversed(life)}  # the first of each
-    admitted = times.get(Happened.ADMITTED, end)
-    token = times.get(Happened.CONTINUED, times.get(Happened.FIRST_TOKEN, end))
+    admitted = first(life, Happened.ADMITTED, end)
+    token = first(life, Happened.CONTINUED, first(life, Happened.FIRST_TOKEN, end))
     queued = sequence.queued_at if sequence.request.generated else sequence.arrival
     return Timings(
         queue_s=admitted - queued,
@@ -45,14 +44,19 @@ def timings(sequence: Sequence) -> Timings:
         decode_s=end - token,
         total_s=end - sequence.arrival,
         preemptions=sequence.preemptions,
-        reached=last_stage(times),
+        reached=last_stage(life),
     )
 
 
-def last_stage(happened: Container[Happened]) -> Stage:
-    if Happened.FIRST_TOKEN in happened or Happened.CONTINUED in happened:
+def last_stage(life: Row[Moment]) -> Stage:
+    happened = {moment.happened for moment in life}
+    if happened & {Happened.FIRST_TOKEN, Happened.CONTINUED}:
         return "decode"
     return "prefill" if Happened.ADMITTED in happened else "queue"
+
+
+def first(life: Row[Moment], happened: Happened, otherwise: float) -> float:
+    return next((moment.time for moment in life if moment.happened is happened), otherwise)
 
 
 def scored(delivery: Delivery, outputs: Outputs, result: StepResult) -> Delivery:
