@@ -133,8 +133,8 @@ class ChoiceRows(Generic[Owner]):
     deferred   do its tokens wait in `tokens` until its end, or until there is a reader?
 
     In a steady decode, deliveries share one array of handles, as steps share their rows: each row
-    has one token more. If the tokens of all these rows wait, and no row has changed hands, the
-    next delivery is only added (`repeat`).
+    has one token more. If the tokens of all these rows wait, and none of them has ended or got a
+    reader, the next delivery is only added (`repeat`).
     """
 
     def __init__(self, front_end: int = 0) -> None:
@@ -169,7 +169,6 @@ class ChoiceRows(Generic[Owner]):
             if end > len(self.handle):
                 self._grow(max(end, 2 * len(self.handle)))
         self._uses = (self._uses + 1) % 2**USE_BITS
-        self._settle()
         for child in range(width):
             row = first + child
             self.handle[row] = handle + child
