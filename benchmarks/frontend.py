@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
@@ -240,6 +240,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", default=",".join(CASES), help="any of kind:number")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer requests, shorter answers")
+    parser.add_argument("--out", type=int, help="tokens of an answer, instead of 256")
     parser.add_argument("--rate", type=float, default=10_000.0, help="tokens/s of `paced`")
     parser.add_argument("--client-processes", type=int, default=2)
     parser.add_argument("--api-server-count", type=int, default=0, help="0: the server's default")
@@ -249,7 +250,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None, sizes: Sizes | None = None) -> None:
     options = arguments(given)
-    bench = Bench(options, sizes or (Sizes.quick() if options.quick else Sizes()))
+    sizes = sizes or (Sizes.quick() if options.quick else Sizes())
+    if options.out:
+        sizes = replace(sizes, out=options.out, stream_out=options.out)
+    bench = Bench(options, sizes)
     where, lines = about(), list[dict[str, Any]]()
     worker = Worker(options.peer, PEER) if options.peer else None
     with TemporaryDirectory() as folder:

@@ -193,10 +193,11 @@ def test_there_is_source_to_check() -> None:
     assert FILES
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_source_keeps_to_the_budget(path: Path) -> None:
-    module = parse(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
-    faults = [fault for rule in RULES for fault in rule(module)]
+def test_source_keeps_to_the_budget() -> None:
+    faults: list[str] = []
+    for path in FILES:
+        module = parse(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+        faults += [f"{module.path}: {fault}" for rule in RULES for fault in rule(module)]
     assert not faults, "\n".join(faults)
 
 

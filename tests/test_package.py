@@ -10,7 +10,6 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Sequence
 from email import message_from_bytes
 from pathlib import Path
 
@@ -172,26 +171,23 @@ def test_kernels_of_the_wheel_need_no_compiler(installed: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def problems(installed: Path, folder: Path, text: str) -> Sequence[dict[str, str]]:
-    (folder / "user.py").write_text(text)
-    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    command = [sys.executable, "-m", "pyright", "--outputjson"]
-    python = installed / "bin" / "python"
-    found = run(*command, "--pythonpath", python, "user.py", cwd=folder)
-    return [one for one in json.loads(found)["generalDiagnostics"] if one["severity"] == "error"]
-
-
-def test_a_program_of_a_user_type_checks(installed: Path, tmp_path: Path) -> None:
-    found = problems(installed, tmp_path, WELL_TYPED)
-    assert [one["message"] for one in found] == []
-
-
-def test_mistakes_of_a_user_are_found(installed: Path, tmp_path: Path) -> None:
-    lines = "\n".join(f"print({line})" for line in ILL_TYPED)
+def test_programs_of_a_user_type_check_and_mistakes_are_found(
+    installed: Path, tmp_path: Path
+) -> None:
     imports = "import paceline\nfrom paceline import LLM, Request, SamplingParams\n"
-    found = problems(installed, tmp_path, imports + lines)
+    wrong = imports + "\n".join(f"print({line})" for line in ILL_TYPED)
+    (tmp_path / "well_typed.py").write_text(WELL_TYPED)
+    (tmp_path / "ill_typed.py").write_text(wrong)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [sys.executable, "-m", "pyright", "--outputjson"]
+    found = run(*command, "--pythonpath", installed / "bin" / "python", cwd=tmp_path)
+    errors: dict[str, list[str]] = {"well_typed.py": [], "ill_typed.py": []}
+    for one in json.loads(found)["generalDiagnostics"]:
+        if one["severity"] == "error":
+            errors[Path(one["file"]).name].append(one["message"])
+    assert errors["well_typed.py"] == []
     for word in ILL_TYPED.values():
-        assert any(word in one["message"] for one in found), word
+        assert any(word in message for message in errors["ill_typed.py"]), word
 
 
 def test_names_that_load_late_are_listed() -> None:

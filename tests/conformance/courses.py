@@ -76,7 +76,7 @@ class Variant:
 def variants() -> Iterator[Variant]:
     for policy in found():
         for options in [{}, *OPTIONS.get(policy, [])]:
-            for victim in ("newest", "cheapest"):
+            for victim in ("cheapest",) if options else ("newest", "cheapest"):
                 yield Variant(policy, {"victim": victim} | options)
         yield Variant(policy, {"discipline": "prefill_first"})
 

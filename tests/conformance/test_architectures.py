@@ -123,7 +123,7 @@ def tokens(backend: ModelBackend, case: Case, depth: int = 1, **changes: Any) ->
     settings["num_blocks"] *= len(groups)
     scheduler = Scheduler.create(**for_states(settings, config))
     runner = backend.runner(case, scheduler)
-    got = drive(scheduler, runner, requests(sampling=DRAWN, seed=11), depth)
+    got = drive(scheduler, runner, requests(12, sampling=DRAWN, seed=11), depth)
     # Windows give blocks back, so that a pool is less tight.
     if changes.get("num_blocks") == TIGHT["num_blocks"] and groups.windows == (None,):
         assert scheduler.stats.preemptions, "the pool was not tight"

@@ -81,6 +81,57 @@ def test_released_rows_keep_no_tokens() -> None:
     assert rows.tokens.take(handle & ROW) == []
 
 
+EVENTS = [*[""] * 7, "come", "leave", "leave", "end", "read"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_delivery_that_repeats_another_leaves_what_any_other_would(seed: int) -> None:
+    """Steady deliveries share their handles. Between them, requests come, end, leave and get a
+    reader, which the engine may learn later."""
+    random, repeats = Random(seed), 0
+    shared, copied = pair = ChoiceRows[str](), ChoiceRows[str]()
+    live: list[int] = []
+    odd: list[int] = []  # those of them that have ended or have a reader, which leave first
+    handles = np.empty(0, np.int64)
+    for turn in range(400):
+        event = random.choice(EVENTS) if live else "come"
+        one = odd[-1] if event == "leave" and odd else random.choice(live or [-1])
+        match event:
+            case "come":
+                one, _ = (opened(rows, "") for rows in pair)
+                live.append(one)
+            case "leave":
+                live.remove(one)
+                odd = [other for other in odd if other != one]
+                for rows in pair:
+                    rows.release(one, 1)
+            case "end" | "read":
+                odd.append(one)
+                for rows in pair:
+                    (rows.end if event == "end" else rows.undefer)(one & ROW)
+        if event and random.random() < 0.6:
+            handles = np.array(live, np.int64)
+        ids = np.array([random.randrange(99) for _ in handles], np.int32)[:, None]
+        found: list[list[int]] = []
+        for rows, own in ((shared, handles), (copied, handles.copy())):
+            given = Delivery(float(turn), own, ids, np.ones(len(own), np.int32))
+            if (gap_s := rows.repeat(given)) is None:
+                new = rows.new_tokens(given)
+                rows.seen_at[new.row] = given.time
+                found.append(rows.defer(given, new).row.tolist())
+            else:
+                assert (gap_s, rows) == (1.0, shared)
+                found.append([])
+                repeats += 1
+        assert found[0] == found[1], "the same rows have a reader"
+    assert repeats > 20
+    for rows in pair:
+        rows.new_tokens(delivery())  # of no row
+    for row in range(len(shared.handle)):
+        assert shared.tokens.take(row) == copied.tokens.take(row)
+    np.testing.assert_array_equal(shared.seen_at, copied.seen_at)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_return_their_tokens_whatever_others_do(seed: int) -> None:
     random = Random(seed)

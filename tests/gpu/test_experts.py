@@ -8,16 +8,26 @@ from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_expe
 from paceline.runner.cuda.experts.coded import DECODED_ROWS, DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.fp4 import Fp4Experts
+from paceline.runner.cuda.experts.gemv import GemvExperts
 from paceline.runner.cuda.experts.grouped import GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
 from paceline.runner.cuda.experts.moe import expert_kernels
-from paceline.runner.cuda.gemm.linear_kernel import ExpertKernel
+from paceline.runner.cuda.gemm.gemv import MOST_ROWS
+from paceline.runner.cuda.gemm.linear_kernel import (
+    ExpertKernel,
+    ExpertWeights,
+    RouterOutputs,
+    SharedWeights,
+)
+from paceline.runner.cuda.kernels.layers import normalized
 from paceline.runner.layers import mlp
 from paceline.runner.models.experts import ExpertGroups, Routing
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
+from paceline.runner.weights.quantized_matrix import rows_of_fp8
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.linears import expected_experts, experts_of, fp8_experts, quantized_experts
-from tests.gpu.quantized_linears import close
+from tests.gpu.quantized_linears import blocks_of_fp8, close
 from tests.gpu.support import ON_GPU, on_hopper, replayed, with_humming
 
 pytestmark = ON_GPU
@@ -68,7 +78,7 @@ def test_grouped_gemms_of_fp8(
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
     kernels, many = expert_kernels(weights), rows >= LEAST_ROWS and is_by_row and not is_full
-    due = FewExperts if rows <= ALONE else LibraryExperts if many else GroupedFp8
+    due = GemvExperts if rows == 1 else LibraryExperts if many else GroupedFp8
     assert isinstance(kernels.of(rows), due)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 6e-2)
@@ -93,6 +103,72 @@ def test_grouped_gemms_of_codes(
     assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else due)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+
+
+ROUTINGS = {
+    "softmax": Routing(3, False),
+    "whole": Routing(8, True, scale=2.5),
+    "sigmoid": Routing(4, True, "sigmoid"),
+}
+
+
+@on_hopper
+@pytest.mark.parametrize("form", ["bf16", "fp8 by rows", "fp8 by blocks"])
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS])
+def test_experts_that_their_kernels_choose(
+    form: str, routing: Routing, is_shared: bool, rows: int
+) -> None:
+    """And a shared expert with a gate, against the choice by a kernel of its own."""
+    (experts, width, inner), floor = (37, 1024, 768), 0.5
+    kinds = {"bf16": PlainMatrix, "fp8 by rows": rows_of_fp8, "fp8 by blocks": blocks_of_fp8}
+    kind = kinds[form]
+    is_full = not is_shared and form != "bf16"
+
+    def drawn(count: int, is_full: bool) -> ExpertWeights:
+        def matrix(weight: Tensor) -> Matrix:
+            return kind(weight.bfloat16() if kind is PlainMatrix else weight)
+
+        shape = count, width, inner
+        return quantized_experts(shape, matrix, "cuda", is_full, torch.bfloat16)
+
+    weights, other = drawn(experts, is_full), drawn(1, False)
+    kernel = GemvExperts.of(weights)
+    assert kernel is not None
+    first, second = (
+        one.with_tensors(tensor[0] for tensor in one.tensors) for one in (other.gate_up, other.down)
+    )
+    shared = SharedWeights(first, second, None)
+    assert kernel.takes_scores(routing, None)
+    assert kernel.takes_scores(routing, shared) is not is_full  # which has biases and a factor
+    hidden = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    correction = torch.rand(experts, device="cuda") if routing.scores == "sigmoid" else None
+    weight, gate = torch.randn(experts + is_shared, width, device="cuda").split(
+        [experts, int(is_shared)]
+    )
+    router = ExpertRouter.of(
+        weight, None, routing, correction, torch.bfloat16, gate if is_shared else None
+    )
+    x, outputs = normalized(hidden, floor), router.outputs(hidden, floor)
+    torch.testing.assert_close(outputs, x.float() @ router.every.t(), rtol=2e-2, atol=2e-2)
+    due = torch.zeros_like(hidden)
+    for at in range(rows):
+        choice = choose_experts(outputs[at : at + 1, :experts], routing, correction)
+        kernel.add_to(due[at : at + 1], x[at : at + 1], choice)
+    due = due.float()
+    if is_shared:
+        alone = expected_experts(x, torch.zeros(rows, 1, device="cuda"), other, 1, True)
+        due += (x.float() @ gate.t()).sigmoid() * alone
+
+    def run() -> Tensor:
+        total = torch.zeros_like(hidden)
+        outputs = router.outputs(hidden, floor)
+        given = routing, correction, floor, shared if is_shared else None
+        kernel.add_scored(total, hidden, RouterOutputs(outputs, experts, *given))
+        return total
+
+    close(replayed(run, times=20).float(), due, 1.5e-2)
 
 
 @on_hopper

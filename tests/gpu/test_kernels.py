@@ -8,13 +8,14 @@ import torch
 
 from paceline.runner.attention.triton import Triton
 from paceline.runner.cuda.coordinates import rotary_table
+from paceline.runner.cuda.gemm.gemv import Bf16Gemv
 from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.kernels.attention.heads import HeadRotation, rotate_and_store
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.models.rope import Rope
 from tests.gpu.linears import weights_of
-from tests.gpu.support import ON_GPU, rows_of
+from tests.gpu.support import ON_GPU, on_hopper, rows_of
 from tests.runner.support import cells_of, filled_store, tiny
 
 pytestmark = ON_GPU
@@ -85,6 +86,27 @@ def test_programs_that_share_inputs_add_up(rows: int, inputs: int, is_biased: bo
     assert all(torch.equal(results[0], one) for one in results)
     expected = x.float() @ weight.bfloat16().float().t()
     torch.testing.assert_close(split.parts(x).sum(0), expected, rtol=1e-2, atol=2e-2)
+
+
+@on_hopper
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize(("outputs", "inputs"), [(2048, 4096), (2880, 4096), (160, 64)])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_few_rows_of_plain_weights(rows: int, outputs: int, inputs: int, is_biased: bool) -> None:
+    weight = (torch.randn(outputs, inputs, device="cuda") / inputs**0.5).bfloat16()
+    bias = torch.randn(outputs, device="cuda").bfloat16() if is_biased else None
+    kernel = Bf16Gemv.of(weights_of(weight, bias), Use.ADDED)
+    assert kernel is not None
+    assert rows <= kernel.most_rows
+    x, total = (torch.randn(rows, n, device="cuda").bfloat16() for n in (inputs, outputs))
+    due = x.float() @ weight.float().t() + (0.0 if bias is None else bias.float())
+    torch.testing.assert_close(kernel.plain(x).float(), due, rtol=1e-2, atol=2e-2)
+    got = [total.clone() for _ in range(3)]
+    for one in got:
+        kernel.add_to(one, x)
+    torch.testing.assert_close(got[0].float(), total.float() + due, rtol=1e-2, atol=3e-2)
+    assert torch.equal(got[0], got[1])
+    assert torch.equal(got[0], got[2])
 
 
 def test_what_the_library_does_better_is_left_to_it() -> None:

@@ -114,7 +114,8 @@ def test_each_pair_is_in_one_tile_of_its_expert(
 def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> None:
     hidden, weight = torch.randn(rows, 40), torch.randn(12, 40)
     bias = torch.randn(12) if is_biased else None
-    router = ExpertRouter.of(weight, bias, Routing(3, True))
+    gate = torch.randn(1, 40)
+    router = ExpertRouter.of(weight, bias, Routing(3, True), gate=gate)
     for _ in range(2):  # the second finds its counters as the first did
         x, choice = router.choose(hidden, 0.5)
         length = (hidden.square().sum(dim=1, keepdim=True) + 0.25).sqrt()
@@ -122,6 +123,10 @@ def test_a_router_normalises_scores_and_chooses(rows: int, is_biased: bool) -> N
         share, due = torch.nn.functional.linear(x, weight, bias).topk(3)
         assert experts_by_pair(choice, 3 * rows) == due.flatten().tolist()
         torch.testing.assert_close(choice.share, share.softmax(dim=-1), rtol=1e-4, atol=1e-4)
+    scores, others = router.outputs(hidden, 0.5).split([12, 1], dim=1)
+    x = hidden / (hidden.square().sum(dim=1, keepdim=True) + 0.25).sqrt()
+    torch.testing.assert_close(scores, torch.nn.functional.linear(x, weight, bias))
+    torch.testing.assert_close(others, torch.nn.functional.linear(x, gate))
 
 
 ROUTINGS = {

@@ -88,10 +88,11 @@ def drive(
     return got
 
 
-def requests(**fields: Any) -> list[Request]:
+def requests(shortest: int = 20, **fields: Any) -> list[Request]:
+    """Each has a token more than the one before it, from `shortest` on."""
     shared = [5, 9, 2, 7, 1, 1, 3]
     prompts = [[4, 4, 8], [*shared, 6, 5], [*shared, 2], [33] * 14, [7, 8, 7, 8, 7, 8]]
     return [
-        Request(id=f"r{i}", prompt=prompt, max_tokens=20 + i, **fields)  # pyright: ignore[reportArgumentType]
+        Request(id=f"r{i}", prompt=prompt, max_tokens=shortest + i, **fields)  # pyright: ignore[reportArgumentType]
         for i, prompt in enumerate(prompts)
     ]

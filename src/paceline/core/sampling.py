@@ -256,3 +256,6 @@ class ServiceLevel:
             return self
         ttft = other.ttft_ms if self.ttft_ms is None else self.ttft_ms
         return ServiceLevel(ttft, other.itl_ms if self.itl_ms is None else self.itl_ms)
+
+
+NO_TARGETS = ServiceLevel()

@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal, Protocol
 
 from paceline.core.errors import PromptTooLong, QueueFull, RequestError
-from paceline.core.events import Timings
+from paceline.core.events import Timings, message
 from paceline.core.multimodal import ImageInput
 from paceline.engine.arguments import AdapterControl, ModelControl
 from paceline.engine.frontend.outputs import (
@@ -64,7 +65,13 @@ class TokenizedPrompt:
     images: tuple[ImageInput, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+TEMPLATE_FIELDS = (
+    *("tools", "variables", "chat_template"),
+    *("add_generation_prompt", "continue_final_message"),
+)
+
+
+@message(eq=True)
 class GenerationRequest:
     """One request with its own settings, for `LLM` and `AsyncLLM`.
 
@@ -139,8 +146,8 @@ class GenerationRequest:
     session: str = ""
 
     def __post_init__(self) -> None:
-        given = [self.prompt, self.prompt_token_ids, self.messages]
-        if sum(one is not None for one in given) != 1:
+        absent = (self.prompt is None) + (self.prompt_token_ids is None) + (self.messages is None)
+        if absent != 2:  # noqa: PLR2004 - of three
             raise RequestError("give one of prompt, prompt_token_ids and messages")
         if self.messages is None:
             self._check_template_fields()
@@ -155,14 +162,15 @@ class GenerationRequest:
 
     def _check_template_fields(self) -> None:
         """Refuse fields of the chat template in a request without messages."""
-        given = {
-            "tools": bool(self.tools),
-            "variables": bool(self.variables),
-            "chat_template": self.chat_template is not None,
-            "add_generation_prompt": not self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
+        given = (
+            self.tools,
+            self.variables,
+            self.chat_template is not None,
+            not self.add_generation_prompt,
+            self.continue_final_message,
+        )
+        if any(given):
+            name = next(compress(TEMPLATE_FIELDS, given))
             raise RequestError(f"{name} is for the chat template; give messages, or remove {name}")
 
     @property

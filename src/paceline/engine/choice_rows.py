@@ -31,32 +31,33 @@ class TokenPages:
     def __init__(self) -> None:
         self._cells = np.empty(FIRST_PAGES * PAGE, np.int32)
         self._free = list(range(FIRST_PAGES - 1, -1, -1))
-        self._length = np.zeros(0, np.int64)  # tokens of each row
-        self._begin = np.zeros(0, np.int64)  # where the last page of each row begins in `_cells`
+        # The cell of the next token of each row; where a page begins, the row needs another one.
+        self._next = np.zeros(0, np.int64)
         self._pages: dict[int, list[int]] = {}  # of rows that have tokens, in order
 
     def grow(self, rows: int) -> None:
         """Make room for so many rows."""
-        self._length = extended(self._length, rows)
-        self._begin = extended(self._begin, rows)
+        self._next = extended(self._next, rows)
 
     def append(self, row: Index, ids: I32, count: I32) -> None:
         """Append the first `count[i]` tokens of `ids[i]` to `row[i]`. No row is listed twice."""
         if ids.shape[1] == 1 and count.all():
-            self._append_one(row, ids[:, 0])
+            self.append_one(row, ids[:, 0])
             return
         for column in range(int(count.max(initial=0))):
             has = count > column
-            self._append_one(row[has], ids[has, column])
+            self.append_one(row[has], ids[has, column])
 
-    def _append_one(self, row: Index, ids: I32) -> None:
-        length = self._length[row]
-        offset = length % PAGE
+    def append_one(self, row: Index, ids: I32) -> None:
+        """Append `ids[i]` to `row[i]`. No row is listed twice."""
+        cell = self._next[row]
+        offset = cell % PAGE
         if not offset.all():
             for one in row[offset == 0].tolist():
                 self._add_page(one)
-        self._cells[self._begin[row] + offset] = ids
-        self._length[row] = length + 1
+            cell = self._next[row]
+        self._cells[cell] = ids
+        self._next[row] = cell + 1
 
     def _add_page(self, row: int) -> None:
         if not self._free:
@@ -65,7 +66,7 @@ class TokenPages:
             self._free = list(range(2 * pages - 1, pages - 1, -1))
         page = self._free.pop()
         self._pages.setdefault(row, []).append(page)
-        self._begin[row] = page * PAGE
+        self._next[row] = page * PAGE
 
     def has_tokens(self, row: int) -> bool:
         return row in self._pages
@@ -73,9 +74,11 @@ class TokenPages:
     def read(self, row: int) -> list[int]:
         """The tokens of a row."""
         found: list[int] = []
-        for page in self._pages.get(row, ()):
+        for page in (pages := self._pages.get(row, [])):
             found += self._cells[page * PAGE : (page + 1) * PAGE].tolist()
-        del found[int(self._length[row]) :]
+        if pages:
+            end = (pages[-1] + 1) * PAGE
+            del found[len(found) - (end - int(self._next[row])) :]
         return found
 
     def take(self, row: int) -> list[int]:
@@ -83,7 +86,7 @@ class TokenPages:
         if row not in self._pages:
             return []
         found = self.read(row)
-        self._length[row] = 0
+        self._next[row] = 0
         self._free += self._pages.pop(row)
         return found
 
@@ -128,6 +131,10 @@ class ChoiceRows(Generic[Owner]):
     handle     what the engine calls the row's choice, or CLOSED
     seen_at    the time of its latest tokens; nan before the first
     deferred   do its tokens wait in `tokens` until its end, or until there is a reader?
+
+    In a steady decode, deliveries share one array of handles, as steps share their rows: each row
+    has one token more. If the tokens of all these rows wait, and none of them has ended or got a
+    reader, the next delivery is only added (`repeat`).
     """
 
     def __init__(self, front_end: int = 0) -> None:
@@ -140,6 +147,8 @@ class ChoiceRows(Generic[Owner]):
         self.deferred: Bool = np.empty(0, np.bool_)
         self.owners: list[Owner | None] = []
         self.tokens = TokenPages()
+        self._latest: Delivery | None = None  # None: the next one cannot repeat it
+        self._repeated = np.empty(0, np.int64)  # its rows
         self._grow(FIRST_ROWS)
 
     def next_handle(self, width: int) -> int:
@@ -179,10 +188,17 @@ class ChoiceRows(Generic[Owner]):
     def end(self, row: int) -> None:
         """The choice takes no more tokens."""
         self.handle[row] = CLOSED
+        self._settle()
+
+    def undefer(self, row: int) -> None:
+        """There is a reader of its tokens."""
+        self.deferred[row] = False
+        self._settle()
 
     def release(self, handle: int, width: int) -> None:
         """A request has ended; others may have its rows."""
         first, end = handle & ROW, (handle & ROW) + width
+        self._settle()
         for row in range(first, end):
             self.tokens.take(row)
             self.handle[row] = CLOSED
@@ -191,12 +207,44 @@ class ChoiceRows(Generic[Owner]):
 
     def new_tokens(self, delivery: Delivery) -> NewTokens:
         """The tokens of open choices."""
+        self._settle()
         row = delivery.handle & ROW
         # A handle of no front end has a row that is not there: it is clipped, and does not match.
         known: Bool = self.handle.take(row, mode="clip") == delivery.handle
         known &= delivery.count > 0
         new = NewTokens(np.arange(len(row)), row, delivery.ids, delivery.count)
         return new if np.count_nonzero(known) == len(row) else new.where(known)
+
+    def defer(self, delivery: Delivery, new: NewTokens) -> NewTokens:
+        """Let new tokens wait where there is no reader. Returns the others."""
+        deferred = self.deferred[new.row]
+        waiting = np.count_nonzero(deferred)
+        if not waiting:
+            return new
+        if waiting < len(deferred):
+            later = new.where(deferred)
+            self.tokens.append(later.row, later.ids, later.count)
+            return new.where(~deferred)
+        self.tokens.append(new.row, new.ids, new.count)
+        if waiting == len(delivery.handle):
+            self._latest, self._repeated = delivery, new.row
+        return new.where(~deferred)
+
+    def repeat(self, delivery: Delivery) -> float | None:
+        """Let the tokens of a delivery wait that has the rows of the one before it. Returns the
+        seconds since that one; None if it is another kind of delivery."""
+        latest = self._latest
+        if latest is None or delivery.handle is not latest.handle:
+            return None
+        self._latest = delivery
+        self.tokens.append_one(self._repeated, delivery.ids[:, 0])
+        return delivery.time - latest.time
+
+    def _settle(self) -> None:
+        """The next delivery is not like the latest."""
+        if self._latest is not None:
+            self.seen_at[self._repeated] = self._latest.time
+            self._latest = None
 
     def owner(self, row: int) -> Owner:
         """The choice of a row that takes tokens."""

@@ -46,19 +46,20 @@ def only(prompt: Any) -> GenerationRequest:
     return as_generation(found[0])
 
 
-def as_generation(prompt: Any) -> GenerationRequest:
-    """Turn a prompt of any accepted form into a GenerationRequest, or raise RequestError."""
+def as_generation(prompt: Any, params: SamplingParams = MODEL_DEFAULTS) -> GenerationRequest:
+    """Turn a prompt of any accepted form into a GenerationRequest, or raise RequestError. A text
+    and token ids get the params at once, which `with_params` takes longer for."""
     match prompt:
         case GenerationRequest():
             return prompt
         case str():
-            return GenerationRequest(prompt=prompt)
+            return GenerationRequest(prompt=prompt, params=params)
         case Mapping():
             return from_dict(cast("Mapping[str, Any]", prompt))
         case [first, *_] if is_message(first):
             return GenerationRequest(messages=conversations(prompt)[0])
         case _:
-            return GenerationRequest(prompt_token_ids=ids_of(prompt))
+            return GenerationRequest(prompt_token_ids=ids_of(prompt), params=params)
 
 
 def from_dict(prompt: Mapping[str, Any]) -> GenerationRequest:
@@ -139,7 +140,10 @@ def with_params(
     found = generations
     if params is not None:
         pairs = zip(generations, one_for_each(params, len(generations)), strict=True)
-        found = [replace(generation, params=one) for generation, one in pairs]
+        found = [
+            generation if generation.params is one else replace(generation, params=one)
+            for generation, one in pairs
+        ]
     if not own:
         return found
 

@@ -177,6 +177,7 @@ def test_limits_that_no_rate_keeps(
     """If requests break them alone, no number of replicas is tried."""
     monkeypatch.setattr("paceline.cli.commands.capacity.replicas_needed", None)
     limit = [str(folder / "trace.jsonl"), "--num-requests", "4", "--ttft-p99", "0.001"]
+    limit += ["--jobs", "1"]
     assert called(folder, "capacity", *limit) == 1
     assert "also if requests run alone: more replicas do not help." in capsys.readouterr().out
     assert called(folder, "capacity", *limit, "--json") == 1

@@ -73,7 +73,7 @@ def test_quick_sessions_stay_and_those_that_never_return_go(named: bool) -> None
         scheduler, random = scheduler_of(90, eviction=eviction), Random(0)
         quick = [Chat(scheduler, [number] * 40) for number in range(2)]
         now, number, hits = 0.0, 0, 0
-        for turn in range(70):
+        for turn in range(50):
             now += 10.0
             for one in quick:
                 if len(one.tokens) > 150:

@@ -13,7 +13,7 @@ from paceline.core.events import Timings
 from paceline.core.plan import Ended
 from paceline.core.pooling import LAST, PooledMean, PromptScores
 from paceline.core.request import Finish, Request
-from paceline.core.sampling import ServiceLevel
+from paceline.core.sampling import NO_TARGETS, ServiceLevel
 from paceline.engine.api import GenerationRequest, RequestOutput, TokenizedPrompt, TokenLogprob
 from paceline.engine.choice_rows import ChoiceRows, NewTokens
 from paceline.engine.frontend.entries import read_images, token_entries
@@ -58,15 +58,15 @@ class Frontend:
 
     # -- in -----------------------------------------------------------------
 
-    def begin(self, generation: GenerationRequest, sink: Sink, deferred: bool = False) -> Request:
-        """Open a request and return it for the engine. RequestError if it is malformed.
-
-        With `deferred`, its tokens become text at its end, or once `listen` is called.
-        """
+    def begin(
+        self, generation: GenerationRequest, sink: Sink, deferred: bool = False, name: str = ""
+    ) -> Request:
+        """Open a request, under its id or `name`, and return it for the engine. RequestError if it
+        is malformed. With `deferred`, it has text at its end, or once `listen` is called."""
         if generation.params is MODEL_DEFAULTS:
             generation = replace(generation, params=self.rules.params())
         self.rules.check(generation.params)
-        name = generation.request_id or uuid4().hex
+        name = name or generation.request_id or uuid4().hex
         if name in self.open or name in self._leaving:
             raise RequestError(f"request {name!r} is already open; use another request_id")
         prompt = self.encode(generation)
@@ -185,7 +185,7 @@ class Frontend:
                 bad_words=(),
             )
         params = params.with_banned_tokens(lambda word: self.tokenizer.encode(word, special=False))
-        sampling, level = params.sampling, ServiceLevel.of(params.slo) or ServiceLevel()
+        sampling, level = params.sampling, ServiceLevel.of(params.slo) or NO_TARGETS
         sampling.check_vocab(self.tokenizer.vocab_size)
         # Cached blocks have no logits. With a unique salt no cached block is found.
         salt = generation.cache_salt if params.prompt_logprobs is None else uuid4().hex
@@ -246,14 +246,13 @@ class Frontend:
         return [one for one in aborts if one.request_id in self.open]
 
     def _add_tokens(self, delivery: Delivery) -> list[Abort]:
-        rows, new = self._rows, self._rows.new_tokens(delivery)
+        rows = self._rows
+        if (gap_s := rows.repeat(delivery)) is not None:
+            self.metrics.repeated(gap_s, len(delivery.handle))
+            return []
+        new = rows.new_tokens(delivery)
         self._measure(new, delivery.time)
-        deferred = rows.deferred[new.row]
-        waiting = np.count_nonzero(deferred)
-        if waiting:
-            later = new if waiting == len(deferred) else new.where(deferred)
-            rows.tokens.append(later.row, later.ids, later.count)
-            new = new.where(~deferred)
+        new = rows.defer(delivery, new)
         return self._report(delivery, new) if len(new.row) else []
 
     def _report(self, delivery: Delivery, new: NewTokens) -> list[Abort]:

@@ -132,6 +132,11 @@ class Metrics:
         """Seconds between the latest tokens of each choice and those before them."""
         self._histograms["inter_token_latency_seconds"].observe_all(gaps_s)
 
+    def repeated(self, gap_s: float, choices: int) -> None:
+        """So many choices have one token more, each so many seconds after the one before."""
+        self._histograms["inter_token_latency_seconds"].observe(gap_s, choices)
+        self._add("generation_tokens", choices)
+
     def generated(self, tokens: int) -> None:
         self._add("generation_tokens", tokens)
 

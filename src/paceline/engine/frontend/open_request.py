@@ -190,7 +190,7 @@ class OpenRequest:
     def listen(self) -> None:
         """Report tokens as they arrive from now on, and those that wait at once."""
         for choice in self.choices:
-            self.rows.deferred[choice.row] = False
+            self.rows.undefer(choice.row)
             if self.rows.tokens.has_tokens(choice.row):
                 choice.add(())
 

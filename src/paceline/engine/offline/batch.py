@@ -50,9 +50,9 @@ class PromptBatch:
         """The prompt at `place` is a request now."""
         self._places[request_id] = place
 
-    def refused(self, place: int, generation: GenerationRequest, error: PacelineError) -> None:
+    def refused(self, place: int, output: RequestOutput) -> None:
         """The prompt at `place` never ran. Its id may be the id of another request."""
-        self._end(place, refusal(generation, error))
+        self._end(place, output)
 
     def take(self, done: dict[str, RequestOutput]) -> None:
         """Move the outputs of this batch out of `done`."""
@@ -85,10 +85,10 @@ class PromptBatch:
         return f"prompt {place + 1} of {len(self._outputs)}: {error}"
 
 
-def refusal(generation: GenerationRequest, error: PacelineError) -> RequestOutput:
+def refusal(generation: GenerationRequest, name: str, error: PacelineError) -> RequestOutput:
     """The output of a request that was refused. It has the prompt if that was a text."""
     return RequestOutput(
-        request_id=generation.request_id,
+        request_id=name,
         prompt=generation.text if generation.prompt is None else generation.prompt,
         prompt_token_ids=(),
         outputs=(ChoiceOutput(0, "", (), finish_reason="error"),),
@@ -101,17 +101,19 @@ def refusal(generation: GenerationRequest, error: PacelineError) -> RequestOutpu
 class OutputCollector:
     """Keeps the finished output of a request and ignores its deltas."""
 
-    def __init__(self, generation: GenerationRequest, done: dict[str, RequestOutput]) -> None:
-        self._generation, self._done = generation, done
+    def __init__(
+        self, generation: GenerationRequest, name: str, done: dict[str, RequestOutput]
+    ) -> None:
+        self._generation, self._name, self._done = generation, name, done
 
     def put(self, delta: TextDelta) -> None:
         pass
 
     def close(self, output: RequestOutput) -> None:
-        self._done[self._generation.request_id] = output
+        self._done[self._name] = output
 
     def refuse(self, error: PacelineError) -> None:
-        self._done[self._generation.request_id] = refusal(self._generation, error)
+        self._done[self._name] = refusal(self._generation, self._name, error)
 
 
 async def outputs_of(
@@ -144,7 +146,7 @@ async def output_of(engine: AsyncEngine, generation: GenerationRequest) -> Reque
         prompt = await engine.tokenized(generation)
         return await engine.generate(generation.ready(prompt)).whole()
     except RequestError as error:
-        return refusal(generation, error)
+        return refusal(generation, generation.request_id, error)
 
 
 def load_now(engine: Engine, adapter: LoRARequest, turn: Callable[[], None]) -> None:

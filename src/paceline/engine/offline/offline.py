@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Self, Unpack
 
@@ -23,7 +22,7 @@ from paceline.engine.frontend.prompt_reader import tokenized
 from paceline.engine.long_work import interrupts_deferred
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import EngineFailed, Question
-from paceline.engine.offline.batch import OutputCollector, PromptBatch, adapted, load_now
+from paceline.engine.offline.batch import OutputCollector, PromptBatch, adapted, load_now, refusal
 from paceline.engine.offline.progress import Progress
 from paceline.engine.prompts import (
     Params,
@@ -35,6 +34,7 @@ from paceline.engine.prompts import (
     with_params,
     with_priorities,
 )
+from paceline.engine.sampling_rules import MODEL_DEFAULTS
 from paceline.engine.vllm_forms import BeamSearchOutput, BeamSearchParams, LLMEngine, with_token_ids
 from paceline.text.tokenizer import Tokenizer
 
@@ -126,7 +126,9 @@ class OfflineEngine:
         shown = fields.pop("use_tqdm", progress)
         lora = fields.pop("lora_request", None)
         given = with_token_ids(prompts, fields.pop("prompt_token_ids", None))
-        asked = [as_generation(prompt) for prompt in several(given)]
+        is_one = isinstance(sampling_params, SamplingParams)
+        params = sampling_params if is_one else MODEL_DEFAULTS
+        asked = [as_generation(prompt, params) for prompt in several(given)]
         asked = with_priorities(asked, fields.pop("priority", None))
         generations = adapted(asked, lora, self.load_adapter)
         rules = self._frontend.rules
@@ -198,13 +200,13 @@ class OfflineEngine:
     def _enqueue_all(self, batch: PromptBatch, generations: list[GenerationRequest]) -> None:
         with interrupts_deferred() as handle_interrupt:  # so that the batch lists every request
             for place, generation in enumerate(tokenized(self._frontend, generations)):
-                named = replace(generation, request_id=generation.request_id or self._name())
+                name = generation.request_id or self._name()
                 try:
-                    self._enqueue(named)
+                    self._enqueue(generation, name)
                 except RequestError as error:
-                    batch.refused(place, named, error)
+                    batch.refused(place, refusal(generation, name, error))
                 else:
-                    batch.opened(place, named.request_id)
+                    batch.opened(place, name)
                 handle_interrupt()
 
     def _turn_until_done(self, batch: PromptBatch, progress: Progress | None) -> None:
@@ -247,19 +249,19 @@ class OfflineEngine:
         """
         self._require_awake()
         (generation,) = with_params([only(prompt)], sampling_params, fields, self._frontend.rules)
-        generation = replace(generation, request_id=generation.request_id or self._name())
-        self._enqueue(generation)
-        return generation.request_id
+        name = generation.request_id or self._name()
+        self._enqueue(generation, name)
+        return name
 
-    def _enqueue(self, generation: GenerationRequest) -> None:
-        """Add a request that has an id."""
-        if generation.request_id in self._done:
+    def _enqueue(self, generation: GenerationRequest, name: str) -> None:
+        """Add a request under this id."""
+        if name in self._done:
             raise RequestError(
-                f"the output of {generation.request_id!r} has not been returned yet; "
+                f"the output of {name!r} has not been returned yet; "
                 "call step, or use another request_id"
             )
-        sink = OutputCollector(generation, self._done)
-        self._backlog[generation.request_id] = self._frontend.begin(generation, sink, deferred=True)
+        sink = OutputCollector(generation, name, self._done)
+        self._backlog[name] = self._frontend.begin(generation, sink, deferred=True, name=name)
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, and return the requests that finished in it."""

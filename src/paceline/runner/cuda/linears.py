@@ -10,7 +10,7 @@ from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fixed_tiles import FixedTiles
 from paceline.runner.cuda.gemm.fp8 import Fp8Blocks, Fp8Library, Fp8Streamed
-from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
+from paceline.runner.cuda.gemm.gemv import Bf16Gemv, Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
 from paceline.runner.cuda.gemm.library import Library, deferred
@@ -80,6 +80,7 @@ class Ordered(LinearKernel):
 # In order: the first that accepts a linear and a number of rows computes it.
 KERNELS: tuple[type[LinearKernel], ...] = (
     OneRow,
+    Bf16Gemv,
     SplitK,
     Streamed,
     Library,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar, cast
 
 from paceline.core.errors import ConfigError
@@ -313,14 +314,21 @@ def attentions(spec: Any) -> Iterator[AttentionSpec]:
 
 def parts_of(spec: Any, kind: type[Part] | tuple[type[Part], ...]) -> Iterator[Part]:
     """Every part of these kinds in a description, in order; not the parts of such a part."""
-    if isinstance(spec, kind):
-        yield spec
-    elif is_dataclass(spec):
-        for field in fields(spec):
-            yield from parts_of(getattr(spec, field.name), kind)
-    elif isinstance(spec, tuple):
-        for part in cast("tuple[Any, ...]", spec):
-            yield from parts_of(part, kind)
+    pending: list[Any] = [spec]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, kind):
+            yield part
+        elif isinstance(part, tuple):
+            pending += reversed(cast("tuple[Any, ...]", part))
+        else:
+            pending += [getattr(part, name) for name in fields_from_the_last(type(part))]
+
+
+@cache
+def fields_from_the_last(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of another type."""
+    return tuple(one.name for one in reversed(fields(kind))) if is_dataclass(kind) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.experts.scores import scores_of
 from paceline.runner.cuda.experts.sort import SORTED, sort_pairs
 from paceline.runner.cuda.gemm.fixed_tiles import multiplied
 from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice
@@ -39,7 +40,9 @@ NO_GROUPS = ExpertGroups(1, 1, 1)
 class ExpertRouter:
     """Scores positions for experts, and chooses.
 
-    weight      [experts, width] in float32, the factor of the norm included
+    every       [experts, width] in float32, the factor of the norm included; then the gate of a
+                shared expert if it has one
+    experts     without the shared one
     bias        [experts] in float32
     correction  [experts] in float32; see `MoESpec`
     ended       [FEW]; how many programs of a row have ended; zeros between kernels
@@ -48,7 +51,8 @@ class ExpertRouter:
     is_invariant  one kernel scores any number of positions, and tiles of pairs have one size
     """
 
-    weight: Tensor
+    every: Tensor
+    experts: int
     bias: Tensor | None
     routing: Routing
     correction: Tensor | None
@@ -63,17 +67,28 @@ class ExpertRouter:
         routing: Routing,
         correction: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        gate: Tensor | None = None,
     ) -> "ExpertRouter":
-        """For inputs of a type."""
+        """For inputs of a type. A gate of a shared expert has weights [1, width]."""
+        every = weight.contiguous() if gate is None else torch.cat((weight, gate))
         ended, halves = torch.zeros(FEW, dtype=torch.int32, device=weight.device), None
         if dtype == torch.bfloat16 and weight.is_cuda:
             high = weight.bfloat16()
             halves = torch.cat((high, (weight - high.float()).bfloat16())).t()
-        return ExpertRouter(weight.contiguous(), bias, routing, correction, ended, halves)
+        return ExpertRouter(every, len(weight), bias, routing, correction, ended, halves)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.every[: self.experts]
+
+    def outputs(self, hidden: Tensor, floor: float) -> Tensor:
+        """Of `hidden` [positions, width], which are normalised first: [positions, experts], and a
+        last column for the gate. Few positions, nothing of which is rounded."""
+        return scores_of(hidden, floor, self.every, self.bias)
 
     def choose(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
         """The normalised rows of `hidden` [positions, width], and their experts."""
-        rows, experts = len(hidden), len(self.weight)
+        rows, experts = len(hidden), self.experts
         if self.is_invariant:
             x = normalized(hidden, floor)
             scores = multiplied(x.float(), self.weight, self.bias)
@@ -91,14 +106,14 @@ class ExpertRouter:
         return x, choose_experts(scores, self.routing, self.correction)
 
     def _choose_at_once(self, hidden: Tensor, floor: float) -> tuple[Tensor, ExpertChoice]:
-        (rows, width), experts = hidden.shape, len(self.weight)
+        (rows, width), experts = hidden.shape, self.experts
         found = _Found.of(rows, self.routing.chosen, experts, hidden.device)
         x, scores = torch.empty_like(hidden), hidden.new_empty((rows, experts), dtype=torch.float32)
         _route[(experts // EACH, rows)](
             hidden,
-            self.weight,
-            self.weight if self.bias is None else self.bias,
-            self.weight if self.correction is None else self.correction,
+            self.every,
+            self.every if self.bias is None else self.bias,
+            self.every if self.correction is None else self.correction,
             x,
             scores,
             self.ended,

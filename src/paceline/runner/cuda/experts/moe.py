@@ -14,6 +14,7 @@ from paceline.runner.cuda.experts.choice import ExpertChoice, ExpertRouter
 from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.fp4 import Fp4Experts
+from paceline.runner.cuda.experts.gemv import GemvExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LibraryExperts
@@ -23,6 +24,8 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertKernel,
     ExpertKernelChoice,
     ExpertWeights,
+    RouterOutputs,
+    SharedWeights,
     Use,
 )
 from paceline.runner.cuda.kernels.layers import NormedSum, PlainActivation, activate
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 # In order: the first that accepts the experts and a number of rows computes them.
 KERNELS: tuple[type[ExpertKernel], ...] = (
     HummingExperts,
+    GemvExperts,
     FewExperts,
     Fp4Experts,
     LibraryExperts,
@@ -63,11 +67,13 @@ class CudaMoE:
         bias = factory.joined(biases) if biases else None
         weight = factory.router(spec.router, spec.router_scale or spec.norm)
         correction = None if spec.correction is None else factory.read(spec.correction).flatten()
-        router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype)
-        self._router = replace(router, is_invariant=factory.is_invariant)
         self._shared = None
         if spec.shared is not None:
             self._shared = CudaSharedExpert(factory, spec.shared, spec)
+        shared = None if self._shared is None else self._shared.weights
+        gate = None if self._shared is None or shared is None else self._shared.gate
+        router = ExpertRouter.of(weight, bias, spec.routing, correction, factory.dtype, gate)
+        self._router = replace(router, is_invariant=factory.is_invariant)
         check_gate(spec)
         kinds = INVARIANT if factory.is_invariant else KERNELS
         kinds = kinds if spec.gated_experts else tuple(one for one in kinds if one is Grouped)
@@ -77,6 +83,12 @@ class CudaMoE:
             self._latent = factory.linear(latent.before, spec.norm), factory.linear(latent.after)
         self._norms, self._is_of_inputs = norms_behind(factory, spec, scale), spec.routing.of_inputs
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
+        is_plain = self._latent is None and self._norms is None and not self._has_parts
+        is_plain = is_plain and not self._is_of_inputs
+        is_known = (shared is None) is (self._shared is None)
+        kernels = self._experts.kernels if is_plain and is_known else ()
+        scored = (kernel for kernel in kernels if kernel.takes_scores(spec.routing, shared))
+        self._scored = next(scored, None)
 
     def kernels(self) -> dict[str, str]:
         shared = {} if self._shared is None else self._shared.kernels()
@@ -84,19 +96,23 @@ class CudaMoE:
 
     def add_to(self, hidden: Tensor, _adapters: Tensor | None = None) -> None:
         """Add the experts of the residual stream to it. Experts are not adapted."""
+        if self._scored is not None and len(hidden) <= self._scored.most_scored:
+            self._scored.add_scored(hidden, hidden, self._scores(hidden))
+            return
+        kernel = self._experts.of(len(hidden))
         x, choice = self._router.choose(hidden, self._floor)
         gated = None if self._shared is None else self._shared.gated(hidden, x)
         is_apart = self._has_parts or self._norms is not None
         total = torch.zeros_like(hidden) if is_apart else hidden
         if self._is_of_inputs:
-            add_apart(self._experts.of(len(x)), total, x, choice)
+            add_apart(kernel, total, x, choice)
         elif self._latent is None:
-            self._experts.of(len(x)).add_to(total, x, choice)
+            kernel.add_to(total, x, choice)
         else:
             before, after = self._latent
             narrow = before(x)
             sums = torch.zeros_like(narrow)
-            self._experts.of(len(x)).add_to(sums, narrow, choice)
+            kernel.add_to(sums, narrow, choice)
             after.add_to(total, sums)
         if self._norms is not None:
             assert self._shared is not None and gated is not None
@@ -106,6 +122,12 @@ class CudaMoE:
             self._shared.down.add_to(total, gated)
         if self._has_parts:
             hidden.add_(self._summed(total))
+
+    def _scores(self, hidden: Tensor) -> RouterOutputs:
+        router, shared = self._router, None if self._shared is None else self._shared.weights
+        outputs = router.outputs(hidden, self._floor)
+        how = router.routing, router.correction, self._floor
+        return RouterOutputs(outputs, router.experts, *how, shared)
 
 
 def add_apart(kernel: ExpertKernel, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
@@ -158,10 +180,19 @@ class CudaSharedExpert:
         norm, self._is_gated = spec.norm or experts.norm, experts.gated_experts
         linear = factory.linear(spec.gate_up, norm)
         self._gate_up = NormedLinear(linear, norm, is_gated=self._is_gated)
-        self.down = factory.linear(spec.down)
-        self._gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
+        self._linear, self.down = linear, factory.linear(spec.down)
+        self.gate = None if spec.gate is None else factory.router(spec.gate, norm)  # [1, width]
+        self._has_norm = spec.norm is not None
         self._activation = PlainActivation(experts.activation)
         self._multiply = multiplied if factory.is_invariant else F.linear
+
+    @property
+    def weights(self) -> SharedWeights | None:
+        """For a kernel of all experts; None: it has a norm or biases of its own."""
+        gate_up, down = self._linear.weights, self.down.weights
+        if self._has_norm or not self._is_gated or (gate_up.bias, down.bias) != (None, None):
+            return None
+        return SharedWeights(gate_up.matrix, down.matrix, gate_up.factor)
 
     def kernels(self) -> dict[str, str]:
         down = self.down.choice(Use.ADDED)
@@ -174,8 +205,8 @@ class CudaSharedExpert:
         else:
             found, late = self._gate_up(hidden)
             found = activate(found, self._activation, late)
-        if self._gate is not None:
-            found.mul_(self._multiply(x.float(), self._gate).sigmoid_())
+        if self.gate is not None:
+            found.mul_(self._multiply(x.float(), self.gate).sigmoid_())
         return found
 
 

@@ -1,4 +1,4 @@
-"""Linears of a few rows and quantized weights, as fast as the weights can be read, in CUDA C++.
+"""Linears of a few rows, as fast as the weights can be read, in CUDA C++.
 
 The kernel is `gemv.cu`. This module chooses its shape and launches it.
 """
@@ -18,11 +18,15 @@ from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.nvrtc import Kernel, can_compile, source_of
 from paceline.runner.tensors import processors_of
 
-UNIT, LINES = 128, 16  # inputs of a unit, outputs of a tile
-MOST_ROWS = 8
+UNIT, LINES = 128, 16  # inputs of a unit, 64 of bf16; outputs of a tile
+MOST_ROWS, MOST_PLAIN_ROWS = 8, 4
+MOST_BYTES = 24 << 20  # of plain weights; larger ones have not been timed
 SHARED_BYTES = 220 << 10
 PAD_BYTES = 16  # behind a row in shared memory
 WARPS, BUFFERS, TILES = 15, 4, 2  # of a block, at most
+# Blocks of so many warps leave room on a multiprocessor for the next kernel, which reads its first
+# weights meanwhile. That pays if weights are few.
+FEW_WARPS, FEW_BYTES = 7, 16 << 20
 SUM_BYTES = WARPS * BUFFERS * TILES * LINES * 4  # of a row
 
 
@@ -30,7 +34,7 @@ SUM_BYTES = WARPS * BUFFERS * TILES * LINES * 4  # of a row
 class GemvVariant:
     """The constants of `gemv.cu`, by their names there."""
 
-    fp8: bool
+    form: str
     group: int
     warps: int
     tiles: int
@@ -48,20 +52,23 @@ class Gemv(LinearKernel):
     weights."""
 
     is_ordered = True
-    is_fp8: ClassVar[bool]
+    form: ClassVar[str]
+    unit: ClassVar[int] = UNIT
     ahead: ClassVar[tuple[int, int]]  # units that registers hold, with one tile and with two
 
     def __init__(self, weights: LinearWeights, content: Tensor, scale: Tensor, group: int) -> None:
         self._weights, self._content, self._scale, self._group = weights, content, scale, group
         self._processors, inputs = processors_of(content.device), weights.matrix.shape[1]
         self._row_bytes = row_bytes(inputs)
+        is_small = self.form == "BF16" or (self.form == "FP8" and content.nbytes <= FEW_BYTES)
+        self._warps = min(inputs // self.unit, FEW_WARPS if is_small else WARPS)
         self.most_rows = min(MOST_ROWS, SHARED_BYTES // self._row_bytes)
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Gemv | None":
         outputs, inputs = weights.matrix.shape
         halves = 2 if use is Use.GATED else 1
-        if outputs % (halves * LINES) or inputs % UNIT or weights.dtype != torch.bfloat16:
+        if outputs % (halves * LINES) or inputs % cls.unit or weights.dtype != torch.bfloat16:
             return None
         is_short = row_bytes(inputs) <= SHARED_BYTES
         device = weights.matrix.tensors[0].device
@@ -101,9 +108,9 @@ class Gemv(LinearKernel):
         factor, bias = self._weights.factor, self._weights.bias
         tiles = 1 if is_silu is None else 2
         variant = GemvVariant(
-            fp8=self.is_fp8,
+            form=self.form,
             group=self._group,
-            warps=min(inputs // UNIT, WARPS),
+            warps=self._warps,
             tiles=tiles,
             ahead=self.ahead[tiles - 1],
             normed=floor is not None,
@@ -125,7 +132,7 @@ class Int4Gemv(Gemv):
     """4-bit weights in panels."""
 
     name = "int4_gemv"
-    is_fp8, ahead = False, (5, 3)
+    form, ahead = "INT4", (5, 3)
 
     @classmethod
     def _of(cls, weights: LinearWeights) -> "Int4Gemv | None":
@@ -139,7 +146,7 @@ class Fp8Gemv(Gemv):
     """Fp8 weights with scales of rows or of blocks. Rows are not quantized."""
 
     name = "fp8_gemv"
-    is_fp8, ahead = True, (4, 2)
+    form, ahead = "FP8", (4, 2)
 
     @classmethod
     def _of(cls, weights: LinearWeights) -> "Fp8Gemv | None":
@@ -149,6 +156,29 @@ class Fp8Gemv(Gemv):
         return cls(weights, matrix.weight, matrix.scale, 0 if matrix.is_by_row else UNIT)
 
 
+class Bf16Gemv(Gemv):
+    """Plain weights that are added to the residual stream. The library is faster without a sum, and
+    with more rows."""
+
+    name = "bf16_gemv"
+    form, ahead, unit = "BF16", (4, 2), 64
+
+    def __init__(self, weights: LinearWeights, content: Tensor, scale: Tensor, group: int) -> None:
+        super().__init__(weights, content, scale, group)
+        self.most_rows = min(self.most_rows, MOST_PLAIN_ROWS)
+
+    @classmethod
+    def of(cls, weights: LinearWeights, use: Use) -> "Gemv | None":
+        return super().of(weights, use) if use is Use.ADDED else None
+
+    @classmethod
+    def _of(cls, weights: LinearWeights) -> "Bf16Gemv | None":
+        weight = weights.plain
+        if weight is None or weight.nbytes > MOST_BYTES or weights.factor is not None:
+            return None
+        return cls(weights, weight, weight, 0)
+
+
 def row_bytes(inputs: int) -> int:
     """Shared memory that a row needs, with its sums."""
     return 2 * inputs + PAD_BYTES + SUM_BYTES
@@ -156,5 +186,8 @@ def row_bytes(inputs: int) -> int:
 
 @cache
 def kernel_for(variant: GemvVariant, most_shared: int) -> Kernel:
-    constants = {name.upper(): int(value) for name, value in asdict(variant).items()}
-    return Kernel(source_of("gemv", constants, ""), "gemv", variant.warps * 32 + 32, most_shared)
+    given = asdict(variant).items()
+    constants = {name.upper(): one if name == "form" else int(one) for name, one in given}
+    return Kernel(
+        source_of("gemv", constants, "", "units"), "gemv", variant.warps * 32 + 32, most_shared
+    )

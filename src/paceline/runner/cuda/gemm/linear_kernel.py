@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.layers.linear import LinearParts
-from paceline.runner.models.experts import ClampedGate
+from paceline.runner.models.experts import ClampedGate, Routing
 from paceline.runner.weights.matrix import Matrix, PlainMatrix
 
 ANY = 1 << 30  # rows
@@ -189,11 +189,40 @@ class ExpertChoice:
         return self.share.shape[1]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """The weights of a shared expert, whose inputs have the norm of all experts."""
+
+    gate_up: Matrix
+    down: Matrix
+    factor: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterOutputs:
+    """What a router computes of some positions, and how experts are chosen by it.
+
+    outputs      [positions, experts] in float32; the last column may be the gate of a shared expert
+    experts      how many a layer has, without the shared one
+    correction   [experts]; see `MoESpec`
+    floor        the smallest length that the norm of positions divides by
+    shared       the weights of the shared expert
+    """
+
+    outputs: Tensor
+    experts: int
+    routing: Routing
+    correction: Tensor | None
+    floor: float
+    shared: SharedWeights | None
+
+
 class ExpertKernel(ABC):
     """One way to compute the experts of a layer.
 
     least_rows, most_rows   positions that it takes
     weights                 as the kernel keeps them
+    most_scored             positions up to which `add_scored` is faster than `add_to`
     is_invariant            a position has the same bits in any company, if tiles have one size
     """
 
@@ -201,6 +230,7 @@ class ExpertKernel(ABC):
     is_invariant: ClassVar[bool] = False
     least_rows: int = 0
     most_rows: int = ANY
+    most_scored: int = 0
     weights: ExpertWeights
 
     @classmethod
@@ -212,6 +242,15 @@ class ExpertKernel(ABC):
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
         """total [positions, outputs] += the experts of x [positions, inputs], times their
         shares."""
+
+    def takes_scores(self, routing: Routing, shared: SharedWeights | None) -> bool:
+        """Whether it normalises positions, chooses experts and computes the shared one by
+        itself."""
+        return False
+
+    def add_scored(self, total: Tensor, hidden: Tensor, scores: RouterOutputs) -> None:
+        """The same as `add_to` with the shared expert, of the residual stream and scores."""
+        raise NotImplementedError
 
 
 class ExpertKernelChoice:

@@ -13,6 +13,8 @@ __device__ __forceinline__ u32 place(const void* pointer) { return (u32)__cvta_g
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
 }
+// Barriers can be used after the next barrier of the block.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -29,6 +31,9 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 
 // Wait until all previous kernels have ended and their results can be read.
 __device__ __forceinline__ void wait_for_front() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Let the next kernel start.
+__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000); }

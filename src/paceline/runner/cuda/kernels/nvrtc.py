@@ -170,11 +170,13 @@ class Kernel:
             raise RuntimeError(f"a CUDA kernel cannot be launched: {_error_text(status)}")
 
 
-def source_of(name: str, sizes: Mapping[str, int | str], instructions: str) -> str:
-    """Return the source of a kernel: its sizes, the common part, its code and instructions."""
+def source_of(name: str, sizes: Mapping[str, int | str], instructions: str, *parts: str) -> str:
+    """Return the source of a kernel: its sizes, the common parts, its code and instructions."""
     defined = "".join(f"#define {size} {value}\n" for size, value in sizes.items())
     folder = Path(__file__).parent
-    texts = [(folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", name)]
+    texts = [
+        (folder / f"{part}.cu").read_text(encoding="utf-8") for part in ("common", *parts, name)
+    ]
     return defined + "".join(texts).replace(MARKER, instructions)
 
 
