@@ -71,6 +71,22 @@ def test_a_chunk_sees_what_its_positions_see_alone(window: int | None) -> None:
         assert torch.equal(alone[0], found[at])
 
 
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_contexts_have_parts(window: int | None) -> None:
+    """Of which a program has one, some or all; the last program of a context joins them."""
+    counts, config = [(1, 700), (1, 3), (1, 300)], tiny(num_hidden_layers=1)
+    batch, blocks = rows_of(counts, 8)
+    kv = filled_store(config, blocks, 8)
+    spoil_passed(batch, kv, counts, window)
+    query, backend = torch.randn(3, 4, 8), load("triton_fixed")
+    due = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
+    for found in (
+        backend.prepare(batch, kv),
+        backend.prepare_mixed_graph(batch, kv, torch.tensor([0, 3]), 3, Queries(4, torch.float32)),
+    ):
+        torch.testing.assert_close(found.attend(query, 0, window, 0.3), due, rtol=1e-4, atol=1e-4)
+
+
 def test_tokens_have_the_bits_that_they_have_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter, sums of tiles of other sizes would have other bits."""
     use_host(monkeypatch)

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.runner.cuda.gemm.library import deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.kernels.layers import DeferredNorm, gated, normalized
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
 SOME = 512  # rows
@@ -50,7 +51,8 @@ def tiles_of(rows: int, outputs: int, dtype: torch.dtype) -> Tiles:
 
 
 class FixedTiles(LinearKernel):
-    """All inputs in one program, in their order, for any number of rows. Norms come before."""
+    """All inputs in one program, in their order, for any number of rows. Whether a norm comes after
+    the linear depends on its width alone."""
 
     name = "fixed_tiles"
     is_invariant = True
@@ -66,7 +68,8 @@ class FixedTiles(LinearKernel):
         return multiplied(x, self._weight, self._weights.bias)
 
     def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
-        return self.plain(normalized(hidden, floor)), DeferredNorm(hidden, 0.0, 0)
+        x, late = deferred(hidden, floor, self._weights, is_fixed=True)
+        return self.plain(x), late
 
     def gated(self, hidden: Tensor, floor: float, is_silu: bool) -> Tensor:
         found, late = self.normed(hidden, floor)

@@ -13,12 +13,16 @@ from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
 
 
-def deferred(hidden: Tensor, floor: float, weights: LinearWeights) -> tuple[Tensor, DeferredNorm]:
+def deferred(
+    hidden: Tensor, floor: float, weights: LinearWeights, is_fixed: bool = False
+) -> tuple[Tensor, DeferredNorm]:
     """The input of a linear, and the norm that is left for after it. With few rows that is
-    cheaper than a kernel before the linear."""
-    most = LATE_ROWS if hidden.shape[1] <= LATE_WIDTH else LATE_ROWS_WIDE
+    cheaper than a kernel before the linear. If fixed, the number of rows does not matter."""
+    is_wide = hidden.shape[1] > LATE_WIDTH
+    most = LATE_ROWS_WIDE if is_wide else LATE_ROWS
+    is_before = is_wide if is_fixed else len(hidden) > most
     is_narrow = hidden.dtype == torch.float16  # without a norm, results exceed its range
-    if len(hidden) > most or is_narrow or weights.bias is not None:
+    if is_before or is_narrow or weights.bias is not None:
         return normalized(hidden, floor), DeferredNorm(hidden, 0.0, 0)
     return hidden, DeferredNorm(hidden, floor, hidden.shape[1])
 

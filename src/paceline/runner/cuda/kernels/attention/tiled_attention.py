@@ -12,7 +12,7 @@ from paceline.runner.cuda.kernels.layers import capped
 
 
 @triton.jit
-def _row_of(row_start, rows, tile, TILE: tl.constexpr):
+def row_of(row_start, rows, tile, TILE: tl.constexpr):
     """Find the last row whose first tile is not after this one."""
     low, high = 0, rows
     first = tl.load(row_start).to(tl.int32)
@@ -128,16 +128,14 @@ def tiles(
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
-    MASKED: tl.constexpr = False,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
-    latent: see `decode`. If MASKED, tiles of keys that all queries see are computed as the others
-    are, so the queries beside one do not matter to its bits."""
+    latent: see `decode`."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     skip = tl.load(bounds)
-    row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
+    row = skip + row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
     first = tl.load(row_start + skip).to(tl.int32)
     start = tl.load(row_start + row).to(tl.int32)
     count = tl.load(row_start + row + 1).to(tl.int32) - start
@@ -168,7 +166,7 @@ def tiles(
     if window > 0:
         seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
         begin = seen // CELLS * CELLS
-    if MASKED or window > 0:
+    if window > 0:
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
