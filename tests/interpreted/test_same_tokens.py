@@ -27,6 +27,8 @@ CASES = {
     "dense": Case("qwen3").config(**SMALL),
     "MoE": Case("qwen3moe").config(**SMALL),
     "windows": Case("gptoss").config(num_hidden_layers=2, vocab_size=64),
+    "latents": Case("deepseekv3").config(vocab_size=64),
+    "states": Case("qwen3next").config(vocab_size=64),
 }
 
 

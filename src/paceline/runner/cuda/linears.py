@@ -114,6 +114,11 @@ class CudaLinear(Lazy):
             self.weights.decode()
         self.choices: dict[Use, KernelChoice] = {}
 
+    @property
+    def is_invariant(self) -> bool:
+        """Have rows the same bits in any company?"""
+        return all(kind.is_invariant for kind in self._kinds)
+
     def choice(self, use: Use) -> KernelChoice:
         """The kernels for a use, by rows."""
         if use not in self.choices:
@@ -167,7 +172,7 @@ class NormedLinear:
         self._adapted = widen(linear)
         normed = Use.GATED if is_gated else Use.NORMED
         self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
-        self._weights, self._floor = linear.weights, None if norm is None else norm.floor
+        self._linear, self._floor = linear, None if norm is None else norm.floor
 
     def is_ordered(self, rows: int) -> bool:
         """Whether the next kernel starts when all kernels before this linear have ended."""
@@ -183,7 +188,7 @@ class NormedLinear:
             return self._plain(hidden, adapters), DeferredNorm(hidden, 0.0, 0)
         if adapters is None:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
-        x, late = deferred(hidden, self._floor, self._weights)
+        x, late = deferred(hidden, self._floor, self._linear.weights, self._linear.is_invariant)
         return with_room(self._adapted)(x, adapters), late
 
     def finished(self, hidden: Tensor) -> Tensor:
@@ -204,7 +209,7 @@ class NormedLinear:
             return gated(self._plain(hidden, adapters), is_silu, DeferredNorm(hidden, 0.0, 0))
         if adapters is None:
             return self._kernels.of(len(hidden)).gated(hidden, self._floor, is_silu)
-        x, late = deferred(hidden, self._floor, self._weights)
+        x, late = deferred(hidden, self._floor, self._linear.weights, self._linear.is_invariant)
         return with_room(self._adapted).gated(x, adapters, is_silu, late)
 
 

@@ -112,8 +112,8 @@ CUDA = BackendSupport(
     instead='use device="cpu"',
 )
 
-# Features, by the beginnings of their names, of which the kernels depend on the number of rows.
-VARIANT = ("inputs", "layers.input", "layers.latent", "layers.state", "vision")
+# Features, by the beginnings of their names, that torch's norms compute for any number of rows.
+VARIANT = ("inputs", "layers.input")
 CUDA_INVARIANT = replace(
     CUDA,
     backend="batch-invariant CUDA",
@@ -181,14 +181,8 @@ class CudaModel:
     ) -> "CudaModel":
         """Load weights, with room for so many embeddings of images, and for adapters. With a
         group, the weights are the part of one rank."""
-        spec = describe(checkpoint.config, max_model_len)
-        CUDA.require(spec)
-        verify(checkpoint)
-        if group is not None:
-            spec = divide(spec, group.shard)
-        with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
-            return CudaModel(factory, spec, max_model_len, image_rows, adapters)
+        factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
+        return CudaModel.built(factory, max_model_len, image_rows, adapters)
 
     @staticmethod
     def invariant(
@@ -196,15 +190,30 @@ class CudaModel:
         max_model_len: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
+        image_rows: int = 0,
+        adapters: AdapterSizes | None = None,
+        group: RankGroup | None = None,
     ) -> "CudaModel":
-        """Load a model whose rows have the same bits in any company."""
-        spec = describe(checkpoint.config, max_model_len)
-        CUDA_INVARIANT.require(spec)
-        verify(checkpoint)
+        """The same, with kernels whose rows have the same bits in any company."""
+        build = partial(CudaLinear, kinds=INVARIANT)
+        factory = LayerFactory(checkpoint, dtype, device, build, group, is_invariant=True)
+        return CudaModel.built(factory, max_model_len, image_rows, adapters)
+
+    @staticmethod
+    def built(
+        factory: LayerFactory[CudaLinear],
+        max_model_len: int,
+        image_rows: int,
+        adapters: AdapterSizes | None,
+    ) -> "CudaModel":
+        """Load weights with the linears of a factory."""
+        spec = describe(factory.checkpoint.config, max_model_len)
+        (CUDA_INVARIANT if factory.is_invariant else CUDA).require(spec)
+        verify(factory.checkpoint)
+        if factory.group is not None:
+            spec = divide(spec, factory.group.shard)
         with torch.inference_mode():
-            build = partial(CudaLinear, kinds=INVARIANT)
-            factory = LayerFactory(checkpoint, dtype, device, build, is_invariant=True)
-            return CudaModel(factory, spec, max_model_len)
+            return CudaModel(factory, spec, max_model_len, image_rows, adapters)
 
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""

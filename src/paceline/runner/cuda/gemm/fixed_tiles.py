@@ -85,14 +85,40 @@ def multiplied(
     bias: Tensor | None = None,
     total: Tensor | None = None,
     tiles: Tiles | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x [n, inputs] times weight [outputs, inputs], plus the bias, added to `total` if given."""
-    (outputs, inputs), rows = weight.shape, len(x)
-    out = x.new_empty((rows, outputs)) if total is None else total
-    tiles = tiles or tiles_of(rows, outputs, x.dtype)
+    """x [n, inputs] times weight [outputs, inputs], plus the bias, added to `total` if given. The
+    type of a new result is that of x, or `dtype`."""
+    out = total
+    if out is None:
+        out = x.new_empty((len(x), len(weight)), dtype=dtype)
+    tiles = tiles or tiles_of(len(x), len(weight), x.dtype)
+    _launch(x, weight, bias, out, total is not None, (1, 0, 0), tiles)
+    return out
+
+
+def multiply_by_head(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Multiply [n, heads, inputs] by the weights of each head [heads, outputs, inputs]."""
+    heads = len(weight), x.stride(1), out.stride(1)
+    tiles = tiles_of(len(x), len(weight) * weight.shape[1], x.dtype)
+    _launch(x, weight, None, out, False, heads, tiles)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    is_added: bool,
+    heads: tuple[int, int, int],
+    tiles: Tiles,
+) -> None:
+    """`heads` has the number of matrices, and their strides in x and in the result."""
+    (outputs, inputs), rows, (count, x_head, out_head) = weight.shape[-2:], len(x), heads
     if not rows:
-        return out
-    _multiply[(triton.cdiv(rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
+        return
+    programs = triton.cdiv(rows, tiles.rows) * triton.cdiv(outputs, tiles.outputs)
+    _multiply[(programs, count)](
         x,
         weight,
         weight if bias is None else bias,
@@ -100,6 +126,8 @@ def multiplied(
         rows,
         x.stride(0),
         out.stride(0),
+        x_head,
+        out_head,
         OUTPUTS=outputs,
         INPUTS=inputs,
         ROWS=tiles.rows,
@@ -108,12 +136,11 @@ def multiplied(
         BAND=BAND,
         WHOLE=inputs % tiles.inputs == 0,
         BIASED=bias is not None,
-        ADDED=total is not None,
+        ADDED=is_added,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         launch_pdl=True,
     )
-    return out
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -125,6 +152,8 @@ def _multiply(
     rows,
     x_stride,
     out_stride,
+    x_head,
+    out_head,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -137,6 +166,10 @@ def _multiply(
 ):
     tl.extra.cuda.gdc_launch_dependents()
     tl.extra.cuda.gdc_wait()
+    head = tl.program_id(1).to(tl.int64)
+    x += head * x_head
+    out += head * out_head
+    weight += head * (OUTPUTS * INPUTS)
     # Programs of a band of rows share weights in the cache.
     program, bands = tl.program_id(0), tl.cdiv(rows, ROWS)
     across: tl.constexpr = (OUTPUTS + LINES - 1) // LINES
