@@ -1,0 +1,40 @@
+"""Invariant kernels compile for an H200, without one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.runner.attention_backend import Queries, load
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied
+from paceline.runner.kv_store import KVStore
+from tests.conformance.architectures import Case
+from tests.runner.support import bounds_of, rows_of, tiny
+
+CONFIGS = {"heads": tiny(num_hidden_layers=1, head_dim=64), "latents": Case("deepseekv3").config()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_attention_fuses_nothing(name: str, compiled: dict[str, Any]) -> None:
+    """Otherwise, programs of other shapes might have other bits."""
+    config, counts = CONFIGS[name], [(1, 9), (3, 12)]
+    batch, blocks = rows_of(counts, 8)
+    kv = KVStore(config, blocks, 8, torch.bfloat16)
+    heads = kv.heads[0]
+    query = torch.zeros(batch.positions, 4, heads.head_dim, dtype=torch.bfloat16)
+    queries = Queries(4, torch.bfloat16)
+    held = load("triton_fixed").prepare_mixed_graph(batch, kv, bounds_of(counts), 2, queries)
+    held.attend(query, 0, None if heads.is_latent else 7, 0.3)
+    for kernel in ("listed", "tiled"):
+        assert "fma." not in compiled[kernel].asm["ptx"]
+    assert "wgmma" in compiled["tiled"].asm["ptx"]
+
+
+def test_linears_multiply_in_one_instruction(compiled: dict[str, Any]) -> None:
+    """For few rows as for many: tests on a GPU compare their bits."""
+    weight = torch.zeros(256, 128, dtype=torch.bfloat16)
+    for rows in (1, 600):
+        multiplied(torch.zeros(rows, 128, dtype=torch.bfloat16), weight)
+        ptx = compiled.pop("_multiply").asm["ptx"]
+        assert "wgmma" in ptx
+        assert "mma.sync" not in ptx
