@@ -254,6 +254,7 @@ class TiledAttention(GraphAttention):
     """
 
     kernel: Any = tiles
+    pairs = PAIRS  # in a tile of queries of 16 bits
 
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
         self._batch, self._kv, self._bounds, self._rows = batch, kv, bounds, rows
@@ -264,7 +265,11 @@ class TiledAttention(GraphAttention):
 
     def how(self, seen: HeadGroups, positions: int, is_small: bool) -> dict[str, Any]:
         """How the kernel computes so many positions."""
-        return {"CELLS": 64 if is_small and positions <= FEW and not seen.is_wide else 32}
+        return {
+            "CELLS": 64 if is_small and positions <= FEW and not seen.is_wide else 32,
+            "num_warps": 8 if seen.is_wide else 4,
+            "num_stages": 2 if is_small else 1,
+        }
 
     def attend(
         self,
@@ -294,7 +299,7 @@ class TiledAttention(GraphAttention):
         seen = HeadGroups.of(kv.heads[layer], heads)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         is_small, group = query.element_size() < FLOAT_BYTES, heads // seen.count
-        pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
+        pairs = max(self.pairs if is_small else 32, triton.next_power_of_2(group))
         tile = pairs // group
         self.kernel[(seen.count, positions // tile + self._rows)](
             query,
@@ -318,8 +323,6 @@ class TiledAttention(GraphAttention):
             BLOCK=kv.block_size,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
-            num_warps=8 if seen.is_wide else 4,
-            num_stages=2 if is_small else 1,
             launch_pdl=True,
             **self.how(seen, positions, is_small),
             **seen.constants,

@@ -71,7 +71,8 @@ class FixedTiled(TiledAttention):
     kernel = tiled
 
     def how(self, seen: HeadGroups, positions: int, is_small: bool) -> dict[str, Any]:
-        return {"CELLS": tile_of(seen, is_small), "enable_fp_fusion": False}
+        how = super().how(seen, positions, is_small)
+        return how | {"CELLS": tile_of(seen, is_small), "enable_fp_fusion": False}
 
 
 class FixedDecode(DecodeAttention):
