@@ -13,7 +13,8 @@ from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.attention_backend import Queries, load
 from paceline.runner.cuda.adapters import AdapterSizes
-from paceline.runner.cuda.gemm.fixed_tiles import Tiles, multiplied, tiles_of
+from paceline.runner.cuda.gemm.fixed_tiles import Tiles, multiplied, multiply_codes, tiles_of
+from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.cuda.runner import CudaRunner
@@ -21,9 +22,11 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import one_group
 from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.quantized_matrix import ScaledMatrix
 from paceline.wiring.memory import state_bytes
 from paceline.wiring.settings import block_bytes
 from tests.conformance.architectures import Case
+from tests.gpu.quantized_linears import FP8_SCALED, quantized
 from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_images import KINDS, ROWS, asked, source
@@ -87,7 +90,8 @@ CONFIGS: dict[str, ModelConfig] = {
     "experts": ModelConfig.of_hf(EXPERTS),
     "windows": Case("gptoss").config(),
     "caps": Case("gemma2").config(),
-    "fp8, decoded": ModelConfig.of_hf(DENSE).loaded_as("fp8"),
+    "fp8": ModelConfig.of_hf(DENSE).loaded_as("fp8"),
+    "int4, decoded": ModelConfig.of_hf(DENSE).loaded_as("int4"),
     "latents": Case("deepseekv3").config(),
     "gated delta nets": ModelConfig.of_hf(HYBRID),
     "KDA and latents": Case("kimilinear").config(),
@@ -131,6 +135,26 @@ def test_tiles_of_all_sizes_add_in_the_same_order(shape: tuple[int, int]) -> Non
     sizes = {tiles_of(rows, shape[0], x.dtype) for rows in (1, 100, 2000)}
     for tiles in (*sizes, Tiles(64, 64, 64, 4, 3), Tiles(128, 256, 64, 8, 3)):
         assert torch.equal(multiplied(x, weight, tiles=tiles), whole), tiles
+
+
+@pytest.mark.parametrize("name", FP8_SCALED)
+def test_tiles_of_codes_add_in_the_same_order(name: str) -> None:
+    matrix = quantized(name, (3072, 2048), False).matrix
+    assert isinstance(matrix, ScaledMatrix)
+    group = 0 if matrix.is_by_row else 128
+    x = torch.randn(700, 2048, device="cuda").bfloat16()
+
+    def found(rows: int, tiles: Tiles | None = None) -> torch.Tensor:
+        codes, scale = quantized_rows(x[:rows], None, None, group)
+        out = x.new_empty(rows, 3072)
+        multiply_codes(codes, scale, matrix, out, tiles=tiles)
+        return out
+
+    whole = found(700)
+    for rows in (1, 16, 63, 64, 65, 128, 129, 512):
+        assert torch.equal(found(rows), whole[:rows])
+    for tiles in (Tiles(64, 64, 128, 4, 3), Tiles(128, 64, 128, 8, 3)):
+        assert torch.equal(found(700, tiles), whole), tiles
 
 
 @pytest.mark.parametrize("name", CONFIGS)

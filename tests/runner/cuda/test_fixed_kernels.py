@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from paceline.runner.attention_backend import Queries, load
-from paceline.runner.cuda.gemm.fixed_tiles import multiplied
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied, multiply_codes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.weights.quantized_matrix import ScaledMatrix
 from tests.conformance.architectures import Case
+from tests.gpu.quantized_linears import FP8_SCALED, quantized
 from tests.runner.support import bounds_of, rows_of, tiny
 
 CONFIGS = {"heads": tiny(num_hidden_layers=1, head_dim=64), "latents": Case("deepseekv3").config()}
@@ -38,3 +40,16 @@ def test_linears_multiply_in_one_instruction(compiled: dict[str, Any]) -> None:
         ptx = compiled.pop("_multiply").asm["ptx"]
         assert "wgmma" in ptx
         assert "mma.sync" not in ptx
+
+
+@pytest.mark.parametrize("name", FP8_SCALED)
+def test_codes_multiply_in_one_instruction(name: str, compiled: dict[str, Any]) -> None:
+    matrix = quantized(name, (256, 256), False, "cpu").matrix
+    assert isinstance(matrix, ScaledMatrix)
+    for rows in (1, 600):
+        codes = torch.zeros(rows, 256, dtype=torch.float8_e4m3fn)
+        scale = torch.zeros(2, rows).t()
+        multiply_codes(codes, scale, matrix, torch.zeros(rows, 256, dtype=torch.bfloat16))
+        ptx = compiled.pop("_multiply_codes").asm["ptx"]
+        assert "wgmma.mma_async.sync.aligned.m64" in ptx
+        assert "e4m3.e4m3" in ptx

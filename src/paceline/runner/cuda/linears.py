@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
-from paceline.runner.cuda.gemm.fixed_tiles import FixedTiles
+from paceline.runner.cuda.gemm.fixed_tiles import FixedFp8, FixedTiles
 from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.humming import Humming
@@ -97,8 +97,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     CodedDecoded,
     Ordered,
 )
-# Those whose rows have the same bits in any company. Weights that are not plain are decoded.
-INVARIANT = tuple(kind for kind in (FixedTiles, *KERNELS) if kind.is_invariant)
+# Those whose rows have the same bits in any company. Other weights are decoded.
+INVARIANT = tuple(kind for kind in (FixedTiles, FixedFp8, *KERNELS) if kind.is_invariant)
 
 
 class CudaLinear(Lazy):
