@@ -13,8 +13,15 @@ from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.attention_backend import Queries, load
 from paceline.runner.cuda.adapters import AdapterSizes
-from paceline.runner.cuda.gemm.fixed_tiles import Tiles, multiplied, multiply_codes, tiles_of
+from paceline.runner.cuda.gemm.fixed_tiles import (
+    FixedTiles,
+    Tiles,
+    multiplied,
+    multiply_codes,
+    tiles_of,
+)
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
+from paceline.runner.cuda.gemm.linear_kernel import LinearWeights
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.residents import CudaImages
 from paceline.runner.cuda.runner import CudaRunner
@@ -22,6 +29,7 @@ from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.layer_groups import one_group
 from paceline.runner.models.states.state_layout import StateLayout
 from paceline.runner.weights.dummy import Dummy
+from paceline.runner.weights.matrix import PlainMatrix
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 from paceline.wiring.memory import state_bytes
 from paceline.wiring.settings import block_bytes
@@ -93,6 +101,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "fp8": ModelConfig.of_hf(DENSE).loaded_as("fp8"),
     "int4, decoded": ModelConfig.of_hf(DENSE).loaded_as("int4"),
     "latents": Case("deepseekv3").config(),
+    "inputs of layers": Case("gemma4").config(),
     "gated delta nets": ModelConfig.of_hf(HYBRID),
     "KDA and latents": Case("kimilinear").config(),
     "Mamba-2": Case("falconh1", "norm before gate").config(),
@@ -132,6 +141,12 @@ def test_tiles_of_all_sizes_add_in_the_same_order(shape: tuple[int, int]) -> Non
             assert torch.equal(
                 multiplied(x[first : first + rows], weight), whole[first : first + rows]
             )
+    kernel = FixedTiles(LinearWeights("linear", PlainMatrix(weight), None, None, x.dtype), weight)
+    for rows in (1, 64, 65, 128, 200, 512, 1000, 2048):
+        assert torch.equal(kernel.plain(x[:rows]), whole[:rows])
+        total, due = (whole[:rows].flip(0).contiguous() for _ in range(2))
+        kernel.add_to(total, x[:rows])
+        assert torch.equal(total, multiplied(x[:rows], weight, total=due))
     sizes = {tiles_of(rows, shape[0], x.dtype) for rows in (1, 100, 2000)}
     for tiles in (*sizes, Tiles(64, 64, 64, 4, 3), Tiles(128, 256, 64, 8, 3)):
         assert torch.equal(multiplied(x, weight, tiles=tiles), whole), tiles

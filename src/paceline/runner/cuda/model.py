@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +14,7 @@ from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, now
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.deep_images import DeepImages
-from paceline.runner.cuda.kernels.layers import cap_logits
+from paceline.runner.cuda.kernels.layers import cap_logits, normalized
 from paceline.runner.cuda.linears import INVARIANT, CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
@@ -24,7 +23,7 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.layers.per_layer_input import TokenInputs
-from paceline.runner.models.architecture import DecoderSpec, attentions, parts_of
+from paceline.runner.models.architecture import DecoderSpec, PerLayerInputs, attentions, parts_of
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope
@@ -112,15 +111,6 @@ CUDA = BackendSupport(
     instead='use device="cpu"',
 )
 
-# Features, by the beginnings of their names, that torch's norms compute for any number of rows.
-VARIANT = ("inputs", "layers.input")
-CUDA_INVARIANT = replace(
-    CUDA,
-    backend="batch-invariant CUDA",
-    features=frozenset(one for one in CUDA.features if not one.startswith(VARIANT)),
-    instead='remove batch_invariant, or use device="cpu"',
-)
-
 
 class CudaModel:
     """Weights on a GPU in their final form. `forward` changes only the KV store.
@@ -152,7 +142,7 @@ class CudaModel:
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
         self.deep_images = deep_images(factory, spec, rows)
-        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
+        self._inputs = None if spec.inputs is None else token_inputs(factory, spec.inputs)
         self._rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(parts_of(spec.layers, Rope))
@@ -208,7 +198,7 @@ class CudaModel:
     ) -> "CudaModel":
         """Load weights with the linears of a factory."""
         spec = describe(factory.checkpoint.config, max_model_len)
-        (CUDA_INVARIANT if factory.is_invariant else CUDA).require(spec)
+        CUDA.require(spec)
         verify(factory.checkpoint)
         if factory.group is not None:
             spec = divide(spec, factory.group.shard)
@@ -275,7 +265,7 @@ class CudaModel:
         tokens = self._embedding[: spec.embedding.shape[0]]
         yield WeightPart("embedding", tokens, lambda: embedding(factory, spec))
         if (inputs := spec.inputs) is not None:
-            yield WeightPart("inputs", self._inputs, lambda: TokenInputs(factory, inputs))
+            yield WeightPart("inputs", self._inputs, lambda: token_inputs(factory, inputs))
         for number, (layer, one) in enumerate(zip(self._layers, spec.layers, strict=True)):
             build = partial(CudaLayer, factory, one, number, self._rotary)
             yield WeightPart(f"layers.{number}", layer, build)
@@ -337,6 +327,12 @@ def embedding(factory: LayerFactory[CudaLinear], spec: DecoderSpec) -> Tensor:
     """The scaled embeddings of this rank's token ids, [vocab, width]."""
     table = factory.read(spec.embedding).to(factory.dtype)
     return table.mul_(factory.embedding_scale(spec))
+
+
+def token_inputs(factory: LayerFactory[CudaLinear], spec: PerLayerInputs) -> TokenInputs:
+    """What layers read of the tokens."""
+    factor = factory.factor(spec.norm)
+    return TokenInputs(factory, spec, partial(normalized, floor=spec.norm.floor, factor=factor))
 
 
 def deep_images(

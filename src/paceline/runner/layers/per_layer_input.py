@@ -1,5 +1,7 @@
 """Inputs that each layer reads of the tokens, beside the residual stream."""
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,15 +16,22 @@ from paceline.runner.models.architecture import PerLayerInputs, PerLayerSpec
 class TokenInputs:
     """The inputs of all layers."""
 
-    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerInputs) -> None:
+    def __init__(
+        self,
+        factory: LayerFactory[Linear],
+        spec: PerLayerInputs,
+        norm: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """With the norm of a device, [n, width] to [n, width]; by default it is torch's."""
         self._width, self._scale = spec.norm.width, spec.scale
         self._table = factory.read(spec.embedding).to(factory.dtype)  # [vocab, layers * width]
-        self._linear, self._norm = factory.linear(spec.linear), factory.norm(spec.norm)
+        self._linear, self._norm = factory.linear(spec.linear), norm or factory.norm(spec.norm)
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The inputs [positions, layers, width]; `hidden` is the residual stream where it begins,
         [positions, width]."""
-        found = self._norm(self._linear(hidden).view(len(tokens), -1, self._width))
+        found = self._norm(self._linear(hidden).view(-1, self._width))
+        found = found.view(len(tokens), -1, self._width)
         known = tokens.where(tokens < len(self._table), 0)  # images have ids of their own
         embedded = F.embedding(known, self._table).view_as(found)
         return found.add_(embedded, alpha=self._scale).mul_(0.5**0.5)

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from paceline.runner.cuda.gemm.fp8 import BLOCK, fp8_of
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
-from paceline.runner.cuda.gemm.library import QuantizedInputs, deferred
+from paceline.runner.cuda.gemm.library import QuantizedInputs, SameBits, by_library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 
 FLOAT_BYTES = 4  # of float32, which tensor cores do not multiply exactly
-SOME = 512  # rows
+FEW, SOME = 16, 512  # rows
+SLICE = 4096  # rows that the library multiplies at a time
 SOME_CODES = 128  # rows of codes
 NARROW = 32  # outputs of a program up to which it reads more inputs at a time
 ENOUGH = 120  # programs that keep a large GPU busy
@@ -31,9 +32,8 @@ BAND = 8  # tiles of rows that use the same weights one after another
 class Tiles:
     """Rows and outputs of a program, and inputs that it reads at a time.
 
-    A program has all inputs, and tensor cores add up 16 of them after the other, in the same
-    instruction for 64 rows or more. So the sums of an output do not depend on these sizes;
-    tests/gpu compares them.
+    A program has all inputs, and tensor cores add up 16 of them after the other. So the sums of an
+    output do not depend on these sizes; tests/gpu compares them.
     """
 
     rows: int
@@ -48,6 +48,8 @@ def tiles_of(rows: int, outputs: int, dtype: torch.dtype) -> Tiles:
         return Tiles(32, 32, 32, 4, 2)
     if rows > SOME:
         return Tiles(128, 128, 64, 8, 4)
+    if rows <= FEW:
+        return Tiles(16, 64 if outputs >= ENOUGH * 64 else 32, 128, 4, 4)
     bands = triton.cdiv(rows, 64)
     wide = (128, 64, 32) if bands > 1 else (64, 32)
     lines = next((one for one in wide if bands * outputs >= ENOUGH * one), wide[-1] // 2)
@@ -78,7 +80,9 @@ class FixedTiles(LinearKernel):
         return None if weights.plain is None else cls(weights, weights.plain)
 
     def plain(self, x: Tensor) -> Tensor:
-        return multiplied(x, self._weight, self._weights.bias)
+        out = x.new_empty((len(x), len(self._weight)))
+        self._multiply(x, out, is_added=False)
+        return out
 
     def normed(self, hidden: Tensor, floor: float) -> tuple[Tensor, DeferredNorm]:
         x, late = deferred(hidden, floor, self._weights, is_fixed=True)
@@ -89,7 +93,16 @@ class FixedTiles(LinearKernel):
         return gated(found, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        multiplied(x, self._weight, self._weights.bias, total)
+        self._multiply(x, total, is_added=True)
+
+    def _multiply(self, x: Tensor, out: Tensor, is_added: bool) -> None:
+        """By the library where that has the same bits, which is faster for many rows."""
+        weight, bias = self._weight, self._weights.bias
+        for rows, into in zip(x.split(SLICE), out.split(SLICE), strict=True):
+            if bias is None and SAME_BITS.holds(rows, weight, into, is_added):
+                by_library(rows, weight, into, is_added)
+            else:
+                by_tiles(rows, weight, into, is_added, bias)
 
 
 class FixedFp8(QuantizedInputs):
@@ -122,6 +135,17 @@ class FixedFp8(QuantizedInputs):
         group = 0 if matrix.is_by_row else BLOCK
         codes, scale = quantized_rows(x, self._weights.factor, floor, group)
         multiply_codes(codes, scale, matrix, out, bias, is_added)
+
+
+def by_tiles(
+    x: Tensor, weight: Tensor, out: Tensor, is_added: bool, bias: Tensor | None = None
+) -> None:
+    """Write x [n, inputs] times weight [outputs, inputs], plus the bias, or add it."""
+    tiles = tiles_of(len(x), len(weight), x.dtype)
+    _launch(x, weight, bias, out, is_added, (1, 0, 0), tiles)
+
+
+SAME_BITS = SameBits(by_tiles)
 
 
 def multiplied(
@@ -266,8 +290,8 @@ def _multiply(
     line = line_tile * LINES + tl.arange(0, LINES)
     index = tl.arange(0, CHUNK)
     is_row, is_line = row < rows, line < OUTPUTS
-    # Rows and outputs that do not exist are read as the first ones, and not written.
-    given = tl.where(is_row, row, 0).to(tl.int64)[:, None] * x_stride + index[None, :]
+    # Instead of rows and outputs that do not exist, others are read, and not written.
+    given = (row % rows).to(tl.int64)[:, None] * x_stride + index[None, :]
     factors = tl.where(is_line, line, 0).to(tl.int64)[:, None] * INPUTS + index[None, :]
     found = tl.zeros([ROWS, LINES], tl.float32)
     for at in range(0, INPUTS, CHUNK):

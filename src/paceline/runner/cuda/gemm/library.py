@@ -1,6 +1,8 @@
 """Linears of plain weights by torch's library, for any number of rows."""
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,10 @@ from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 # Up to so many rows, a norm after the linear is cheaper than a kernel before it. With more inputs
 # the limit is lower: every program that needs the length of a row reads the whole row.
 LATE_ROWS, LATE_WIDTH, LATE_ROWS_WIDE = 512, 2048, 64
+HALVES = (torch.bfloat16, torch.float16)
+COMPARED_ROWS = 64  # with fewer, own kernels are as fast, and few outputs prove little
+COMPARED, TRIALS = 1 << 19, 16  # outputs that are compared, in at most so many products
+ALIGNED_BYTES = 256
 
 
 def deferred(
@@ -25,6 +31,57 @@ def deferred(
     if is_before or is_narrow or weights.bias is not None:
         return normalized(hidden, floor), DeferredNorm(hidden, 0.0, 0)
     return hidden, DeferredNorm(hidden, floor, hidden.shape[1])
+
+
+def by_library(x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> None:
+    """Write x [n, inputs] times weight [outputs, inputs], or add it."""
+    if is_added:
+        out.addmm_(x, weight.t())
+    else:
+        torch.mm(x, weight.t(), out=out)
+
+
+class SameBits:
+    """For which shapes the library has the bits of another kernel: where it does not split inputs,
+    both add them in their order.
+
+    A product of random rows, compared bit for bit, shows that. Its outputs are so many that those
+    of another order would differ in some. The library chooses its kernel by shapes and alignments,
+    so the answer holds for all products of these shapes whose memory is aligned.
+    """
+
+    def __init__(self, multiply: Callable[[Tensor, Tensor, Tensor, bool], None]) -> None:
+        self._multiply = multiply
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def holds(self, x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> bool:
+        """Compare shapes that are new, unless a graph is captured: these are False then."""
+        if len(x) < COMPARED_ROWS or not x.is_cuda or x.dtype not in HALVES:
+            return False
+        for one in (x, weight, out):
+            if one.data_ptr() % ALIGNED_BYTES or not one.is_contiguous():
+                return False
+        key = x.device, x.dtype, len(x), weight.shape, is_added
+        if key not in self._known and not torch.cuda.is_current_stream_capturing():
+            self._known[key] = self._compared(x, weight, out, is_added)
+        return self._known.get(key, False)
+
+    def _compared(self, x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> bool:
+        random = torch.Generator(x.device).manual_seed(0)
+        rows, seen = torch.empty_like(x), 0
+        due, found = torch.empty_like(out), torch.empty_like(out)
+        for trial in range(TRIALS):
+            rows.normal_(generator=random)
+            due.normal_(generator=random).mul_(trial % 2)  # zeros hide no order of sums
+            found.copy_(due)
+            self._multiply(rows, weight, due, is_added)
+            by_library(rows, weight, found, is_added)
+            if not torch.equal(due, found):
+                return False
+            seen += 0 if trial % 2 else int(due.count_nonzero())
+            if seen >= COMPARED and trial:
+                return True
+        return False
 
 
 class FactoredLinear(LinearKernel):
