@@ -1,5 +1,6 @@
 """An invariant model on a GPU: each log-probability has the bits that it has alone."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import Request, Scheduler
+from paceline import LLM, Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.attention_backend import Queries, load
 from paceline.runner.cuda.adapters import AdapterSizes
@@ -39,6 +40,7 @@ from tests.gpu.runners import gpu_runner
 from tests.gpu.support import ON_GPU
 from tests.gpu.test_images import KINDS, ROWS, asked, source
 from tests.property.same_tokens import Schedule, Scores, differences, driven
+from tests.property.three_modes import all_modes
 from tests.runner.adapters.support import write_adapter
 from tests.runner.driving import SETTINGS
 from tests.runner.support import filled_store, rows_of, tiny
@@ -233,6 +235,15 @@ def test_images_of_other_requests_change_no_bit(kind: str) -> None:
         together = found(requests, **changes)
         assert together.bits == alone.bits
         assert not together.changed
+
+
+def test_every_question_has_one_answer(tmp_path: Path) -> None:
+    """SGLang's three modes."""
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    room: dict[str, Any] = {"max_model_len": 1024, "kv_cache_gib": 1, "max_num_seqs": 16}
+    with LLM(str(tmp_path), load_format="dummy", batch_invariant=True, **room) as llm:
+        for mode, found in all_modes(llm, 700, 40).items():
+            assert {len(one) for one in found.values()} == {1}, mode
 
 
 def test_a_context_of_many_parts_has_one_sum() -> None:
