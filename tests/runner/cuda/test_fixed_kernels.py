@@ -13,7 +13,12 @@ from tests.conformance.architectures import Case
 from tests.gpu.quantized_linears import FP8_SCALED, quantized
 from tests.runner.support import bounds_of, rows_of, tiny
 
-CONFIGS = {"heads": tiny(num_hidden_layers=1, head_dim=64), "latents": Case("deepseekv3").config()}
+LATENTS = {"num_hidden_layers": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+CONFIGS = {
+    "heads": tiny(num_hidden_layers=1, head_dim=64),
+    "latents": Case("deepseekv3").config(**LATENTS),
+}
+MOST_BYTES = 227 << 10  # of shared memory
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -23,12 +28,14 @@ def test_attention_fuses_nothing(name: str, compiled: dict[str, Any]) -> None:
     batch, blocks = rows_of(counts, 8)
     kv = KVStore(config, blocks, 8, torch.bfloat16)
     heads = kv.heads[0]
-    query = torch.zeros(batch.positions, 4, heads.head_dim, dtype=torch.bfloat16)
-    queries = Queries(4, torch.bfloat16)
+    count = 128 if heads.is_latent else 4
+    query = torch.zeros(batch.positions, count, heads.head_dim, dtype=torch.bfloat16)
+    queries = Queries(count, torch.bfloat16)
     held = load("triton_fixed").prepare_mixed_graph(batch, kv, bounds_of(counts), 2, queries)
     held.attend(query, 0, None if heads.is_latent else 7, 0.3)
     for kernel in ("listed", "tiled"):
         assert "fma." not in compiled[kernel].asm["ptx"]
+        assert compiled[kernel].metadata.shared <= MOST_BYTES
     assert "wgmma" in compiled["tiled"].asm["ptx"]
 
 

@@ -1,5 +1,6 @@
 """Attention with Triton kernels whose bits do not depend on other rows, chunks or parts."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +29,10 @@ from paceline.runner.cuda.kernels.attention.context_parts import (
 )
 from paceline.runner.cuda.kernels.attention.fixed_attention import listed, tiled
 from paceline.runner.cuda.kernels.attention.head_groups import (
+    FEW_DIMS,
     FLOAT_BYTES,
     LEAST,
+    MOST_SHARES,
     HeadGroups,
     warps,
 )
@@ -65,14 +68,24 @@ def tile_of(seen: HeadGroups, is_small: bool) -> int:
     return 64 if is_small and not seen.is_wide else 32
 
 
+def narrow(seen: HeadGroups, heads: int) -> HeadGroups:
+    """Fewer heads for a program, if they share latent vectors: what a program keeps of a part is in
+    shared memory before it is written."""
+    if not seen.rest:
+        return seen
+    counts = [n for n in range(1, MOST_SHARES + 1) if heads % n == 0]
+    return replace(seen, count=next((n for n in counts if heads <= n * LEAST), counts[-1]))
+
+
 class FixedTiled(TiledAttention):
     """Rows of any length."""
 
     kernel = tiled
 
     def how(self, seen: HeadGroups, positions: int, is_small: bool) -> dict[str, Any]:
-        how = super().how(seen, positions, is_small)
-        return how | {"CELLS": tile_of(seen, is_small), "enable_fp_fusion": False}
+        how = super().how(seen, positions, is_small) | {"enable_fp_fusion": False}
+        wide = {"num_warps": 8} if seen.dim > FEW_DIMS else {}
+        return how | wide | {"CELLS": tile_of(seen, is_small)}
 
 
 class FixedDecode(DecodeAttention):
@@ -88,7 +101,7 @@ class FixedDecode(DecodeAttention):
     ) -> None:
         kv, is_bounded, (layer, window, scale, cap, sinks) = self._kv, self._bounds is not None, how
         rows, heads, dim = len(self._ended), *out.shape[1:]
-        seen = HeadGroups.of(kv.heads[layer], heads)
+        seen = narrow(HeadGroups.of(kv.heads[layer], heads), heads)
         programs = self._listed(window or 0, self._cut(seen))
         group = max(triton.next_power_of_2(heads // seen.count), LEAST)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
