@@ -35,7 +35,7 @@ from paceline.wiring.memory import state_bytes
 
 DEPTH = 2
 ROWS, BUDGET, MAX_MODEL_LEN = 256, 16384, 2048
-ROW_TOKENS = 1152  # with KV, on average
+ROW_TOKENS = 1536  # with KV, on average
 STEP_BYTES = 16 << 30  # for the largest step, graphs and libraries
 BYTES_PER_S, FLOPS = 4.3e12, 790e12  # what a copy moves and a product computes on an H200
 BF16_BYTES = 2
@@ -57,7 +57,9 @@ class Floor:
     head_flops: int
 
     @staticmethod
-    def of(config: ModelConfig, quantization: str = "") -> "Floor":
+    def of(
+        config: ModelConfig, quantization: str = "", kv_dtype: torch.dtype = torch.bfloat16
+    ) -> "Floor":
         shapes = manifest(config)
         layers = sum(prod(shape) for name, shape in shapes.items() if ".layers." in name)
         experts = sum(prod(shape) for name, shape in shapes.items() if ".experts." in name)
@@ -70,7 +72,7 @@ class Floor:
             each * (layers - experts) + BF16_BYTES * head,
             each * experts,
             chosen,
-            attention * config.cell.values * BF16_BYTES,
+            attention * config.cell.values * kv_dtype.itemsize,
             2 * state_bytes(config, BF16_BYTES),
             2 * (layers - experts + chosen * experts),
             2 * head,
@@ -157,7 +159,7 @@ class Bench:
         self.config = ModelConfig.of_hf(raw).loaded_as(quantization or "auto")
         if proposer:
             self.config = replace(self.config, tied_embedding=False)
-        self.floor = Floor.of(self.config, quantization)
+        self.floor = Floor.of(self.config, quantization, kv_dtype)
         kind = weights if proposer else Dummy
         source = kind(self.config, device="cuda")
         self.model = CudaModel.load(source, MAX_MODEL_LEN, adapters=room)

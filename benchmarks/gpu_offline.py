@@ -2,10 +2,12 @@
 
     python -m benchmarks.gpu_offline qwen3-0.6b triton script script tight shared
     python -m benchmarks.gpu_offline qwen3-0.6b triton tight watermark=0.05
+    python -m benchmarks.gpu_offline llama-3.3-70b:fp8 triton thousand kv_cache_dtype=fp8
 
 The script is nano-vLLM's: one request before the clock starts, then 256, of 100 to 1,024 tokens in
 and out. `tight` has 4,140 blocks for them, about 40 % of what they would use. `shared` has 1,024
-requests in 64 groups that share 1,024 tokens. Weights are random, in the shapes of the named
+requests in 64 groups that share 1,024 tokens. `thousand` has 256 requests, or as many as are asked
+for, of 1,000 tokens in and out. Weights are random, in the shapes of the named
 models: the speed is the same.
 """
 
@@ -14,13 +16,14 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.gpu import Bench, submit
-from benchmarks.gpu_scripts import script, shared
+from benchmarks.gpu_scripts import Script, script, shared, thousand
+from paceline.wiring.cuda import CACHE_DTYPES
 
 TIGHT_BLOCKS = 4140
 
 
 def run(bench: Bench, case: str, **settings: Any) -> None:
-    prompts, outs = shared() if case == "shared" else script()
+    prompts, outs = requests_of(case, settings.pop("requests", 256))
     blocks = {"blocks": TIGHT_BLOCKS} if case == "tight" else {}
     scheduler = bench.scheduler(**blocks, **settings)
     submit(scheduler, prompts, outs, heat=0.6)
@@ -38,6 +41,12 @@ def run(bench: Bench, case: str, **settings: Any) -> None:
         preemptions=scheduler.stats.preemptions,
         **times.told(),
     )
+
+
+def requests_of(case: str, requests: int) -> Script:
+    if case == "thousand":
+        return thousand(requests)
+    return shared() if case == "shared" else script()
 
 
 def begin(bench: Bench) -> None:
@@ -59,7 +68,8 @@ def value(word: str) -> Any:
 def main() -> None:
     name, attention, *words = sys.argv[1:]
     settings = dict(word.split("=") for word in words if "=" in word)
-    bench = Bench(name, attention)
+    kv_dtype = CACHE_DTYPES[settings.pop("kv_cache_dtype", "bf16")]
+    bench = Bench(name, attention, kv_dtype=kv_dtype)
     begin(bench)
     for case in (word for word in words if "=" not in word):
         run(bench, case, **{key: value(given) for key, given in settings.items()})

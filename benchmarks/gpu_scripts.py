@@ -35,5 +35,11 @@ def batch(seed: int = 0) -> Script:
     return [drawn(draw, 64) for _ in range(512)], [256] * 512
 
 
+def thousand(requests: int, seed: int = 0) -> Script:
+    """1,000 tokens in and 1,000 out each."""
+    draw = Random(seed)
+    return [drawn(draw, 1000) for _ in range(requests)], [1000] * requests
+
+
 def drawn(draw: Random, count: int) -> list[int]:
     return [draw.randint(0, IDS) for _ in range(count)]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
 
-from paceline.core.system.start import START, begin_early
+from paceline.core.system.start import FACTORY, START, begin_early
 from paceline.engine import streaming
 from paceline.engine.api import GenerationRequest, RequestOutput
 from paceline.engine.components import Factory, factory_named
@@ -31,8 +31,6 @@ from paceline.wiring.setting_fields import LLMSettings
 from paceline.wiring.settings import ENGINE_SETTINGS, for_batches
 from paceline.wiring.vllm.settings import translated
 
-# By name: importing it takes seconds and memory that a front end does not need.
-FACTORY = "paceline.wiring.assembly:build"
 LLM_ARGUMENTS = {*ENGINE_SETTINGS, "progress"}
 
 

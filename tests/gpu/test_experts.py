@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DECODED_ROWS, DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LEAST_ROWS, LibraryExperts
@@ -87,15 +88,40 @@ def test_grouped_gemms_of_codes(
     weights = quantized_experts(shape, MATRICES[name], "cuda", is_full, torch.bfloat16)
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
     scores = torch.randn(rows, experts, device="cuda")
-    kernels = expert_kernels(weights, (FewExperts, GroupedCodes))
-    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else GroupedCodes)
+    kernels = expert_kernels(weights, (FewExperts, DecodedExperts, GroupedCodes))
+    due = DecodedExperts if rows >= DECODED_ROWS else GroupedCodes
+    assert isinstance(kernels.of(rows), FewExperts if rows <= ALONE else due)
     got = added(kernels.of(rows), x, scores, chosen)
     close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
 
 
 @on_hopper
+@pytest.mark.parametrize("rows", [5, 17, 64, 256, 3000])
+@pytest.mark.parametrize("is_full", [False, True], ids=["least", "most"])
+@pytest.mark.parametrize(
+    ("experts", "chosen", "width", "inner"),
+    [(32, 4, 2880, 2880), (8, 2, 1024, 1536), (40, 3, 576, 320)],
+)
+def test_grouped_gemms_of_mxfp4(
+    experts: int, chosen: int, width: int, inner: int, rows: int, is_full: bool
+) -> None:
+    """One expert has no pairs, and one has those of many tiles."""
+    shape = experts, width, inner
+    weights = quantized_experts(shape, MATRICES["mxfp4"], "cuda", is_full, torch.bfloat16)
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    scores = torch.randn(rows, experts, device="cuda")
+    scores[:, 1] -= 100
+    scores[: rows // 2, 3] += 100
+    kernel = expert_kernels(weights, (FewExperts, Fp4Experts, GroupedCodes)).of(rows)
+    assert isinstance(kernel, Fp4Experts)
+    got = added(kernel, x, scores, chosen)
+    close(got, expected_experts(x, scores, weights, chosen, True), 1.5e-2)
+    assert torch.equal(got, added(kernel, x, scores, chosen))
+
+
+@on_hopper
 @with_humming
-@pytest.mark.parametrize("name", ["int4 with zeros", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("name", ["int4 with zeros", "nvfp4"])
 @pytest.mark.parametrize("rows", [1, ALONE, 64, 3000])
 def test_grouped_gemms_of_humming(rows: int, name: str) -> None:
     """`down` has outputs that are padded."""

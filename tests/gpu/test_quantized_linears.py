@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
-from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.fp8 import Fp8Blocks, Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
@@ -53,6 +53,7 @@ KINDS: dict[Kind, tuple[dict[str, Quantized], Bounds]] = {
     Fp8Gemv: (FP8_SCALED, CODES),
     Fp8Library: (FP8_SCALED, ROUNDED),
     Fp8Streamed: (FP8_SCALED, ROUNDED),
+    Fp8Blocks: (FP8_SCALED, ROUNDED),
     Humming: (BY_HUMMING, ARRANGED),
 }
 CASES = [
@@ -64,7 +65,7 @@ CASES = [
     for kind, (matrices, bounds) in KINDS.items()
     for name in matrices
 ]
-ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 300)
+ROWS = (1, 2, 5, 8, 16, 17, 64, 100, 128, 192, 256, 300)
 WIDE = (5120, 17408)
 
 
@@ -81,8 +82,9 @@ def test_every_use(
     kernel = kind.of(weights, Use.ADDED)
     if kernel is None:
         is_left = kind is ScaledFew and name == "fp8 by blocks"  # to the library
-        is_streamed = name == "fp8 by rows" and not is_full and outputs * inputs >= 16 << 20
-        assert is_left or (kind is Fp8Streamed and not is_streamed)
+        scales = {Fp8Streamed: "fp8 by rows", Fp8Blocks: "fp8 by blocks"}
+        is_streamed = name == scales.get(kind) and not is_full and outputs * inputs >= 16 << 20
+        assert is_left or (kind in scales and not is_streamed)
         return
     gated = kind.of(weights, Use.GATED)
     assert gated is not None
@@ -105,8 +107,7 @@ def test_in_a_graph(kind: Kind, name: str, bounds: Bounds) -> None:
     read = copy(weights)
     kernel = kind.of(weights, Use.ADDED)
     if kernel is None:
-        assert kind in {Fp8Streamed, ScaledFew}
-        assert name == "fp8 by blocks"
+        assert (name == "fp8 by blocks") == (kind in {Fp8Streamed, ScaledFew})
         return
     x = torch.randn(min(33, kernel.most_rows), WIDE[1], device="cuda").bfloat16()
     close(replayed(lambda: kernel.plain(x), times=20), expected(read, x), bounds[0])

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.core.errors import RequestError
 from paceline.engine.api import EngineUnavailable
+from paceline.runner.cuda import device_memory
+from paceline.runner.cuda.device_memory import DevicePools, Tag
 from paceline.runner.weights.safetensors import SINGLE
 from tests.gpu.support import ON_GPU
 from tests.wiring.support import real_model
@@ -28,8 +30,12 @@ SIZES: dict[str, Any] = {
     "head_dim": 128,
     "max_position_embeddings": 2048,
 }
-SETTINGS: dict[str, Any] = {"device": "cuda", "gpu_memory_utilization": 0.8, "max_num_seqs": 16}
-SMALL = {**SETTINGS, "gpu_memory_utilization": 0.3}  # so that another engine has room beside it
+# So many blocks, so that other engines have room beside it.
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "num_gpu_blocks_override": 16384,  # 2 GiB
+    "max_num_seqs": 16,
+}
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=2, ignore_eos=True)
 PROMPTS = [
     {"prompt_token_ids": [(7 * one + tail) % 397 for one in range(40 * tail + 9)]}
@@ -47,8 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def sleeper(folders: list[Path]) -> Iterator[LLM]:
-    with LLM(str(folders[0]), **SMALL, enable_sleep_mode=True) as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_memory, "PINNED_AT_ONCE", 5 * MIB)  # weights cross its pieces
+        with LLM(str(folders[0]), **SETTINGS, enable_sleep_mode=True) as llm:
+            yield llm
 
 
 def said(llm: LLM) -> list[Any]:
@@ -78,8 +86,17 @@ def test_memory_is_given_back_and_tokens_are_the_same_afterwards(sleeper: LLM, t
 
 
 def test_weights_wake_up_before_kv_and_are_updated_in_between(
-    sleeper: LLM, folders: list[Path]
+    sleeper: LLM, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Pages are often those that were given back: here they have another content."""
+    restore = DevicePools.restore
+
+    def restored(pools: DevicePools, tag: Tag) -> None:
+        restore(pools, tag)
+        for one in pools.content(tag):
+            one.fill_(0xFF)
+
+    monkeypatch.setattr(DevicePools, "restore", restored)
     with LLM(str(folders[1]), **SETTINGS) as fresh:
         due = said(fresh)
     before = free_bytes()

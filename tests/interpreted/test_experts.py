@@ -7,13 +7,14 @@ import torch
 
 from paceline.runner.cuda.experts import few
 from paceline.runner.cuda.experts.choice import ALONE, ExpertRouter, choose_experts
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8, add_pairs
-from paceline.runner.cuda.experts.humming import gated_pairs, in_order, inputs_of_pairs
+from paceline.runner.cuda.experts.humming import gated_pairs, in_order
 from paceline.runner.cuda.experts.moe import expert_kernels
+from paceline.runner.cuda.experts.sort import inputs_of_pairs
 from paceline.runner.cuda.gemm.coded_matrix import KernelMatrix
-from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate
+from paceline.runner.cuda.gemm.linear_kernel import ExpertChoice, ExpertGate, ExpertKernel
 from paceline.runner.layers import mlp as layers
 from paceline.runner.models.experts import ExpertGroups, Routing
 from paceline.runner.weights.quantized_matrix import rows_of_int8
@@ -79,6 +80,19 @@ def test_pairs_are_copied_and_gated_in_their_order(is_factored: bool) -> None:
     torch.testing.assert_close(
         got.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2
     )
+
+
+def test_pairs_are_copied_in_the_order_in_which_threads_decode_weights() -> None:
+    """A block of 128 inputs is 64 bytes of codes, of which each thread has 16."""
+    width, block = 576, 128
+    x = torch.arange(3 * width).view(3, width).float()
+    choice = choose_experts(torch.randn(3, 5), Routing(2, True))
+    found = inputs_of_pairs(x, None, choice, block)
+    rows = torch.nn.functional.pad(x[choice.pairs.long() // 2], (0, -width % block))
+    # [pairs, blocks, two threads, lower or upper code, thread, word, second, odd]
+    parts = rows.view(len(found), -1, 2, 2, 2, 4, 2, 2)
+    due = parts.permute(0, 1, 5, 3, 7, 2, 4, 6)  # [..., word, upper, odd, thread, second]
+    assert torch.equal(found, due.reshape(found.shape))
 
 
 @pytest.mark.parametrize("rows", [1, ALONE, ALONE + 1, 40, 200])
@@ -167,12 +181,12 @@ def test_grouped_gemms_of_fp8(is_by_row: bool, is_full: bool, rows: int) -> None
 @pytest.mark.parametrize(
     "name", ["Q4_K", "int4 with zeros", "Q6_K", "int8 by rows", "nvfp4", "mxfp4"]
 )
-@pytest.mark.parametrize("rows", [1, ALONE + 1])
-def test_grouped_gemms_of_codes(name: str, rows: int) -> None:
-    experts, chosen = 3, 2
+@pytest.mark.parametrize("kind", [FewExperts, GroupedCodes, DecodedExperts])
+def test_grouped_gemms_of_codes(name: str, kind: type[ExpertKernel]) -> None:
+    experts, chosen, rows = 3, 2, 1 if kind is FewExperts else ALONE + 1
     weights = quantized_experts((experts, 128, 128), MATRICES[name], "cpu", True, torch.float16)
-    kernel = expert_kernels(weights).of(rows)
-    assert isinstance(kernel, FewExperts if rows <= ALONE else GroupedCodes)
+    kernels = expert_kernels(weights).kernels
+    kernel = next(one for one in kernels if isinstance(one, kind))
     assert isinstance(kernel.weights.down, KernelMatrix)  # others would take memory beside it
     x, scores = torch.randn(rows, 128).half(), torch.randn(rows, experts)
     total = torch.zeros(rows, 128).half()

@@ -1,12 +1,17 @@
 """The runner for a GPU under the scheduler, with layers that keep states."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from paceline import Request, Scheduler
+from paceline.core.settings.features import SpeculationConfig
+from paceline.engine.loop.warm_up import WarmUp
 from paceline.runner.attention_backend import load
+from paceline.runner.cuda.kernels.dry_run import dry_run
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
@@ -41,7 +46,12 @@ def requests(max_tokens: int = 2) -> list[Request]:
 DRAFTS = {"num_speculative_tokens": 2, "speculation": "fixed", "proposer": "ngram"}
 
 
-def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -> Scheduler:
+def compared(
+    patch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: list[Request],
+    **settings: Any,
+) -> Scheduler:
     """The scheduler of a run whose tokens are those of a CPU."""
     settings = {**for_states(SETTINGS, SOURCE.config), **settings}
     roomy = Scheduler.create(**{**for_states(SETTINGS, SOURCE.config), "num_blocks": 64})
@@ -56,6 +66,11 @@ def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -
     drafter = Ngram(scheduler.config.speculation)
     runner = CudaRunner(model, kv, load("triton"), drafter, RunnerSizes(2, 16, 6))
     runner.reserve_host(scheduler.config.preemption.swap_space)
+    runner.warm(drafts=scheduler.config.speculation.num_speculative_tokens > 0)
+    config = replace(scheduler.config, speculation=SpeculationConfig())
+    with dry_run(), caplog.at_level(logging.WARNING):
+        WarmUp(runner, config, 2).run(lambda done, total: None)
+    assert not caplog.records, "a step has failed"
     assert runner.state.states is not None
     runner.state.states.content.fill_(0xFF)  # states of slots are not read before they begin
     assert drive(scheduler, runner, asked, depth=2) == due
@@ -64,15 +79,19 @@ def compared(patch: pytest.MonkeyPatch, asked: list[Request], **settings: Any) -
 
 @pytest.mark.parametrize("drafting", [{}, DRAFTS], ids=["alone", "with drafts"])
 def test_tokens_are_those_of_a_cpu(
-    drafting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    drafting: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A prompt continues from a snapshot within a block. Rejected drafts leave no trace."""
-    scheduler = compared(monkeypatch, requests(4 if drafting else 2), num_blocks=16, **drafting)
+    scheduler = compared(
+        monkeypatch, caplog, requests(4 if drafting else 2), num_blocks=16, **drafting
+    )
     assert scheduler.stats.prefix_hits
     assert (scheduler.stats.drafted > scheduler.stats.accepted) == bool(drafting)
 
 
-def test_a_swapped_state_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swapped_state_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     swapping = {"num_blocks": 9, "preemption_mode": "swap", "swap_space": 32}
-    scheduler = compared(monkeypatch, requests(5)[:2], **swapping)
+    scheduler = compared(monkeypatch, caplog, requests(5)[:2], **swapping)
     assert scheduler.stats.swapped_in_blocks

@@ -279,6 +279,8 @@ def test_ranks_exchange_the_same_in_the_same_order(way: str, launches: Launches)
     if way == "drafted by a head":
         settings |= {"config": image_config(), "encoder_cache_size": 32}
         requests = [with_image(one, random) for one in requests]
+    else:
+        settings["config"] = tiny(**SHAPE, num_hidden_layers=5)  # more than a dry run computes
     first, second = NotedGroup(0), NotedGroup(1)
     own, loaded = loaded_with("Qwen3ForCausalLM", first, masks=masks, **settings)
     runner = Sending(loaded.runner)

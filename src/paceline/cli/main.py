@@ -15,12 +15,15 @@ PREFIX = "Value error, "  # pydantic writes it before our messages
 COMPLETE = "_PACELINE_COMPLETE"  # how a shell asks for completions
 TOO_LARGE = "paceline: out of memory: lower max_num_seqs, max_model_len, or the number of prompts"
 SHOWN = "paceline.shown"  # how characters are written that standard output cannot encode
+HELP = {"--help", "-h"}
 WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[serve]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Wrong usage raises SystemExit with status 2."""
     accept_any_encoding()
+    if argv is None and sys.argv[1:2] == ["serve"] and not HELP & {*sys.argv}:
+        begin_serving()
     try:
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # also while modules are imported
@@ -32,6 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout again when it exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+
+
+def begin_serving() -> None:
+    """Start the process of the engine: it imports torch, while this one reads its options and
+    imports the server."""
+    with suppress(ModuleNotFoundError):  # which `run` reports
+        from paceline.core.system.start import FACTORY
+        from paceline.engine.transport.child_process import begin_core
+
+        begin_core(FACTORY)
 
 
 def accept_any_encoding() -> None:

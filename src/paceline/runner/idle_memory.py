@@ -8,7 +8,7 @@ from ctypes import CDLL, c_int, c_size_t, c_void_p, get_errno
 
 from torch import Tensor
 
-from paceline.runner.weights.renewal import Renewable, tensors_of
+from paceline.runner.weights.renewal import Renewable, weights_of
 
 DONTNEED, REMOVE = 4, 9  # of madvise: drop pages of this process; drop pages of a shared mapping
 
@@ -32,8 +32,7 @@ class HostMemory:
     def release(self, level: int) -> None:
         drop_pages(self._kv, REMOVE)
         if level > 1:
-            parts = self._model.weight_parts(None)
-            drop_pages((tensor for part in parts for tensor in tensors_of(part.present)), DONTNEED)
+            drop_pages(weights_of(self._model), DONTNEED)
 
     def restore(self, tags: Sequence[str]) -> None:
         """The next access takes the memory."""

@@ -185,11 +185,12 @@ def build(
         )
         rest["enable_kv_cache_events"] = True
     with collection_paused(), START.phase("files and tokenizer"):
+        on = device_named(device)
+        on.begin()
         source: ModelSource = find_model(model, load_config, device, progress)
         draft = find_draft_weights(
             rest, load_config, device, progress, source.checkpoint, source.tokenizer
         )
-        on = device_named(device)
     template = ChatTemplate.of(source.tokenizer)
     sizes = source.checkpoint.config
     constrained = constrained_requests(source.tokenizer, sizes.vocab, load_config)

@@ -67,6 +67,10 @@ ATTENTION = "native"
 log = logging.getLogger(__name__)
 
 
+def begin() -> None:
+    """There is nothing to do."""
+
+
 def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """A runner, and the settings of a scheduler for it. With a group, the runner is one rank; all
     ranks have the same settings."""

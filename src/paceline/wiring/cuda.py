@@ -3,7 +3,9 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from paceline.runner.cuda.drafting.draft_model import CudaDraftModel
 from paceline.runner.cuda.drafting.eagle3 import CudaEagle3
 from paceline.runner.cuda.drafting.head_drafter import CudaHeadDrafter, check_embedding
 from paceline.runner.cuda.drafting.mtp import CudaMtp
+from paceline.runner.cuda.kernels.dry_run import compiler, dry_run
 from paceline.runner.cuda.model import CUDA, CudaModel
 from paceline.runner.cuda.residents import RING_BYTES, CudaImages
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
@@ -85,6 +88,19 @@ LINES = 10  # of the log, from beginning to end of a stage
 log = logging.getLogger(__name__)
 
 
+def begin() -> None:
+    """Hash the compiler of kernels, and create what the library of GEMMs needs."""
+    compiler()
+    Thread(target=use_library, daemon=True).start()
+
+
+def use_library() -> None:
+    """Multiply something: the library of GEMMs begins, for the next thread that uses it too."""
+    with suppress(RuntimeError):  # the model meets it too
+        some = torch.zeros((16, 16), dtype=torch.bfloat16, device="cuda")
+        torch.mm(some, some)
+
+
 def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     """Load the model, run the largest step once, give the remaining memory to KV, and capture the
     graphs. With a group, the runner is one rank; all ranks have the same settings."""
@@ -113,7 +129,10 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     sizes = sizes_of(step, load_config)
     groups = kv_groups(model_config, load_config, step.max_model_len, drafter.cell_bytes)
     with START.phase("largest step"):
-        needed, rate = run_largest_step(model, drafter, attention, sizes, (kv_dtype, groups), masks)
+        needed, rate = run_largest_step(
+            *(model, drafter, attention, sizes, (kv_dtype, groups), masks),
+            measures=load_config.swap_space > 0,
+        )
     needed += (1 + drafter.store_count) * RING_BYTES if load_config.swap_space else 0
     free = free_bytes(load_config.gpu_memory_utilization) - needed
     bytes_each = {"value_bytes": kv_dtype.itemsize, "activation_bytes": dtype.itemsize}
@@ -128,9 +147,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         sizes = sizes_of(config.step, load_config)
         runner = with_images(CudaRunner(model, kv, attention, drafter, sizes, masks), model)
     if not load_config.enforce_eager:
-        with START.phase("CUDA graphs"):
-            drafts = config.speculation.num_speculative_tokens > 0
-            runner.warm(drafts, logged("capturing CUDA graphs"))
+        drafts = config.speculation.num_speculative_tokens > 0
+        runner.warm(drafts, logged("capturing CUDA graphs"))
     rates = None
     if config.preemption.swap_space:
         runner.reserve_host(config.preemption.swap_space)
@@ -138,8 +156,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     # Adapters are fitted to the weights of the start.
     changes = None if adapters.enable_lora else model
     keeper = keeper_of(model, kv, pools, load_config.kv_connector)
-    eager = load_config.enforce_eager
-    return LoadedRunner(config, runner, rates, is_eager=eager, model=changes, keeper=keeper)
+    loaded = LoadedRunner(config, runner, rates, has_ranks=group is not None)
+    return replace(loaded, is_eager=load_config.enforce_eager, model=changes, keeper=keeper)
 
 
 def check_left(free: int, load_config: LoadConfig, step: StepConfig) -> None:
@@ -175,7 +193,10 @@ def started(
     config, runner, depth = loaded.config, loaded.runner, load_config.steps_in_flight(DEPTH)
     if not loaded.is_eager:
         with START.phase("steps without graphs"):
-            WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
+            report = logged("running steps without graphs once")
+            # Other ranks compute what they are sent, and exchange tensors meanwhile.
+            dry = nullcontext if loaded.has_ranks else dry_run
+            WarmUp(runner, config, depth).run(report, dry)
     scheduler = scheduler_of(config)
     if config.speculation.num_speculative_tokens:
         log.info("measuring how long steps with drafts take")
@@ -327,9 +348,11 @@ def run_largest_step(
     sizes: RunnerSizes,
     kv_kind: tuple[torch.dtype, LayerGroups],
     masks: TokenMasks | None,
+    measures: bool,
 ) -> tuple[int, float]:
     """Run the largest step over a store of two blocks. Returns the bytes that a runner and that
-    step take, without the states of its slots, and the positions that it computes per second."""
+    step take, without the states of its slots, and the positions that it computes per second, if
+    that is asked for."""
     before = torch.cuda.memory_allocated()
     kv_dtype, groups = kv_kind
     kv = KVStore(model.config, 2, 16, kv_dtype, "cuda", groups)
@@ -337,7 +360,8 @@ def run_largest_step(
         attention = attention_backend.load(ATTENTION)
     runner = CudaRunner(model, kv, attention, drafter, sizes, masks)
     torch.cuda.reset_peak_memory_stats()
-    rate = runner.positions_per_s()
+    with dry_run():  # takes the same memory
+        runner.rehearse(runner.state.kinds)
     if model.images is not None:
         model.images.rehearse(len(model.image_table))
     states = sizes.slots * memory.state_bytes(model.config, model.dtype.itemsize)
@@ -346,6 +370,7 @@ def run_largest_step(
     # Steps with drafts have logits of each, in the captured graphs and in the sampler.
     copies = COPIES_OF_LOGITS + 2 * drafter.config.num_speculative_tokens
     spare = SPARE_BYTES * len(runner.state.kinds)
+    rate = runner.positions_per_s() if measures else 0.0
     del runner, kv
     gc.collect()  # graphs and their buffers refer to each other
     return peak + copies * logits + spare, rate

@@ -66,6 +66,7 @@ class LoadedRunner:
     rates: Rates | None = None  # None: blocks are not swapped
     cost: StepCost | None = None  # of a position; None: nothing depends on it
     is_eager: bool = False  # start without CUDA graphs and without a warm-up
+    has_ranks: bool = False  # other ranks compute the same steps
     model: Renewable | None = None  # None: its weights cannot be changed
     keeper: MemoryKeeper | None = None  # of its memory
 
@@ -77,6 +78,10 @@ class Device(Protocol):
     SUPPORT: BackendSupport  # what it computes
     USUAL_TOKENS: int  # positions of a step, if the settings do not say
     DEPTH: int  # steps in flight, if the settings do not say
+
+    def begin(self) -> None:
+        """Start what takes time beside Python, and is needed by every model."""
+        ...
 
     def load(self, load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
         """Load the model and size its KV memory. With a group, the runner is one rank of several,

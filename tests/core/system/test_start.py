@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,11 +57,22 @@ def test_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_driver_there_is_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not create_context("libnothing.so.1")
-    begun: list[object] = []
-    monkeypatch.setattr(start, "Thread", lambda **given: begun.append(given) or _Started())
+    begun: list[str] = []
+    monkeypatch.setattr(start, "Thread", lambda **given: begun.append(given["name"]) or _Started())
     for settings in ({"device": "cpu"}, {"tensor_parallel_size": 2}, {}, {"device": None}):
         start.begin_early("nothing", settings)
-    assert len(begun) == 2
+    assert begun.count("libraries") == 4  # of torch
+    assert begun.count("cuda context") == 2
+
+
+def test_libraries_are_loaded_before_the_import() -> None:
+    code = (
+        "import sys; from paceline.core.system.start import load_libraries; load_libraries(); "
+        "assert 'torch' not in sys.modules; maps = open('/proc/self/maps').read(); "
+        "assert 'libtorch_cpu' in maps; import torch; print(int(torch.ones(3).sum()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert ended.stdout == b"3\n"
 
 
 class _Started:

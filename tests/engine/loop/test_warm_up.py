@@ -82,7 +82,8 @@ def test_drafts_are_used_where_an_engine_has_them() -> None:
     plain, drafted = Watched(), Watched()
     reports = warmed(plain)
     assert reports == [(done, len(reports)) for done in range(len(reports))]
-    assert len(warmed(drafted, num_speculative_tokens=3)) == len(reports) + 2
+    runs = len(reports) - 1  # the last one repeats how tokens are chosen
+    assert len(warmed(drafted, num_speculative_tokens=3)) == 2 * runs + 2
     assert (plain.drafts, drafted.drafts) == (0, 3)
 
 

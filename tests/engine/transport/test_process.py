@@ -23,7 +23,8 @@ from paceline.engine.frontend.stream import DeltaBuffer
 from paceline.engine.loop.messages import EngineFailed, Question
 from paceline.engine.settings import EngineSettings, OnFailure
 from paceline.engine.streaming import StreamingEngine
-from paceline.engine.transport import process, wire
+from paceline.engine.transport import child_process, process, wire
+from paceline.engine.transport.child_process import ProcessPlace, begin_core, core_process
 from paceline.engine.transport.process import ProcessCore
 from paceline.text.chat_template import ChatTemplate
 from tests.engine.frontend.harness import one_of_three_stops
@@ -62,6 +63,24 @@ def test_it_starts_with_a_limit_of_spinning() -> None:
         assert {line.partition("=")[0] for line in given} & set(CHOSEN)
 
     with_process(use)
+
+
+def test_a_process_that_was_begun_early_is_the_next_one_that_may_run_there() -> None:
+    begin_core("tests.engine.support:build")
+    (early,) = child_process._begun
+
+    async def use(engine: StreamingEngine, core: ProcessCore) -> None:
+        assert core.pid == early.pid
+        assert (await engine.snapshot())["total_blocks"]
+
+    with_process(use)
+    begin_core("tests.engine.support:build")
+    (early,) = child_process._begun
+    pinned = core_process(ProcessPlace(tuple(os.sched_getaffinity(0))[:1]))
+    assert (early.alive, child_process._begun) == (False, [])
+    pinned.kill()
+    pinned.wait(5.0)
+    pinned.close()
 
 
 async def nothing_left(engine: StreamingEngine) -> None:

@@ -15,6 +15,7 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from paceline.runner.cuda.kernels.drafts import _accept
+from paceline.runner.cuda.kernels.dry_run import DryRun
 from tests.interpreted.host_device import use_host
 
 Variant = tuple[str, tuple[str, ...]]  # the name of a kernel, and how each argument is special
@@ -36,7 +37,11 @@ class Launches:
         def record(kernel: Any, *given: Any, **how: Any) -> None:
             self._record(kernel, *given, **how)
 
+        def met(_: DryRun, run: Any, kernel: Any, *given: Any, **how: Any) -> None:
+            run(kernel, *given, grid=None, warmup=True, **how)
+
         patch.setattr(JITFunction, "run", record)
+        patch.setattr(DryRun, "meet", met)
 
     def _record(self, kernel: Any, *given: Any, grid: Any, warmup: bool, **how: Any) -> None:
         if kernel not in self._binders:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.runner.attention_backend import Queries, load
 from paceline.runner.cuda.gemm.fixed_tiles import multiplied, multiply_codes
+from paceline.runner.cuda.gemm.library import SameBits, by_library
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 from tests.conformance.architectures import Case
@@ -45,6 +47,21 @@ def test_linears_multiply_on_tensor_cores(compiled: dict[str, Any]) -> None:
     for rows, instruction in ((1, "mma.sync"), (40, "wgmma"), (600, "wgmma")):
         multiplied(torch.zeros(rows, 128, dtype=torch.bfloat16), weight)
         assert instruction in compiled.pop("_multiply").asm["ptx"]
+
+
+def halves(x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> None:
+    """A product that splits its inputs."""
+    middle = weight.shape[1] // 2
+    by_library(x[:, :middle], weight[:, :middle], out, is_added)
+    by_library(x[:, middle:], weight[:, middle:], out, is_added=True)
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_the_library_is_compared_with_another_kernel(is_added: bool) -> None:
+    weight = torch.randn(2048, 64).bfloat16()
+    assert SameBits(by_library)._compared(32, weight, is_added)
+    assert not SameBits(halves)._compared(32, weight, is_added)
+    assert not SameBits(by_library)._compared(32, weight.zero_(), is_added)  # which shows nothing
 
 
 @pytest.mark.parametrize("name", FP8_SCALED)

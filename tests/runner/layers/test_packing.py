@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from paceline.runner.layers import packing
 from paceline.runner.layers.packing import FourBitWeights, quantised
 from tests.runner.support import stepped
 
@@ -35,3 +36,12 @@ def test_a_weight_of_zeros() -> None:
     whole, scale = quantised(torch.zeros(3, 4))
     assert not whole.any()
     assert scale.isfinite().all()
+
+
+def test_rows_are_rounded_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(11, 7)
+    whole, scale = quantised(weight)
+    assert torch.equal(scale, weight.abs().amax(dim=1) / 127)
+    monkeypatch.setattr(packing, "PIECE", 4)
+    assert torch.equal(quantised(weight)[0], whole)
+    assert bool(((whole * scale[:, None] - weight).abs() <= scale[:, None] * 0.501).all())

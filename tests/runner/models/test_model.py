@@ -1,9 +1,11 @@
 """A model in torch. `tests/conformance` compares the numbers of every architecture."""
 
 from dataclasses import MISSING, fields
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from paceline.core.errors import ConfigError
 from paceline.runner.attention_backend import load
@@ -31,6 +33,25 @@ def test_shapes_and_types(dtype: torch.dtype) -> None:
     logits = model.logits(hidden[batch.sample_at])
     assert (logits.shape, logits.dtype) == ((2, model.config.vocab), torch.float32)
     assert logits.isfinite().all()
+
+
+class HalfPrecision(Dummy):
+    """A checkpoint of bfloat16."""
+
+    def read(self, name: str) -> torch.Tensor:
+        return super().read(name).bfloat16()
+
+
+def test_an_embedding_of_16_bits_stays_so_and_reads_as_the_same_numbers() -> None:
+    model = Model.load(HalfPrecision(tiny()))
+    [table] = (one.present for one in model.weight_parts(None) if one.name == "embedding")
+    assert table.dtype == torch.bfloat16
+    assert torch.equal(model.plain_embedding(), table.float())
+    batch = batch_of([Piece([3, 4, 5], 0, [2])], 4)
+    kept = model.forward(batch, KVStore(model.config, 8, 4), load("paged"))
+    wide = Model.load(HalfPrecision(tiny()))
+    wide._embed = partial(F.embedding, weight=table.float())
+    assert torch.equal(kept, wide.forward(batch, KVStore(model.config, 8, 4), load("paged")))
 
 
 def test_a_forward_leaves_the_weights_alone() -> None:

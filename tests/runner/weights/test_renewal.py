@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -35,8 +36,12 @@ def content(tensor: Tensor) -> bytes:
 
 
 def tensors_within(model: Any) -> Counter[tuple[Any, ...]]:
-    """The content of every tensor that Python finds in an object, whatever holds it."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    """The content of every tensor that Python finds in an object."""
+    return Counter((tuple(one.shape), one.dtype, content(one)) for one in found_in(model))
+
+
+def found_in(model: Any) -> Iterator[Tensor]:
+    """Every tensor that Python finds in an object, whatever holds it."""
     seen: set[int] = set()
     open_objects = [model]
     while open_objects:
@@ -45,17 +50,20 @@ def tensors_within(model: Any) -> Counter[tuple[Any, ...]]:
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):
-            found[(tuple(one.shape), one.dtype, content(one))] += 1
+            yield one
         elif isinstance(one, FunctionType):
             open_objects += [cell.cell_contents for cell in one.__closure__ or ()]
         else:
             open_objects += gc.get_referents(one)
-    return found
 
 
-def weights(model: Model | CudaModel) -> list[Tensor]:
-    parts = model.weight_parts(None)
-    return [one for part in parts for one in renewal.tensors_of(part.present)]
+@torch.inference_mode()
+def lose_weights(model: CudaModel) -> None:
+    """Overwrite all that a GPU drops when a model sleeps at level 2."""
+    kept = {one.data_ptr() for one in renewal.lasting_tensors(model)}
+    for one in found_in(model):
+        if one.data_ptr() not in kept:
+            one.zero_()
 
 
 def logits(model: Model) -> Tensor:
@@ -92,22 +100,17 @@ def test_every_tensor_of_a_model_of_kernels_is_replaced(case: Case) -> None:
     config = case.config()
     first, second = Dummy(config, seed=3), Dummy(config, seed=4)
     model, fresh = (CudaModel.load(one, 64, torch.float32, "cpu") for one in (first, second))
-    places = {
-        one.data_ptr()
-        for part in model.weight_parts(second)
-        for one in renewal.tensors_of(part.present)
-    }
+    places = {one.data_ptr() for one in renewal.weights_of(model)}
     if is_refused(case, model, second):
         return
     assert tensors_within(model) != tensors_within(fresh)
     renew(model, second, has_room=False)
     assert tensors_within(model) == tensors_within(fresh)
-    again = {
-        one.data_ptr()
-        for part in model.weight_parts(second)
-        for one in renewal.tensors_of(part.present)
-    }
-    assert again == places
+    lose_weights(model)
+    assert tensors_within(model) != tensors_within(fresh)
+    renew(model, second, has_room=True)
+    assert tensors_within(model) == tensors_within(fresh)
+    assert {one.data_ptr() for one in renewal.weights_of(model)} == places
 
 
 def quantized(kind: str, folder: Path) -> list[SafetensorsFolder]:
@@ -132,7 +135,7 @@ def test_weights_that_stay_quantized_are_replaced(kind: str, tmp_path: Path) -> 
     ):
         model, fresh = load(first), load(second)
         renew(model, second, has_room=False)
-        ours, due = weights(model), weights(fresh)
+        ours, due = ([*renewal.weights_of(one)] for one in (model, fresh))
         assert len(ours) == len(due) > 10
         for found, wanted in zip(ours, due, strict=True):
             assert content(found) == content(wanted)

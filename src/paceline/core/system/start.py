@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import CDLL, byref, c_int, c_void_p
+from importlib.machinery import PathFinder
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -13,6 +14,9 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 CUDA = "libcuda.so.1"
+# What builds an engine. By name: importing it takes seconds and memory that a front end does not
+# need.
+FACTORY = "paceline.wiring.assembly:build"
 
 
 class StartTimes:
@@ -53,8 +57,9 @@ def process_age_s(proc: Path = Path("/proc")) -> float:
 
 
 def begin_early(model: str, settings: Mapping[str, Any]) -> None:
-    """Create the context of the GPU on a thread, while this one imports torch, which takes longer,
-    and have the system read the weights ahead."""
+    """Create the context of the GPU and load libraries on threads, while this one imports torch,
+    which takes longer, and have the system read the weights ahead."""
+    Thread(target=load_libraries, name="libraries", daemon=True).start()
     read_ahead(weight_files(model))
     ranks = settings.get("tensor_parallel_size") or 1  # each takes a GPU of its own, later
     if (settings.get("device") or "auto") != "cpu" and ranks == 1:
@@ -73,6 +78,13 @@ def create_context(library: str = CUDA) -> bool:
         or driver.cuDeviceGet(byref(device), 0)
         or driver.cuDevicePrimaryCtxRetain(byref(context), device)
     )
+
+
+def load_libraries() -> None:
+    """Load the libraries of torch beside Python; its import finds them loaded."""
+    if (torch := PathFinder.find_spec("torch")) is not None and torch.origin is not None:
+        with suppress(OSError):
+            CDLL(str(Path(torch.origin).parent / "lib" / "libtorch.so"))
 
 
 def read_ahead(files: Iterable[Path]) -> None:

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
@@ -14,6 +16,8 @@ from paceline.engine.loop.ports import Runner
 from paceline.sched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+Dry = AbstractContextManager[Any]
 
 TOKEN, OTHER = 1, 0  # every model has them
 LENGTH = 8  # tokens of a prompt whose length does not matter
@@ -51,12 +55,25 @@ class WarmUp:
     def __init__(self, runner: Runner, config: Config, depth: int) -> None:
         self._runner, self._config, self._depth = runner, config, depth
 
-    def run(self, report: Callable[[int, int], None]) -> None:
-        """Run everything; `report` gets the number of rehearsals so far, and of all."""
-        rehearsals = [*self._prompts(), self._choices(), *self._drafts()]
-        for done, rehearsal in enumerate(rehearsals):
-            report(done, len(rehearsals))
-            self._rehearse(rehearsal)
+    def run(
+        self, report: Callable[[int, int], None], dry_run: Callable[[], Dry] = nullcontext
+    ) -> None:
+        """Run everything; `report` gets the number of rehearsals so far, and of all.
+
+        In a dry run the runner prepares steps, and returns any tokens. Which drafts are right
+        depends on them, so an engine with drafts computes everything afterwards; others compute
+        each way to choose a token.
+        """
+        dry, drafts = [*self._prompts(), self._choices()], self._drafts()
+        computed = [*dry, *drafts] if drafts else dry[-1:]
+        total = len(dry) + len(computed)
+        with dry_run():
+            for done, rehearsal in enumerate(dry):
+                report(done, total)
+                self._rehearse(rehearsal, drafts=0)
+        for done, rehearsal in enumerate(computed, len(dry)):
+            report(done, total)
+            self._rehearse(rehearsal, self._config.speculation.num_speculative_tokens)
 
     def _prompts(self) -> list[Rehearsal]:
         """Scored prompts, in steps of 1, 2, 4 and so many positions, and of as many as fit."""
@@ -104,13 +121,15 @@ class WarmUp:
     def _length(self) -> int:
         return max(min(LENGTH, self._config.step.max_model_len // 4), 1)
 
-    def _rehearse(self, rehearsal: Rehearsal) -> None:
+    def _rehearse(self, rehearsal: Rehearsal, drafts: int) -> None:
         cache, step = self._config.cache, self._config.step
         rows = min(step.max_num_seqs, rehearsal.budget)
         config = Config(
             cache=CacheConfig(cache.num_blocks, cache.block_size, enable_prefix_caching=False),
             step=StepConfig(rows, rehearsal.budget, step.max_model_len),
-            speculation=replace(self._config.speculation, speculation="fixed"),
+            speculation=replace(
+                self._config.speculation, speculation="fixed", num_speculative_tokens=drafts
+            ),
         )
         engine = Engine(Scheduler(config), self._runner, depth=self._depth)
         for one in rehearsal.requests:

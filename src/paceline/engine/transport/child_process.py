@@ -41,6 +41,7 @@ class Alarm:
         os.close(self._writable)
 
 
+CLOSE_S = 10.0  # for a process to exit by itself; then it is killed
 LONGEST_NAME = len("/paceline-12345678/out")  # of a socket in the temporary folder
 POLL_MS = 50  # for the last messages of a process that is gone, and between two looks at one
 
@@ -61,7 +62,11 @@ class ChildProcess:
     its only argument, reads from `in` and writes to `out`, and exits when its stdin closes."""
 
     def __init__(
-        self, module: str, files: Sequence[int] = (), place: ProcessPlace = ANYWHERE
+        self,
+        module: str,
+        files: Sequence[int] = (),
+        place: ProcessPlace = ANYWHERE,
+        arguments: Sequence[str] = (),
     ) -> None:
         check_temporary_folder()
         # Only this user can read it. It is deleted with this object.
@@ -77,7 +82,7 @@ class ChildProcess:
         path = os.pathsep.join(filter(None, sys.path))
         with pinned(place.cpus):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, self._address],
+                [sys.executable, "-m", module, self._address, *arguments],
                 stdin=subprocess.PIPE,
                 pass_fds=files,
                 env={**os.environ, **place.variables, "PYTHONPATH": path},
@@ -144,6 +149,33 @@ class ChildProcess:
         if notice is not None:
             os.close(notice)
         self._folder.cleanup()
+
+
+CORE = "paceline.engine.transport.process_main"
+_begun: list[ChildProcess] = []
+
+
+def begin_core(factory: str) -> None:
+    """Start the process of a core before its settings are known: it imports what builds its engine,
+    beside this process."""
+    _begun.append(ChildProcess(CORE, arguments=[factory]))
+
+
+def core_process(place: ProcessPlace) -> ChildProcess:
+    """The process of a core: the one that was begun, if it may run there."""
+    if _begun and place == ANYWHERE:
+        return _begun.pop()
+    discard_begun()
+    return ChildProcess(CORE, place=place)
+
+
+def discard_begun() -> None:
+    """No core needs the process that was begun."""
+    while _begun:
+        one = _begun.pop()
+        one.kill()
+        one.wait(CLOSE_S)
+        one.close()
 
 
 def exit_notice(pid: int) -> int | None:

@@ -15,9 +15,8 @@ from paceline.engine.loop.questions import settle
 from paceline.engine.loop.turn_times import StallDetector
 from paceline.engine.settings import EngineSettings
 from paceline.engine.transport import wire
-from paceline.engine.transport.child_process import ANYWHERE, ChildProcess, ProcessPlace
+from paceline.engine.transport.child_process import ANYWHERE, CLOSE_S, ProcessPlace, core_process
 
-CLOSE_S = 10.0  # for the process to exit by itself; then it is killed
 DEFAULTS = EngineSettings()
 
 
@@ -44,7 +43,7 @@ class ProcessCore:
         self._stalls = StallDetector(engine.stall_s)
         self._receiver: Receiver | None = None
         self._capacity: Future[Capacity] = Future()
-        self._process = ChildProcess("paceline.engine.transport.process_main", place=place)
+        self._process = core_process(place)
         self._send(wire.Build(factory, model, settings, engine))
         self._reader = Thread(target=self._read, name="core", daemon=True)
         self._reader.start()

@@ -1,4 +1,5 @@
-"""The step loop as a process: `python -m paceline.engine.transport.process_main ADDRESS`."""
+"""The step loop as a process: `python -m paceline.engine.transport.process_main ADDRESS`, and what
+it will probably be asked to build an engine by."""
 
 import logging
 import os
@@ -15,7 +16,7 @@ import zmq
 
 from paceline.core.errors import PacelineError, QueueFull
 from paceline.core.system.host import keep_heap
-from paceline.core.system.start import START, begin_early, process_age_s
+from paceline.core.system.start import START, begin_early, load_libraries, process_age_s
 from paceline.engine.components import factory_named
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import PendingQuestion, Submit
@@ -25,8 +26,12 @@ from paceline.engine.transport.child_process import Alarm
 log = logging.getLogger("paceline.engine.transport.process_main")  # its name is __main__ here
 
 
-def main(address: str) -> None:
-    """Read commands from `address`/in and send messages to `address`/out."""
+def main(address: str, factory: str = "") -> None:
+    """Read commands from `address`/in and send messages to `address`/out. If it is known what will
+    build the engine, it is imported before the first command."""
+    if factory:
+        Thread(target=load_libraries, daemon=True).start()
+        Thread(target=factory_named, args=(factory,), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands, outbox = bound_to_parent(context, address)
     status = 1
@@ -170,4 +175,4 @@ def received(socket: zmq.Socket[bytes]) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import RequestError
 from paceline.runner.kv_store import KVStore
 from paceline.runner.native.library import library
-from paceline.runner.weights.renewal import Renewable, tensors_of
+from paceline.runner.weights.renewal import Renewable, lasting_tensors
 
 Tag = Literal["weights", "kv_cache"]
 POOLS: dict[Tag, int] = {"weights": 0, "kv_cache": 1}
@@ -126,6 +126,11 @@ class PinnedMemory:
         return bool(int(cudart.cudaHostRegister(piece.data_ptr(), len(piece), 0)))
 
 
+def piece_ends(first: int, size: int) -> list[int]:
+    """Where pieces end within bytes that begin at `first`, counted from there."""
+    return [*range(PINNED_AT_ONCE - first % PINNED_AT_ONCE, size, PINNED_AT_ONCE)]
+
+
 def unpin(content: Tensor, pieces: Sequence[int]) -> None:
     """Unlock pages before their memory is given back."""
     cudart = cast("Any", torch.cuda.cudart())
@@ -169,7 +174,8 @@ class DeviceMemory:
             for device, host in self._copies():
                 host.copy_(device, non_blocking=True)
         else:
-            self._aside = [(one, one.cpu()) for one in self._no_weights()]
+            lasting = lasting_tensors(self._model)
+            self._aside = [(one, one.cpu()) for one in lasting if one.is_cuda]
         torch.cuda.synchronize()
         for tag in POOLS:
             pools.release(tag)
@@ -198,16 +204,11 @@ class DeviceMemory:
         return self._pools
 
     def _copies(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The segments of the weights, each with its place on the host."""
+        """The content of the weights, each part with its place on the host. A copy must not cross
+        from one piece of page-locked memory into the next."""
         assert self._host is not None
         first = 0
         for segment in self._present.content("weights"):
-            yield segment, self._host.content[first : first + len(segment)]
-            first += len(segment)
-
-    def _no_weights(self) -> list[Tensor]:
-        """What new weights do not replace: tables, counters, room for images."""
-        parts = self._model.weight_parts(None)
-        weights = {id(one) for part in parts for one in tensors_of(part.present)}
-        found = [one for one in tensors_of(self._model) if id(one) not in weights]
-        return [one for one in found if one.is_cuda]
+            for part in segment.tensor_split(piece_ends(first, len(segment))):
+                yield part, self._host.content[first : first + len(part)]
+                first += len(part)

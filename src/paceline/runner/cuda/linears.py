@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
 from paceline.runner.cuda.gemm.fixed_tiles import FixedFp8, FixedTiles
-from paceline.runner.cuda.gemm.fp8 import Fp8Library, Fp8Streamed
+from paceline.runner.cuda.gemm.fp8 import Fp8Blocks, Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.gemv import Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.humming import Humming
 from paceline.runner.cuda.gemm.int4_panels import Int4Panels, PanelsDecoded
@@ -33,9 +33,9 @@ from paceline.runner.weights.quantized_matrix import OrderedMatrix
 from paceline.runner.weights.renewal import Lazy
 
 ORDERED: Sequence[type[LinearKernel]] = (
-    Humming,
     Int4Panels,
     PanelsDecoded,
+    Humming,
     CodedFew,
     CodedDecoded,
 )
@@ -85,14 +85,15 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     Library,
     Fp8Streamed,
     Fp8Gemv,
+    Fp8Blocks,
     ScaledFew,
     Fp8Library,
     Int8Library,
     ScaledDecoded,
-    Humming,
     Int4Gemv,
     Int4Panels,
     PanelsDecoded,
+    Humming,
     CodedFew,
     CodedDecoded,
     Ordered,

@@ -1,8 +1,9 @@
 """A decoder of any architecture on a GPU, in few fused kernels."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, now
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.deep_images import DeepImages
+from paceline.runner.cuda.kernels.dry_run import present
 from paceline.runner.cuda.kernels.layers import cap_logits, normalized
 from paceline.runner.cuda.linears import INVARIANT, CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
@@ -23,7 +25,13 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.layers.per_layer_input import TokenInputs
-from paceline.runner.models.architecture import DecoderSpec, PerLayerInputs, attentions, parts_of
+from paceline.runner.models.architecture import (
+    DecoderSpec,
+    LayerSpec,
+    PerLayerInputs,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope
@@ -110,6 +118,8 @@ CUDA = BackendSupport(
     one_value={"number of heads": lambda layer: [one.heads for one in attentions(layer)]},
     instead='use device="cpu"',
 )
+
+ALIKE = 2  # layers of a kind that a dry run computes
 
 
 class CudaModel:
@@ -205,6 +215,11 @@ class CudaModel:
         with torch.inference_mode():
             return CudaModel(factory, spec, max_model_len, image_rows, adapters)
 
+    @cached_property
+    def _various(self) -> list[int]:
+        """Numbers of layers that stand for all of them in a dry run."""
+        return various(self._blueprint.spec.layers, [one.kernels() for one in self._layers])
+
     def kernels(self) -> list[str]:
         """Which kernels compute the linears of all layers, by rows."""
         found = Counter(
@@ -239,14 +254,15 @@ class CudaModel:
             states=CudaStateRows.of(batch),
         )
         last, output = len(self._layers) - 1, len(self._layers)
+        numbers = range(output) if present() is None else self._various
         is_kept = inputs is not None and output in inputs.layers
         early = None if is_kept else wanted  # wanted after attention of the last layer
-        for number, layer in enumerate(self._layers):
+        for number in numbers:
             if self.deep_images is not None:
                 self.deep_images.add_before(number, hidden, batch.tokens)
             if inputs is not None:
                 inputs.keep(number, hidden)
-            hidden = layer(hidden, step, early if number == last else None)
+            hidden = self._layers[number](hidden, step, early if number == last else None)
         if inputs is None or not is_kept:
             return hidden
         inputs.keep(output, hidden)
@@ -268,7 +284,7 @@ class CudaModel:
             yield WeightPart("inputs", self._inputs, lambda: token_inputs(factory, inputs))
         for number, (layer, one) in enumerate(zip(self._layers, spec.layers, strict=True)):
             build = partial(CudaLayer, factory, one, number, self._rotary)
-            yield WeightPart(f"layers.{number}", layer, build)
+            yield WeightPart(f"layers.{number}", layer, build, self._rotary)
         yield WeightPart("head", self._head, lambda: CudaHead(factory, spec))
         yield WeightPart("images", self.images, lambda: image_encoder(factory, spec))
 
@@ -306,6 +322,19 @@ class CudaModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] in the type of the model; [n, 0] on ranks that do not sample."""
         return self._head(hidden)
+
+
+def various(specs: Sequence[LayerSpec], kernels: Sequence[Mapping[str, str]]) -> list[int]:
+    """Numbers of layers that launch every kernel that all of them launch: two of those that differ
+    in nothing but the names of their tensors, and the last one."""
+    seen: Counter[str] = Counter()
+    found: list[int] = []
+    for number, (spec, names) in enumerate(zip(specs, kernels, strict=True)):
+        kind = re.sub(r"\.\d+\.", ".", f"{spec} {names}")
+        seen[kind] += 1
+        if seen[kind] <= ALIKE or number == len(specs) - 1:
+            found.append(number)
+    return found
 
 
 class CudaHead:

@@ -1,7 +1,7 @@
 """Carries out plans on a GPU: steps are launched ahead, and results are read by `wait`."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from paceline.runner.batch import Batch
 from paceline.runner.cuda.coordinates import LogitMasks
 from paceline.runner.cuda.drafting.drafts import DraftedSteps, Verification
 from paceline.runner.cuda.flight import EagerSteps, LaunchedStep, Silent, UnsampledStep
-from paceline.runner.cuda.graphs.capture import GraphMemory
+from paceline.runner.cuda.graphs.capture import GraphMemory, capture_all
 from paceline.runner.cuda.graphs.decode import DecodeGraphs
 from paceline.runner.cuda.graphs.drafts import DraftGraphs
 from paceline.runner.cuda.graphs.mixed import Extent, MixedGraphs
@@ -160,26 +160,23 @@ class CudaRunner:
         `report` gets the number of graphs captured so far, and of all."""
         mixed = self.mixed.captures() if self.mixed else []
         drafted = self._drafted.captures() if drafts else []
-        captures = [*mixed, *drafted, *self.graphs.captures()]
-        for done, capture in enumerate(captures):
-            report(done, len(captures))
-            capture()
+        capture_all([*mixed, *drafted, *self.graphs.captures()], report)
 
     @torch.inference_mode()
-    def rehearse(self, is_adapted: bool = False) -> None:
-        """Run the largest step once, without requests."""
+    def rehearse(self, kinds: Sequence[bool] = (False,)) -> None:
+        """Run the largest step once without requests, with adapters or without."""
         if self.mixed is None:
             raise StepError(
                 "this attention backend has no graphs for mixed steps, so the "
                 "largest step cannot be run"
             )
-        self.mixed.rehearse(is_adapted)
+        for is_adapted in kinds:
+            self.mixed.rehearse(is_adapted)
         torch.cuda.synchronize()
 
     def positions_per_s(self) -> float:
         """Positions per second of the largest step without adapters."""
-        for is_adapted in self.state.kinds:
-            self.rehearse(is_adapted)  # compiles missing kernels
+        self.rehearse()  # compiles missing kernels
         return self.mixed.most / quickest(self.rehearse) if self.mixed else 0.0
 
     def blocks_per_s(self, blocks: int = 16) -> float:

@@ -20,6 +20,7 @@ from paceline.runner.parallel.group import GatheredLinear, RankGroup, SplitEmbed
 from paceline.runner.weights.checkpoint import Checkpoint, MatrixReader, read_part
 from paceline.runner.weights.matrix import Matrix, PlainMatrix, joined
 
+HALVES = (torch.bfloat16, torch.float16)
 L_co = TypeVar("L_co", bound=Linear, covariant=True)
 
 
@@ -192,6 +193,13 @@ class LayerFactory(Generic[L_co]):
             parts = replace(parts, factor=parts.factor * scale)
         part = self.build(parts)
         return part if self.group is None else GatheredLinear(part, self.group)
+
+    def embedding_table(self, tensor: TensorSpec) -> Tensor:
+        """The embedding of each token id, [vocab, width]. A table of 16 bits stays so where layers
+        compute in 32: rows are widened when they are read."""
+        found = self.read_stored(tensor)
+        keeps = found.dtype in HALVES and self.dtype == torch.float32 and self.group is None
+        return found.clone() if keeps else found.to(self.dtype)
 
     def embedding(self, table: Tensor, ids: int | None = None) -> Callable[[Tensor], Tensor]:
         """Maps token ids [n] to embeddings [n, width]; each rank has a part of the table. After the

@@ -14,6 +14,7 @@ from paceline.runner.weights.matrix import Matrix
 
 LOST = 1 / 64  # of a step: largest error of 4 bits that counts as exact
 SAMPLE = 64  # rows to check first
+PIECE = 4096  # rows to round at a time, so that heads need no copies in 32 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,8 +141,13 @@ def packed_float32(weight: Tensor) -> PackedWeights:
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit integers, [outputs, inputs], and their scales, [outputs]."""
-    scale = weight.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
-    return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
+    low, high = weight.aminmax(dim=1)
+    scale = torch.maximum(-low, high).clamp_(min=1e-30).div_(127)
+    whole = torch.empty_like(weight, dtype=torch.int8)
+    for first in range(0, len(weight), PIECE):
+        rows = slice(first, first + PIECE)
+        whole[rows] = (weight[rows] / scale[rows].unsqueeze(1)).round_()
+    return whole, scale
 
 
 class PackedStore(Protocol):

@@ -52,7 +52,7 @@ class Model:
         config, group = factory.checkpoint.config, factory.group
         self.group = group  # None: there is one rank
         self.config = config if group is None else group.shard.config(config)  # of this rank
-        self._embedding = factory.read(spec.embedding).to(factory.dtype)  # [vocab, width]
+        self._embedding = factory.embedding_table(spec.embedding)  # [vocab, width]
         self._embed = factory.embedding(self._embedding)
         self._embedding_scale = factory.embedding_scale(spec)
         stack = TorchStack(factory, spec)
@@ -135,7 +135,7 @@ class Model:
         wanted: Tensor | None,
         inputs: LayerInputs | None,
     ) -> Tensor:
-        hidden = self._embed(batch.tokens)
+        hidden = self._embed(batch.tokens).to(self.dtype)
         hidden.mul_(self._embedding_scale)
         if batch.images is not None:
             self._shared(batch.images.values)
@@ -155,7 +155,7 @@ class Model:
         """See `Renewable`. Linears are packed again, without a cache."""
         factory, spec = self._blueprint.of(checkpoint), self._blueprint.spec
         yield WeightPart(
-            "embedding", self._embedding, lambda: factory.read(spec.embedding).to(self.dtype)
+            "embedding", self._embedding, lambda: factory.embedding_table(spec.embedding)
         )
         yield from self._adapted.stack.weight_parts(factory, spec)
         yield WeightPart("norm", self._norm, lambda: factory.norm(spec.norm))
@@ -170,11 +170,11 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
+        return self._blueprint.factory.dtype
 
     def plain_embedding(self) -> Tensor:
         """The embedding of every token id of this rank before it is scaled, [vocab, width]."""
-        return self._embedding
+        return self._embedding.to(self.dtype)
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:

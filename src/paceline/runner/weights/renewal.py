@@ -54,11 +54,15 @@ class Blueprint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightPart:
-    """A part of a model, as it is and as it is built of other weights."""
+    """A part of a model, as it is and as it is built of other weights.
+
+    shared   values of the model that the part uses and that no weights replace, such as tables
+    """
 
     name: str
     present: Any
     build: Callable[[], Any]
+    shared: Any = ()
 
 
 class Renewable(Protocol):
@@ -174,10 +178,27 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             open_values += [inner for _, inner in contents(one)]
 
 
+def weights_of(model: Renewable) -> Iterator[Tensor]:
+    """All tensors that new weights replace."""
+    for part in model.weight_parts(None):
+        shared = {id(one) for one in tensors_of(part.shared)}
+        yield from (one for one in tensors_of(part.present) if id(one) not in shared)
+
+
+def lasting_tensors(model: Renewable) -> Iterator[Tensor]:
+    """All other tensors of a model: tables, and room for images."""
+    replaced = {one.data_ptr(): one for one in weights_of(model)}
+    for one in tensors_of(model):
+        weight = replaced.get(one.data_ptr())
+        if weight is None:
+            yield one
+        elif weight.nbytes < one.nbytes:  # images have rows behind the embeddings of tokens
+            yield one[len(weight) :]
+
+
 def weight_bytes(model: Renewable) -> int:
     """Bytes of all weights of a model."""
-    parts = model.weight_parts(None)
-    return sum(tensor.nbytes for part in parts for tensor in tensors_of(part.present))
+    return sum(one.nbytes for one in weights_of(model))
 
 
 @torch.inference_mode()

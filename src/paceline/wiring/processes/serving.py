@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from paceline.core.settings.load import LoadConfig
 from paceline.core.system.host import keep_heap, usable_cores
+from paceline.core.system.start import FACTORY
 from paceline.engine.components import factory_named
 from paceline.engine.frontend.metrics import Metrics
 from paceline.engine.loop.ports import Core, PromptImages
@@ -29,14 +30,13 @@ from paceline.engine.settings import CoreSettings, EngineSettings
 from paceline.engine.streaming import StreamingEngine
 from paceline.engine.trace.frontend_trace import front_end
 from paceline.engine.trace.trace_file import TraceTarget
-from paceline.engine.transport.child_process import ANYWHERE, ProcessPlace
+from paceline.engine.transport.child_process import ANYWHERE, ProcessPlace, discard_begun
 from paceline.engine.transport.process import ProcessCore
 from paceline.engine.transport.restart import RestartingCore
 from paceline.engine.transport.shared_core import ForwardingCore
 from paceline.engine.transport.thread import ThreadCore
 from paceline.hub.catalogue import DEFAULT
 from paceline.hub.repository_files import Progress, silent
-from paceline.llm import FACTORY
 from paceline.server import serve as http
 from paceline.server.app import create_app
 from paceline.server.context import ServerContext
@@ -282,6 +282,7 @@ def core_of(path: str, settings: dict[str, Any]) -> ForwardingCore:
     chosen: CoreSettings = pop_settings(CoreSettings, settings)
     engine: EngineSettings = pop_settings(EngineSettings, settings)
     if chosen.core == "thread":
+        discard_begun()
         components = factory_named(FACTORY)(path, **settings)
         return ThreadCore(replace(components, settings=engine).engine())
     with ExitStack() as closing:

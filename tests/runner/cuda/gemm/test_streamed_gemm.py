@@ -47,6 +47,17 @@ def test_its_stages_and_its_sums_fit_into_a_processor(product: str) -> None:
         assert found.shared(tiles) >= tiles * TILE * GROUPS * found.lines * 4
 
 
+def test_two_rounds_have_room_for_more_rows() -> None:
+    inputs, outputs = PRODUCTS["14B gate and up"]
+    found = Wave.of(inputs, outputs, PROCESSORS, most=1, rounds=2)
+    assert found == Wave(72, 1, 242)
+    assert found.fits(4)
+    assert found.is_by_row(4)
+    source = source_for(found, 4, "SILU")
+    assert "m64n144k16" in source  # of both warpgroups, which share the rows
+    assert "m64n72k16" in source_for(found, 3, "SILU")
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
@@ -67,7 +78,7 @@ def test_rows_that_a_processor_cannot_hold_do_not_fit() -> None:
 
 
 def test_the_source_names_as_many_registers_as_a_thread_has_sums() -> None:
-    source = source_for(Wave(40, 2, 128), 2, "ADD")
+    source = source_for(Wave(40, 2, 128), 1, "ADD")
     assert "m64n40k16" in source
     assert "%19}, %20, %21, p" in source
     assert "#define OUTCOME ADD\n" in source

@@ -1,4 +1,5 @@
-"""Grouped GEMMs of experts in codes of 4 or 8 bits: see `gemm/coded.py`."""
+"""Grouped GEMMs of experts in codes of 4 or 8 bits: see `gemm/coded.py`. For many rows, the codes
+are decoded first."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
 # ruff: noqa: PLR0913, PLR0917
@@ -6,13 +7,20 @@
 # pyright: standard
 
 from dataclasses import replace
+from math import prod
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.experts.grouped import Tiling, add_pairs, pairs_of, store_pairs
-from paceline.runner.cuda.gemm.coded import HALVES, add_codes, scale_of
+from paceline.runner.cuda.experts.grouped import (
+    Tiling,
+    add_pairs,
+    gate_of,
+    multiply_plain,
+    pairs_of,
+)
+from paceline.runner.cuda.gemm.coded import HALVES, add_codes, decoded, scale_of
 from paceline.runner.cuda.gemm.coded_matrix import LINES, KernelMatrix
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
@@ -21,6 +29,8 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertWeights,
 )
 
+DECODED_ROWS = 1024
+MOST_DECODED = 3 << 30  # weights of a linear of all experts, of 2 bytes each
 MANY_PAIRS = 64  # of a tile, from which on results need the registers of more threads
 
 
@@ -29,13 +39,40 @@ def tiling_of(pairs: int, chunk: int) -> Tiling:
     return Tiling(LINES, chunk, 4, 4) if pairs < MANY_PAIRS else Tiling(LINES, chunk, 8, 3)
 
 
+class DecodedExperts(ExpertKernel):
+    """Many rows, whose GEMMs take longer than decoding the weights."""
+
+    name = "decoded"
+    least_rows = DECODED_ROWS
+
+    def __init__(self, weights: ExpertWeights, gate_up: KernelMatrix, down: KernelMatrix) -> None:
+        self.weights, self._gate_up, self._down = weights, gate_up, down
+
+    @classmethod
+    def of(cls, weights: ExpertWeights) -> "DecodedExperts | None":
+        grouped = GroupedCodes.of(weights)
+        if grouped is None:
+            return None
+        gate_up, down = grouped.gate_up, grouped.down
+        is_small = prod(gate_up.weight.shape[:-1]) * gate_up.shape[1] <= MOST_DECODED
+        return cls(grouped.weights, gate_up, down) if is_small else None
+
+    def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+        weights = self.weights
+        gate_up = decoded(self._gate_up, weights.factor, x.dtype)
+        inner = multiply_plain(x, gate_up, weights.gate_up_bias, choice, weights.gate)
+        del gate_up  # its memory is that of the next one
+        down = decoded(self._down, None, x.dtype)
+        add_pairs(total, multiply_plain(inner, down, weights.down_bias, choice), choice)
+
+
 class GroupedCodes(ExpertKernel):
     """Inputs stay as they are, in 16 bits."""
 
     name = "grouped_codes"
 
     def __init__(self, weights: ExpertWeights, gate_up: KernelMatrix, down: KernelMatrix) -> None:
-        self.weights, self._gate_up, self._down = weights, gate_up, down
+        self.weights, self.gate_up, self.down = weights, gate_up, down
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "GroupedCodes | None":
@@ -51,10 +88,10 @@ class GroupedCodes(ExpertKernel):
         weights, pairs = self.weights, len(choice.pairs)
         if weights.factor is not None:
             x = (x * weights.factor).to(x.dtype)
-        inner = x.new_empty((pairs, self._gate_up.shape[0] // 2))
-        parts = x.new_empty((pairs, self._down.shape[0]))
-        _run(x, self._gate_up, weights.gate_up_bias, choice, inner, weights.gate)
-        _run(inner, self._down, weights.down_bias, choice, parts)
+        inner = x.new_empty((pairs, self.gate_up.shape[0] // 2))
+        parts = x.new_empty((pairs, self.down.shape[0]))
+        _run(x, self.gate_up, weights.gate_up_bias, choice, inner, weights.gate)
+        _run(inner, self.down, weights.down_bias, choice, parts)
         add_pairs(total, parts, choice)
 
 
@@ -100,6 +137,41 @@ def _run(
         num_stages=tiling.stages,
         launch_pdl=True,
     )
+
+
+@triton.jit
+def _store_pairs(
+    found,
+    other,
+    first,
+    line,
+    pair,
+    there,
+    share,
+    bias,
+    out,
+    OUTPUTS: tl.constexpr,
+    GATED: tl.constexpr,
+    SILU: tl.constexpr,
+    BIASED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Store act(found) * other of pairs, or else found times their shares, [lines, pairs]. `first`
+    is the first line of the expert."""
+    inside = line < OUTPUTS
+    if BIASED:
+        spot = bias + first + line
+        found += tl.load(spot, mask=inside, other=0.0)[:, None]
+        if GATED:
+            other += tl.load(spot + OUTPUTS, mask=inside, other=0.0)[:, None]
+    if GATED:
+        found = gate_of(found, other, SILU, ALPHA, LIMIT)
+    else:
+        found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
+    rows = tl.trans(found).to(out.dtype.element_ty)
+    spot = out + pair[:, None] * OUTPUTS + line[None, :]
+    tl.store(spot, rows, mask=there[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -164,7 +236,7 @@ def _grouped(
     found *= scale_of(scale + first + line, KIND, x.dtype.element_ty)[:, None]
     if GATED:
         other *= scale_of(scale + first + OUTPUTS + line, KIND, x.dtype.element_ty)[:, None]
-    store_pairs(
+    _store_pairs(
         found,
         other,
         first,

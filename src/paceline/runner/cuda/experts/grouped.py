@@ -71,13 +71,23 @@ class Grouped(ExpertKernel):
         return cls(weights, gate_up.weight, down.weight)
 
     def add_to(self, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
-        weights, pairs = self.weights, len(choice.pairs)
-        inner = x.new_empty((pairs, self._down.shape[2]))
-        parts = x.new_empty((pairs, self._down.shape[1]))
-        first = _Operands(x, self._gate_up, weights.gate_up_bias)
-        _run(first, choice, inner, weights.gate)
-        _run(_Operands(inner, self._down, weights.down_bias), choice, parts)
-        add_pairs(total, parts, choice)
+        weights = self.weights
+        inner = multiply_plain(x, self._gate_up, weights.gate_up_bias, choice, weights.gate)
+        add_pairs(total, multiply_plain(inner, self._down, weights.down_bias, choice), choice)
+
+
+def multiply_plain(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    choice: ExpertChoice,
+    gate: ExpertGate | None = None,
+) -> Tensor:
+    """The products of pairs, and plain weights of their experts."""
+    is_halved = gate is not None and gate.is_gated
+    out = x.new_empty((len(choice.pairs), weight.shape[1] // (2 if is_halved else 1)))
+    _run(_Operands(x, weight, bias), choice, out, gate)
+    return out
 
 
 class GroupedFp8(ExpertKernel):
@@ -238,41 +248,6 @@ def gate_of(gate, up, SILU: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constex
         return gate / (1.0 + tl.exp(-gate)) * up
     inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
     return gate / (1.0 + tl.exp(-2.0 * inner)) * up
-
-
-@triton.jit
-def store_pairs(
-    found,
-    other,
-    first,
-    line,
-    pair,
-    there,
-    share,
-    bias,
-    out,
-    OUTPUTS: tl.constexpr,
-    GATED: tl.constexpr,
-    SILU: tl.constexpr,
-    BIASED: tl.constexpr,
-    ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
-    """Store act(found) * other of pairs, or else found times their shares, [lines, pairs]. `first`
-    is the first line of the expert."""
-    inside = line < OUTPUTS
-    if BIASED:
-        spot = bias + first + line
-        found += tl.load(spot, mask=inside, other=0.0)[:, None]
-        if GATED:
-            other += tl.load(spot + OUTPUTS, mask=inside, other=0.0)[:, None]
-    if GATED:
-        found = gate_of(found, other, SILU, ALPHA, LIMIT)
-    else:
-        found = found * tl.load(share + pair, mask=there, other=0.0)[None, :]
-    rows = tl.trans(found).to(out.dtype.element_ty)
-    spot = out + pair[:, None] * OUTPUTS + line[None, :]
-    tl.store(spot, rows, mask=there[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["x_rows", "out_rows"])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.experts.choice import ALONE
 from paceline.runner.cuda.experts.grouped import add_pairs, gate_of
+from paceline.runner.cuda.experts.sort import inputs_of_pairs
 from paceline.runner.cuda.gemm.humming import HummingMatrix, Launches
 from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertChoice,
@@ -21,9 +22,11 @@ from paceline.runner.cuda.gemm.linear_kernel import (
     ExpertKernel,
     ExpertWeights,
 )
+from paceline.runner.cuda.kernels.nvrtc import can_compile
+from paceline.runner.weights.fp4 import Mxfp4Matrix
 
 PAIRS = (0.25, 1, 4, 8, 16, 32, 64, 128)  # of an expert; each range has a kernel of its own
-COLUMNS = 1024  # of a program that copies inputs or computes gates
+COLUMNS = 1024  # of a program that computes gates
 
 
 class HummingExperts(ExpertKernel):
@@ -43,6 +46,9 @@ class HummingExperts(ExpertKernel):
 
     @classmethod
     def of(cls, weights: ExpertWeights) -> "HummingExperts | None":
+        gate_up = weights.gate_up
+        if isinstance(gate_up, Mxfp4Matrix) and can_compile(gate_up.weight.device):
+            return None  # our own kernel is faster
         given = (weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)
         gate_up, down = (HummingMatrix.of(matrix, weights.dtype, bias) for matrix, bias in given)
         return None if gate_up is None or down is None else cls(weights, gate_up, down)
@@ -103,49 +109,6 @@ def _sort_tiles(
     tl.store(index + pair, place, mask=pair < size)
     before = tl.sum((other < expert[:, None]).to(tl.int32), 1)
     tl.store(ends + expert, before, mask=expert <= COUNT)
-
-
-def inputs_of_pairs(x: Tensor, factor: Tensor | None, choice: ExpertChoice) -> Tensor:
-    """The inputs of pairs in their order, [pairs, width], times the factor."""
-    pairs, width = len(choice.pairs), x.shape[1]
-    out = x.new_empty((pairs, width))
-    _copy_inputs[(pairs, triton.cdiv(width, COLUMNS))](
-        x,
-        x if factor is None else factor,
-        choice.pairs,
-        out,
-        WIDTH=width,
-        CHOSEN=choice.chosen,
-        COLUMNS=COLUMNS,
-        FACTORED=factor is not None,
-        num_warps=4,
-        launch_pdl=True,
-    )
-    return out
-
-
-@triton.jit
-def _copy_inputs(
-    x,
-    factor,
-    pairs,
-    out,
-    WIDTH: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FACTORED: tl.constexpr,
-):
-    tl.extra.cuda.gdc_wait()
-    # Not earlier: a GEMM may read where experts end before it waits for this kernel.
-    tl.extra.cuda.gdc_launch_dependents()
-    pair = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    row = tl.load(pairs + pair).to(tl.int64) // CHOSEN
-    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0)
-    if FACTORED:
-        value = value.to(tl.float32) * tl.load(factor + column, mask=inside, other=0.0)
-    tl.store(out + pair * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def gated_pairs(found: Tensor, gate: ExpertGate) -> Tensor:

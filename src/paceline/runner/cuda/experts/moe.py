@@ -11,8 +11,9 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.runner.cuda.experts.choice import ExpertRouter
-from paceline.runner.cuda.experts.coded import GroupedCodes
+from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
+from paceline.runner.cuda.experts.fp4 import Fp4Experts
 from paceline.runner.cuda.experts.grouped import Grouped, GroupedFp8
 from paceline.runner.cuda.experts.humming import HummingExperts
 from paceline.runner.cuda.experts.library import LibraryExperts
@@ -39,9 +40,11 @@ log = logging.getLogger(__name__)
 KERNELS: tuple[type[ExpertKernel], ...] = (
     HummingExperts,
     FewExperts,
+    Fp4Experts,
     LibraryExperts,
     Grouped,
     GroupedFp8,
+    DecodedExperts,
     GroupedCodes,
 )
 # Those for which a position has the same bits in any company.

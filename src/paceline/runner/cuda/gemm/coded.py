@@ -10,6 +10,8 @@ multiplied by the sum of its inputs.
 # Parameters of kernels have no types.
 # pyright: standard
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -100,28 +102,33 @@ class CodedDecoded(LibraryLinear):
         return None if matrix is None else cls(weights, matrix)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        matrix, factor = self._matrix, self._weights.factor
-        (outputs, inputs), bytes_ = matrix.shape, matrix.chunk // 2
-        out = torch.empty((outputs, inputs), dtype=dtype, device=matrix.weight.device)
-        _decode[(outputs // (LINES // 2), matrix.weight.shape[1] // bytes_)](
-            matrix.weight,
-            matrix.step,
-            matrix.step if matrix.offset is None else matrix.offset,
-            matrix.scale,
-            out if factor is None else factor,
-            out,
-            outputs,
-            inputs,
-            HALF=matrix.half,
-            GROUP=matrix.group,
-            KIND=matrix.kind.value,
-            LINES=LINES // 2,
-            BYTES=bytes_,
-            OFFSET=matrix.offset is not None,
-            FACTORED=factor is not None,
-            num_warps=4,
-        )
-        return out
+        return decoded(self._matrix, self._weights.factor, dtype)
+
+
+def decoded(matrix: KernelMatrix, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The weights as numbers, [..., outputs, inputs], times the factor of their inputs."""
+    (outputs, inputs), bytes_ = matrix.shape, matrix.chunk // 2
+    *experts, _, width = matrix.weight.shape
+    out = torch.empty((*experts, outputs, inputs), dtype=dtype, device=matrix.weight.device)
+    _decode[(outputs // (LINES // 2), width // bytes_, prod(experts))](
+        matrix.weight,
+        matrix.step,
+        matrix.step if matrix.offset is None else matrix.offset,
+        matrix.scale,
+        out if factor is None else factor,
+        out,
+        outputs,
+        inputs,
+        HALF=matrix.half,
+        GROUP=matrix.group,
+        KIND=matrix.kind.value,
+        LINES=LINES // 2,
+        BYTES=bytes_,
+        OFFSET=matrix.offset is not None,
+        FACTORED=factor is not None,
+        num_warps=4,
+    )
+    return out
 
 
 @triton.jit
@@ -361,22 +368,25 @@ def _decode(
     OFFSET: tl.constexpr,
     FACTORED: tl.constexpr,
 ):
-    line = (tl.program_id(0) * LINES + tl.arange(0, LINES)).to(tl.int64)[:, None]
+    line = (tl.program_id(0) * LINES + tl.arange(0, LINES))[:, None]
+    expert = tl.program_id(2).to(tl.int64)
+    row = expert * outputs + line
+    groups = expert * outputs * (inputs // GROUP)
     per_byte: tl.constexpr = 1 if KIND == "int8" else 2
     spot = (tl.program_id(1) * BYTES + tl.arange(0, BYTES))[None, :]
-    content = tl.load(weight + line * (inputs // per_byte) + spot)
-    by = tl.load(scale + line)
+    content = tl.load(weight + row * (inputs // per_byte) + spot)
+    by = tl.load(scale + row)
     for half in tl.static_range(per_byte):
         if KIND == "int8":
             index, found = spot, content.to(tl.float32)
         else:
             index = spot // HALF * 2 * HALF + spot % HALF + half * HALF
             found = _number((content >> 4 * half) & 15, KIND)
-        group = index // GROUP * outputs + line
+        group = groups + index // GROUP * outputs + line
         found *= tl.load(step + group).to(tl.float32)
         if OFFSET:
             found += tl.load(offset + group).to(tl.float32)
         found *= by
         if FACTORED:
             found *= tl.load(factor + index)
-        tl.store(out + line * inputs + index, found.to(out.dtype.element_ty))
+        tl.store(out + row * inputs + index, found.to(out.dtype.element_ty))

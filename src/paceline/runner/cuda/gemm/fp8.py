@@ -1,5 +1,8 @@
 """Linears of fp8 weights on the tensor cores for fp8: rows are quantized too."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.library import QuantizedInputs
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Wave, kernel_for
+from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Scales, Wave, kernel_for
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.nvrtc import TensorMap, can_compile
 from paceline.runner.tensors import processors_of
@@ -16,7 +19,11 @@ from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
 BLOCK = 128  # inputs and outputs of a block that has one scale
 STREAMED_BYTES = 16 << 20  # of weights
-STREAMED_ROWS = {Use.NORMED: 256, Use.ADDED: 256, Use.GATED: 192}
+# Up to so many rows, this is faster than the library.
+STREAMED_ROWS: Mapping[Scales, Mapping[Use, int]] = {
+    "rows": {Use.NORMED: 192, Use.ADDED: 256, Use.GATED: 256},
+    "blocks": {Use.NORMED: 64, Use.ADDED: 128, Use.GATED: 128},
+}
 ALIGNED = 16  # what the library multiplies must be a multiple
 SCALES = 4  # the library takes a multiple of so many scales of blocks of an output
 
@@ -38,28 +45,36 @@ class Fp8Streamed(LinearKernel):
     `streamed_gemm.cu`."""
 
     name = "fp8_streamed"
+    scales: ClassVar[Scales] = "rows"
 
     def __init__(
-        self, weights: LinearWeights, matrix: ScaledMatrix, wave: Wave, most_rows: int
+        self, weights: LinearWeights, matrix: ScaledMatrix, waves: Mapping[int, Wave]
     ) -> None:
-        self._weights, self._matrix, self._wave = weights, matrix, wave
-        self.most_rows = most_rows
-        self._map = TensorMap(matrix.weight, (wave.lines, BLOCK))
+        """`waves`: by the most rows that they take."""
+        self._weights, self._matrix = weights, matrix
+        self.most_rows = max(waves)
+        maps = (TensorMap(matrix.weight, (wave.lines, BLOCK)) for wave in waves.values())
+        self._waves = [(*each, box) for each, box in zip(waves.items(), maps, strict=True)]
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Fp8Streamed | None":
         matrix = fp8_of(weights)
         is_plain = weights.bias is None and weights.dtype == torch.bfloat16
-        if matrix is None or not is_plain or not matrix.is_by_row or use not in STREAMED_ROWS:
+        most = STREAMED_ROWS[cls.scales].get(use)
+        if matrix is None or not is_plain or most is None:
+            return None
+        if matrix.is_by_row != (cls.scales == "rows"):
             return None
         device = matrix.weight.device
         if matrix.weight.numel() < STREAMED_BYTES or not can_compile(device):
             return None
         outputs, inputs = matrix.shape
-        wave = Wave.of(inputs // 2, outputs, processors_of(device))  # two inputs are one of bf16
-        return (
-            None if wave is None else cls(weights, matrix, wave, wave.most_rows(STREAMED_ROWS[use]))
-        )
+        if not matrix.is_by_row and (outputs % (2 * BLOCK) or inputs % BLOCK):
+            return None
+        sizes = inputs // 2, outputs, processors_of(device)  # two inputs are one of bf16
+        waves = Wave.of(*sizes), Wave.of(*sizes, most=1, rounds=2) if use is Use.GATED else None
+        found = {one.most_rows(most, cls.scales): one for one in waves if one is not None}
+        return cls(weights, matrix, dict(sorted(found.items()))) if waves[0] is not None else None
 
     def plain(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
@@ -80,14 +95,21 @@ class Fp8Streamed(LinearKernel):
         self._run("ADD", x, total, None)
 
     def _run(self, outcome: Outcome, x: Tensor, out: Tensor, floor: float | None) -> None:
-        codes, scale = quantized_rows(x, self._weights.factor, floor)
+        group = 0 if self._matrix.is_by_row else BLOCK
+        codes, scale = quantized_rows(x, self._weights.factor, floor, group)
         rows, inputs = x.shape
-        kernel = kernel_for(self._wave, -(-rows // TILE), outcome, is_fp8=True)
+        wave, lines = next((wave, box) for most, wave, box in self._waves if rows <= most)
+        kernel = kernel_for(wave, -(-rows // TILE), outcome, scales=self.scales)
         given = TensorMap(codes, (rows, BLOCK))
         shape = rows, inputs, out.shape[1], 0.0
-        kernel.launch(
-            self._wave.programs, (self._map, given, out, *shape, scale, self._matrix.scale)
-        )
+        kernel.launch(wave.programs, (lines, given, out, *shape, scale, self._matrix.scale))
+
+
+class Fp8Blocks(Fp8Streamed):
+    """The same, with scales of blocks. Few rows are faster without quantizing them."""
+
+    name = "fp8_blocks"
+    scales = "blocks"
 
 
 class Fp8Library(QuantizedInputs):

@@ -35,8 +35,9 @@ PANEL = 128  # outputs and inputs of a panel
 CODE_BYTES = PANEL * PANEL // 2
 GROUPS = (32, 64, 128)  # inputs that share a scale
 ZERO_BITS = 31  # the lowest bits of a scale: its zero
-LEAST_ROWS = 8  # of a launch
-MOST_ROWS = 64  # beyond, sums over multiprocessors cost more than decoding the weights
+LEAST_ROWS = 8  # of a tile
+TILES = 64, 96, 128  # most rows of a tile, if there are many
+MOST_ROWS = 1024  # beyond, decoding the weights costs less than multiplying them
 MOST_STAGES = 12
 
 
@@ -111,13 +112,18 @@ class Int4Panels(FactoredLinear):
         self._matrix, device = matrix, matrix.content.device
         self._processors = processors_of(device)
         blocks = matrix.content.shape[0]
-        self._counters = torch.zeros(2 * blocks, dtype=torch.int32, device=device)
+        tiles = MOST_ROWS // TILES[-1]
+        self._counters = torch.zeros(2 * blocks * tiles, dtype=torch.int32, device=device)
 
     @classmethod
     def of(cls, weights: LinearWeights, use: Use) -> "Int4Panels | None":
         """All uses."""
         matrix = panels_of(weights)
-        return None if matrix is None else cls(weights, matrix)
+        if matrix is None:
+            return None
+        for rows in TILES:  # now, and not when the first step has so many
+            kernel_for(LaunchShape.of(rows, matrix.shape[0], matrix.group), use is Use.ADDED)
+        return cls(weights, matrix)
 
     def multiplied(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
@@ -131,13 +137,13 @@ class Int4Panels(FactoredLinear):
 
     def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
         (rows, inputs), outputs = x.shape, out.shape[1]
-        tile = max(triton.next_power_of_2(rows), LEAST_ROWS)
-        shape = LaunchShape.of(tile, outputs, self._matrix.group)
-        units = outputs // shape.lines * (inputs // PANEL)
+        shape = LaunchShape.of(rows, outputs, self._matrix.group)
+        tiles = -(-rows // shape.rows)
+        units = outputs // shape.lines * tiles * (inputs // PANEL)
         programs = min(self._processors, units)
-        parts = torch.empty(programs * 2 * tile * shape.lines, device=x.device)
-        given = TensorMap(x, (rows, PANEL // 2))
-        sizes = rows, inputs, outputs
+        parts = torch.empty(programs * 2 * shape.rows * shape.lines, device=x.device)
+        given = TensorMap(x, (min(rows, shape.rows), PANEL // 2))
+        sizes = rows, tiles, inputs, outputs
         kernel_for(shape, is_added).launch(
             programs, (self._matrix.content, given, out, parts, self._counters, *sizes)
         )
@@ -145,7 +151,7 @@ class Int4Panels(FactoredLinear):
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Rows of a launch, warpgroups, and inputs that share a scale."""
+    """Rows of a tile, warpgroups, and inputs that share a scale."""
 
     rows: int
     warpgroups: int
@@ -153,6 +159,12 @@ class LaunchShape:
 
     @staticmethod
     def of(rows: int, outputs: int, group: int) -> "LaunchShape":
+        """For so many rows. More than a tile has are divided evenly."""
+        if rows <= TILES[0]:
+            rows = max(triton.next_power_of_2(rows), LEAST_ROWS)
+        else:
+            each = -(-rows // -(-rows // TILES[-1]))
+            rows = next(most for most in TILES if each <= most)
         return LaunchShape(rows, 4 if outputs % (2 * PANEL) == 0 else 2, group)
 
     @property

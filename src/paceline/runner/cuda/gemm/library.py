@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.kernels.dry_run import present
 from paceline.runner.cuda.kernels.layers import DeferredNorm, normalized
 
 # Up to so many rows, a norm after the linear is cheaper than a kernel before it. With more inputs
@@ -55,7 +56,8 @@ class SameBits:
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def holds(self, x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> bool:
-        """Compare shapes that are new, unless a graph is captured: these are False then."""
+        """Compare shapes that are new: in a dry run afterwards, and not while a graph is captured.
+        They are False then."""
         if len(x) < COMPARED_ROWS or not x.is_cuda or x.dtype not in HALVES:
             return False
         if out.numel() * TRIALS < 2 * COMPARED:
@@ -64,14 +66,22 @@ class SameBits:
             if one.data_ptr() % ALIGNED_BYTES or not one.is_contiguous():
                 return False
         key = x.device, x.dtype, len(x), weight.shape, is_added
-        if key not in self._known and not torch.cuda.is_current_stream_capturing():
-            self._known[key] = self._compared(x, weight, out, is_added)
-        return self._known.get(key, False)
+        if key in self._known or torch.cuda.is_current_stream_capturing():
+            return self._known.get(key, False)
+        if (dry := present()) is not None:
+            dry.afterwards(key, lambda: self._compare(key, weight))
+            return False
+        self._compare(key, weight)
+        return self._known[key]
 
-    def _compared(self, x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> bool:
-        random = torch.Generator(x.device).manual_seed(0)
-        rows, seen = torch.empty_like(x), 0
-        due, found = torch.empty_like(out), torch.empty_like(out)
+    def _compare(self, key: tuple[Any, ...], weight: Tensor) -> None:
+        with torch.inference_mode():
+            self._known[key] = self._compared(key[2], weight, key[-1])
+
+    def _compared(self, count: int, weight: Tensor, is_added: bool) -> bool:
+        random, seen = torch.Generator(weight.device).manual_seed(0), 0
+        rows = weight.new_empty((count, weight.shape[1]))
+        due, found = (weight.new_empty((count, len(weight))) for _ in range(2))
         for trial in range(TRIALS):
             rows.normal_(generator=random)
             due.normal_(generator=random).mul_(trial % 2)  # zeros hide no order of sums

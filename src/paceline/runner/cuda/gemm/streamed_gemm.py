@@ -25,6 +25,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
 from paceline.runner.tensors import processors_of
 
 Outcome = Literal["PUT", "ADD", "SILU", "GELU"]
+Scales = Literal["none", "rows", "blocks"]  # of fp8
 
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
 ROW_BYTES = DEPTH * 2
@@ -32,6 +33,7 @@ MOST_STAGES, MOST_SPLIT = 12, 2
 LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
 MOST_SUMS = 204  # of a thread, which has 240 registers
 MOST_FETCHED = 256  # rows at a time
+MOST_COLUMNS = 256  # of an instruction
 LEAST_BYTES = 32 << 20  # of weights: smaller ones are read before a wave has started
 GATED_BYTES, GATED_LINES = 8 << 20, 24  # where a wave saves a kernel, for one tile of rows
 BUSY = 0.9  # share of multiprocessors that a wave must use to pay
@@ -41,7 +43,7 @@ MOST_ROWS = {Use.NORMED: 64, Use.ADDED: 128, Use.GATED: 192}
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """How the outputs of a linear are split among multiprocessors, in one wave."""
+    """How the outputs of a linear are split among multiprocessors, in one wave or more."""
 
     lines: int
     split: int
@@ -54,10 +56,13 @@ class Wave:
         processors: int,
         least: int = LEAST_LINES,
         most: int = MOST_SPLIT,
+        rounds: int = 1,
     ) -> "Wave | None":
-        """Split inputs among as few programs as possible; None if no wave uses the GPU well."""
+        """Split inputs among as few programs as possible; None if no wave uses the GPU well. With
+        more `rounds` a program has fewer outputs, for more rows."""
         if outputs % (2 * PIECE):  # pieces are written whole, also of either half
             return None
+        processors *= rounds
         for split in range(1, most + 1):
             tiles = processors // split
             lines = -(-outputs // (tiles * GROUPS * PIECE)) * PIECE
@@ -66,9 +71,9 @@ class Wave:
                 return Wave(lines, split, programs) if inputs % (DEPTH * split) == 0 else None
         return None
 
-    def most_rows(self, limit: int) -> int:
+    def most_rows(self, limit: int, scales: Scales = "none") -> int:
         """Rows that fit into a program, `limit` at most."""
-        tiles = next(n for n in count() if not self.fits(n + 1))
+        tiles = next(n for n in count() if not self.fits(n + 1, scales))
         return min(limit, tiles * TILE)
 
     def stages(self, tiles: int) -> int:
@@ -82,8 +87,12 @@ class Wave:
         sums = tiles * TILE * (GROUPS * self.lines * 4 + 32)
         return ALIGNED + max(stages, sums)
 
-    def fits(self, tiles: int) -> bool:
-        held = tiles * self.lines // 2
+    def is_by_row(self, tiles: int) -> bool:
+        """Whether warpgroups share so many tiles of rows, and not the outputs."""
+        return tiles % GROUPS == 0 and GROUPS * self.lines <= MOST_COLUMNS
+
+    def fits(self, tiles: int, scales: Scales = "none") -> bool:
+        held = tiles * self.lines // 2 * (2 if scales == "blocks" else 1)
         is_held = held <= MOST_SUMS and tiles * TILE <= MOST_FETCHED
         return is_held and self.shared(tiles) <= SHARED_BYTES
 
@@ -155,21 +164,28 @@ class Streamed(LinearKernel):
 
 @cache
 def kernel_for(
-    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, scales: Scales = "none"
 ) -> Kernel:
-    source = source_for(wave, tiles, outcome, is_normed, is_fp8)
+    source = source_for(wave, tiles, outcome, is_normed, scales)
     return Kernel(source, "streamed", (GROUPS + 1) * 128, wave.shared(tiles), wave.split)
 
 
 def source_for(
-    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, is_fp8: bool = False
+    wave: Wave, tiles: int, outcome: Outcome, is_normed: bool = False, scales: Scales = "none"
 ) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": wave.stages(tiles)}
+    # Of gate and up, a warpgroup would have more blocks than it knows scales of.
+    is_halved = scales == "blocks" and outcome in ("SILU", "GELU")
+    is_by_row = wave.is_by_row(tiles) and not is_halved
     sizes |= {
         "LINES": wave.lines,
+        "BY_ROWS": int(is_by_row),
         "SPLIT": wave.split,
         "NORMED": int(is_normed),
-        "SCALED": int(is_fp8),
+        "SCALED": int(scales != "none"),
+        "BLOCKED": int(scales == "blocks"),
     }
-    return source_of("streamed_gemm", sizes, multiply("multiply", wave.lines, is_fp8=is_fp8))
+    columns = GROUPS * wave.lines if is_by_row else wave.lines
+    instruction = multiply("multiply", columns, is_fp8=scales != "none")
+    return source_of("streamed_gemm", sizes, instruction)

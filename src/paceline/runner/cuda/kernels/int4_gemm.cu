@@ -1,6 +1,7 @@
 // Products of some rows and weights of 4 bits: out[rows, outputs] (+)= x[rows, inputs] weight[outputs, inputs]^T.
 //
-// A block of LINES outputs and DEPTH inputs is a unit. Units are divided evenly among multiprocessors (SMs), in order:
+// A block is LINES outputs of ROWS rows, those of the same outputs adjacent, and DEPTH inputs of it are a unit. Units are
+// divided evenly among multiprocessors (SMs), in order:
 //
 //   block     | 0                   | 1                   | 2                   |
 //   SM        | 0          | 1          | 2          | 3          | 4          |
@@ -9,8 +10,9 @@
 //
 // A warpgroup has 64 outputs of a block. Codes are stored as its threads hold the weights for the tensor cores, so
 // that a word is what a thread needs of 16 inputs: four pairs of codes, 4 bits apart. Weights are multiplied as
-// integers, and the sum over a group of inputs by its scale, whose lowest 5 bits are the zero. A thread of one more warpgroup brings codes, scales and
-// rows into shared memory, STAGES units ahead.
+// integers, and the sum over a group of inputs by its scale, whose lowest 5 bits are the zero. With many rows (WIDE), there
+// are no registers for these sums, and weights are multiplied by their scales first. A thread of one more warpgroup brings
+// codes, scales and rows into shared memory, STAGES units ahead.
 //
 // Set at compilation: ROWS, GROUPS (warpgroups), GROUP (inputs that share a scale), STAGES, ADDED.
 
@@ -21,12 +23,13 @@
 #define PANEL_BYTES (128 * DEPTH / 2 + 128 * 4 * SCALES)  // of two warpgroups: codes, then scales
 #define WEIGHT_BYTES (GROUPS / 2 * PANEL_BYTES)
 #define STAGE_BYTES ((2 * HALF_BYTES + WEIGHT_BYTES + 1023) / 1024 * 1024)  // rows are swizzled by their address
-#define PIECE (GROUP < 64 ? GROUP : 64)  // inputs that are decoded at a time
+#define WIDE (ROWS > 64)
+#define PIECE (WIDE || GROUP < 64 ? 32 : 64)  // inputs that are decoded at a time
 
-__device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, u32 barrier, u64 policy) {
+__device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, int row, u32 barrier, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(0), "l"(policy)
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(row), "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void fetch_bytes(u32 to, const char* from, int bytes, u32 barrier, u64 policy) {
@@ -67,6 +70,22 @@ __device__ __forceinline__ u32 less(u32 both, u32 zeros) {
 // Two codes as bf16: a number whose lowest 4 bits are a code is 128 + code.
 __device__ __forceinline__ u32 spread(u32 word) { return (word & 0x000f000f) | 0x43004300; }
 
+// A scale twice, as the sum of two numbers in bf16.
+struct Scale {
+  u32 most, rest;
+  __device__ __forceinline__ void set(float scale) {
+    most = pair(scale, scale);
+    const float left = scale - low(most);
+    rest = pair(left, left);
+  }
+  __device__ __forceinline__ u32 times(u32 both) const {
+    u32 found;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(rest));
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(both), "r"(most));
+    return found;
+  }
+};
+
 // Wait until the tensor cores have finished, and not before in the order of the program.
 __device__ __forceinline__ void finished(float (&part)[ROWS / 2]) {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -91,6 +110,14 @@ __device__ __forceinline__ void put(u16* to, float value) {
 #endif
   *to = (u16)pair(value, 0.f);
 }
+__device__ __forceinline__ void put(u16* to, float4 values) {
+  uint2* spot = (uint2*)to;
+#if ADDED
+  const uint2 old = *spot;
+  values.x += low(old.x), values.y += high(old.x), values.z += low(old.y), values.w += high(old.y);
+#endif
+  *spot = make_uint2(pair(values.x, values.y), pair(values.z, values.w));
+}
 
 // The SMs that share a block, and where their sums are. An SM has sums of two blocks at most: of the one that it begins
 // in, and of the one that it ends in.
@@ -105,16 +132,16 @@ struct Shares {
   }
 };
 
-// `parts`: [SMs, 2, ROWS, LINES]; `counters`: [blocks, 2], zeros between kernels.
+// `parts`: [SMs, 2, ROWS, LINES]; `counters`: [blocks, 2], zeros between kernels; `tiles`: of rows.
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
-    int4_gemm(const char* weight, const __grid_constant__ Map x, u16* out, float* parts, int* counters, int rows, int inputs,
-              int outputs) {
+    int4_gemm(const char* weight, const __grid_constant__ Map x, u16* out, float* parts, int* counters, int rows, int tiles,
+              int inputs, int outputs) {
   extern __shared__ char memory[];
   __shared__ u64 barriers[2 * STAGES];
   const u32 base = (place(memory) + 1023) & ~1023u;
   const u32 full = place(barriers), empty = full + 8 * STAGES;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const int depths = inputs / DEPTH, units = outputs / LINES * depths, own = blockIdx.x, sms = gridDim.x;
+  const int depths = inputs / DEPTH, units = outputs / LINES * tiles * depths, own = blockIdx.x, sms = gridDim.x;
   const int begin = (long long)units * own / sms, end = (long long)units * (own + 1) / sms;
 
   asm volatile("griddepcontrol.launch_dependents;");
@@ -136,10 +163,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
         const u32 to = base + stage * STAGE_BYTES, here = full + 8 * stage;
         const int block = unit / depths, depth = unit % depths;
         barrier_wait(empty + 8 * stage, parity);
-        barrier_expect(here, WEIGHT_BYTES + 2 * rows * 128);
+        barrier_expect(here, WEIGHT_BYTES + 2 * min(rows, ROWS) * 128);
 #pragma unroll
         for (int p = 0; p < GROUPS / 2; p++) {
-          const u64 panel = (u64)(block * (GROUPS / 2) + p) * depths + depth;
+          const u64 panel = (u64)(block / tiles * (GROUPS / 2) + p) * depths + depth;
           fetch_bytes(to + 2 * HALF_BYTES + p * PANEL_BYTES, weight + panel * PANEL_BYTES, PANEL_BYTES, here, once);
         }
         if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -149,11 +176,11 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
           for (int early = begin; early <= unit; early++)
             for (int half = 0; half < 2; half++)
               fetch_rows(base + (early - begin) * STAGE_BYTES + half * HALF_BYTES, &x, early % depths * DEPTH + half * 64,
-                         full + 8 * (early - begin), often);
+                         early / depths % tiles * ROWS, full + 8 * (early - begin), often);
           waited = 1;
         } else if (waited) {
           for (int half = 0; half < 2; half++)
-            fetch_rows(to + half * HALF_BYTES, &x, depth * DEPTH + half * 64, here, often);
+            fetch_rows(to + half * HALF_BYTES, &x, depth * DEPTH + half * 64, block % tiles * ROWS, here, often);
         }
       }
     }
@@ -168,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   for (int unit = begin; unit < end;) {
     const int block = unit / depths, stop = min(end, (block + 1) * depths), first = unit;
     float found[ROWS / 2], part[ROWS / 2], by[2] = {0.f, 0.f};  // `part` is of a group, and `by` its scales
+    float(&sums)[ROWS / 2] = WIDE ? found : part;               // of the tensor cores
     u32 held[2][PIECE / 16][4];
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) found[i] = part[i] = 0.f;
@@ -176,6 +204,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
       const u32 at = base + stage * STAGE_BYTES, weights = at + 2 * HALF_BYTES;
       const u64 given = descriptor(at);
       u32 scales[2], zeros[2];
+      Scale scale[2];
       barrier_wait(full + 8 * stage, parity);
 #pragma unroll
       for (int piece = 0; piece < DEPTH / PIECE; piece++) {
@@ -186,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
           for (int i = 0; i < 2; i++) {
             scales[i] = word_at(from + 32 * i);
             zeros[i] = (scales[i] & 31) * 0x00010001 | 0x43004300;
+            if (WIDE) scale[i].set(__uint_as_float(scales[i] & ~31));
           }
         }
         // Decode a piece while tensor cores multiply the one before. The one before that has finished.
@@ -195,11 +225,14 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
         for (int k = 0; k < PIECE / 16; k++)
 #pragma unroll
-          for (int j = 0; j < 4; j++) held[piece % 2][k][j] = less(spread(word[k] >> 4 * j), zeros[j % 2]);
-        if (is_new) {
-          finished(part);
+          for (int j = 0; j < 4; j++) {
+            const u32 whole = less(spread(word[k] >> 4 * j), zeros[j % 2]);
+            held[piece % 2][k][j] = WIDE ? scale[j % 2].times(whole) : whole;
+          }
+        if (WIDE ? piece == 0 : is_new) {
+          finished(sums);
 #pragma unroll
-          for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
+          for (int i = 0; i < (WIDE ? 0 : ROWS / 2); i++) found[i] += part[i] * by[i / 2 % 2];
 #pragma unroll
           for (int i = 0; i < 2; i++) by[i] = __uint_as_float(scales[i]);
           if (piece == 0 && unit > first) {
@@ -211,25 +244,27 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
         for (int k = 0; k < PIECE / 16; k++) {
           const int step = piece * (PIECE / 16) + k;  // 32 bytes of rows each; descriptors count in 16 bytes
-          multiply(part, held[piece % 2][k], given + step / 4 * (HALF_BYTES / 16) + step % 4 * 2, k > 0 || !is_new);
+          multiply(sums, held[piece % 2][k], given + step / 4 * (HALF_BYTES / 16) + step % 4 * 2, WIDE || k > 0 || !is_new);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       }
       before = empty + 8 * stage;
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
-    finished(part);
+    finished(sums);
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(before);
 #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++) found[i] += part[i] * by[i / 2 % 2];
+    for (int i = 0; i < (WIDE ? 0 : ROWS / 2); i++) found[i] += part[i] * by[i / 2 % 2];
     wait_for_front();  // it may read what is written here
+    const int count = min(rows - block % tiles * ROWS, ROWS);
+    u16* here = out + (u64)(block % tiles * ROWS) * outputs + block / tiles * LINES;
     const Shares shares(block, depths, units, sms);
     if (shares.count == 1) {
 #pragma unroll
       for (int i = 0; i < ROWS / 2; i++) {
         const int row = i / 4 * 8 + column + i % 2;
-        if (row < rows) put(out + (u64)row * outputs + block * LINES + line + i / 2 % 2 * 8, found[i]);
+        if (row < count) put(here + (u64)row * outputs + line + i / 2 % 2 * 8, found[i]);
       }
       continue;
     }
@@ -237,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) {
       const int row = i / 4 * 8 + column + i % 2;
-      if (row < rows) __stcg(to + row * LINES + line + i / 2 % 2 * 8, found[i]);
+      if (row < count) __stcg(to + row * LINES + line + i / 2 % 2 * 8, found[i]);
     }
     __threadfence();
     all_groups();
@@ -251,13 +286,19 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     if (threadIdx.x == 0)
       while (arrived(counter) < shares.count) {}
     all_groups();
-    const int pieces = rows * LINES / 128, share = own - shares.first;
+    const int count = min(rows - block % tiles * ROWS, ROWS), pieces = count * (LINES / 128), share = own - shares.first;
     const int from = pieces * share / shares.count * 128, to = pieces * (share + 1) / shares.count * 128;
-    for (int i = from + threadIdx.x; i < to; i += GROUPS * 128) {
-      float sum = 0.f;
-      for (int sm = shares.first; sm < shares.first + shares.count; sm++)
-        sum += __ldcg(parts + (u64)shares.part(sm, block) * (ROWS * LINES) + i);
-      put(out + (u64)(i / LINES) * outputs + block * LINES + i % LINES, sum);
+    const float* of_first = parts + (u64)shares.part(shares.first, block) * (ROWS * LINES);
+    const float* of_next = parts + (u64)(shares.first + 1) * 2 * (ROWS * LINES);  // it and the others begin in this block
+    u16* here = out + (u64)(block % tiles * ROWS) * outputs + block / tiles * LINES;
+    for (int i = from + threadIdx.x * 4; i < to; i += GROUPS * 128 * 4) {
+      float4 sum = __ldcg((const float4*)(of_first + i));
+#pragma unroll 4
+      for (int other = 0; other < shares.count - 1; other++) {
+        const float4 one = __ldcg((const float4*)(of_next + (u64)other * 2 * (ROWS * LINES) + i));
+        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
+      }
+      put(here + (u64)(i / LINES) * outputs + i % LINES, sum);
     }
     all_groups();
     if (threadIdx.x == 0 && arrive(counter + 1) == shares.count - 1) counter[0] = counter[1] = 0;

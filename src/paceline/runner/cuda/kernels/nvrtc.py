@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.system.files import found, stored
+from paceline.runner.cuda.kernels.dry_run import present
 from paceline.runner.weights.renewal import AddressHolder
 
 MARKER = "// multiply\n"
@@ -63,7 +64,7 @@ ALIGNED = 1024  # buffers in shared memory start at multiples of it
 CAPABILITY = (9, 0)
 FLAGS = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
 # Constants of the driver API.
-KINDS = {torch.bfloat16: 9, torch.float8_e4m3fn: 0}  # fp8 is copied as bytes
+KINDS = {torch.bfloat16: 9, torch.float8_e4m3fn: 0, torch.uint8: 0}  # fp8 is copied as bytes
 SWIZZLE_128, PROMOTE_256, SHARED_MEMORY, CLUSTER, MAY_START_EARLY = 3, 3, 8, 4, 6
 MAP_BYTES, MAP_ALIGNED = 128, 64
 
@@ -83,12 +84,13 @@ class LaunchConfig(Structure):
 
 
 class TensorMap(AddressHolder):
-    """A tensor map for the TMA: a tensor in bfloat16 or fp8, and the box that one copy fetches.
+    """A tensor map for the TMA: a tensor in bfloat16, fp8 or bytes, and the box that one copy
+    fetches. What is outside the tensor is zero.
 
-    Rows of a box are swizzled, so that eight of them can be read at once.
+    Rows of a box are swizzled, so that eight of them can be read at once; or they are adjacent.
     """
 
-    def __init__(self, tensor: Tensor, box: Sequence[int]) -> None:
+    def __init__(self, tensor: Tensor, box: Sequence[int], is_swizzled: bool = True) -> None:
         kind = KINDS[tensor.dtype]
         assert tensor.stride(-1) == 1
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNED)
@@ -104,7 +106,7 @@ class TensorMap(AddressHolder):
             (c_uint32 * rank)(*reversed(box)),
             (c_uint32 * rank)(*[1] * rank),
         )
-        how = (0, SWIZZLE_128, PROMOTE_256, 0)
+        how = (0, SWIZZLE_128 if is_swizzled else 0, PROMOTE_256, 0)
         _expect(encode(self.address, kind, rank, *where, *how), "a tensor map")
 
 
@@ -116,22 +118,36 @@ class Kernel:
 
     def __init__(self, source: str, name: str, threads: int, shared: int, cluster: int = 1) -> None:
         """`shared` bytes of shared memory; programs start in clusters of `cluster`."""
-        module, self._function = c_void_p(), c_void_p()
-        _expect(_driver().cuModuleLoadData(byref(module), _compiled(source)), "a module")
-        found = _driver().cuModuleGetFunction(byref(self._function), module, name.encode())
-        _expect(found, f"a function {name}")
-        set_ = _driver().cuFuncSetAttribute(self._function, SHARED_MEMORY, shared)
-        _expect(set_, f"{shared} bytes of shared memory")
+        self._source, self._name = source, name
+        self._function: c_void_p | None = None  # None: it is not loaded yet
         self._threads, self._shared = threads, shared
         self._attributes = (LaunchAttribute * 2)()
         self._attributes[0].id, self._attributes[1].id = CLUSTER, MAY_START_EARLY
         self._attributes[0].value[:3] = cluster, 1, 1
         self._attributes[1].value[0] = 1
 
+    def load(self) -> c_void_p:
+        """Compile it, unless that was done, and load it. ConfigError if it cannot be."""
+        module, function = c_void_p(), c_void_p()
+        _expect(_driver().cuModuleLoadData(byref(module), _compiled(self._source)), "a module")
+        found = _driver().cuModuleGetFunction(byref(function), module, self._name.encode())
+        _expect(found, f"a function {self._name}")
+        set_ = _driver().cuFuncSetAttribute(function, SHARED_MEMORY, self._shared)
+        _expect(set_, f"{self._shared} bytes of shared memory")
+        self._function = function
+        return function
+
     def launch(
         self, programs: int, arguments: Sequence[Argument], shared: int | None = None
     ) -> None:
         """With `shared` bytes of shared memory, if fewer than the most will do."""
+        function = self._function
+        if (dry := present()) is not None:
+            if function is None:
+                dry.load(id(self), self.load)
+            return
+        if function is None:
+            function = self.load()
         values: list[Any] = []
         for argument in arguments:
             if isinstance(argument, TensorMap):
@@ -149,7 +165,7 @@ class Kernel:
             self._attributes,
             len(self._attributes),
         )
-        status = _driver().cuLaunchKernelEx(byref(launch), self._function, pointers, None)
+        status = _driver().cuLaunchKernelEx(byref(launch), function, pointers, None)
         if status:
             raise RuntimeError(f"a CUDA kernel cannot be launched: {_error_text(status)}")
 
@@ -169,7 +185,7 @@ def can_compile(device: torch.device) -> bool:
         return False
     torch.cuda.synchronize(device)  # creates a context, which the driver needs
     try:
-        Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES)
+        Kernel('extern "C" __global__ void probe() {}', "probe", 32, SHARED_BYTES).load()
     except (ConfigError, OSError) as error:
         log.info("CUDA kernels are not used: %s", error)
         return False

@@ -1,17 +1,19 @@
 // Products whose time is that of reading the weights: out[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T.
 //
-// One wave of multiprocessors (SMs). Each has GROUPS warpgroups with LINES outputs each, of all rows; a thread of one more
-// warpgroup brings weights and rows into its memory, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours (a cluster)
-// share the inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
+// One or two waves of multiprocessors (SMs). Each has GROUPS warpgroups with LINES outputs each, of all rows, or with all of
+// these outputs and their part of the rows (BY_ROWS), which reads less of the memory inside the SM; a thread of one more
+// warpgroup brings weights and rows into it, STAGES pieces of DEPTH inputs ahead. SPLIT neighbours (a cluster) share the
+// inputs of their outputs: then each adds up the sums of all of them for a share of the rows.
 //
 //   memory    | weights, rows | weights, rows | ...    filled in a circle: `full` when they are there,
 //                                                      `empty` when every warp is done with them
 //
-// Weights and rows are bf16, or fp8 with a scale for each row of either (SCALED).
+// Weights and rows are bf16, or fp8 with a scale for each row of either (SCALED); or with scales of blocks of 128 outputs and
+// inputs, and of 128 inputs of a row (BLOCKED): then each piece is a sum of its own, which is multiplied by its scales.
 //
 // Rows may be divided by their lengths (NORMED): the warpgroups add up squares of what passes through their memory.
 //
-// Set at compilation: TILES (64 rows each), LINES, SPLIT, STAGES, NORMED, SCALED, and what becomes of the product:
+// Set at compilation: TILES (64 rows each), LINES, BY_ROWS, SPLIT, STAGES, NORMED, SCALED, BLOCKED, and what becomes of the product:
 //   PUT   out = product              ADD   out += product
 //   SILU  out = silu(gate) * up      GELU  out = gelu(gate) * up     gate: the first half of the outputs, up: the second
 
@@ -20,6 +22,15 @@
 #define DEPTH (SWIZZLE_BYTES / (SCALED ? 1 : 2))
 #define ROWS (TILES * 64)
 #define OUTPUTS (GROUPS * LINES)
+#define BLOCK 128                      // outputs and inputs
+#define PADDED 16                      // rows that have scales are a multiple of it
+#if BLOCKED
+#define SUMS part  // of a piece
+#else
+#define SUMS found
+#endif
+#define OWN_TILES (BY_ROWS ? TILES / GROUPS : TILES)  // of a warpgroup
+#define OWN_LINES (BY_ROWS ? OUTPUTS : LINES)
 #define WEIGHT_BYTES (OUTPUTS * SWIZZLE_BYTES)
 #define STAGE_BYTES (WEIGHT_BYTES + ROWS * SWIZZLE_BYTES)
 #define TILE_BYTES (64 * SWIZZLE_BYTES)
@@ -39,8 +50,8 @@ __device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int lin
       : "memory");
 }
 
-// sums[64 rows, LINES] (+)= 32 bytes of inputs of both; see nvrtc.py.
-// void multiply(float (&sums)[LINES / 2], u64 rows, u64 lines, int is_sum)
+// sums[64 rows, OWN_LINES] (+)= 32 bytes of inputs of both; see nvrtc.py.
+// void multiply(float (&sums)[OWN_LINES / 2], u64 rows, u64 lines, int is_sum)
 // multiply
 
 // A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
@@ -135,19 +146,44 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   }
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  float found[TILES][LINES / 2], squares = 0.f;
+  float found[OWN_TILES][OWN_LINES / 2], squares = 0.f;
+  const int first_tile = BY_ROWS ? group * OWN_TILES : 0, first_line = BY_ROWS ? 0 : group * LINES;
   const int own = min((group * 128 + thread) / SHARES, ROWS - 1), piece = thread % SHARES * (8 / SHARES);
   int stage = 0, parity = 0, last = 0;
+#if BLOCKED
+  float part[OWN_TILES][OWN_LINES / 2];
+#pragma unroll
+  for (int t = 0; t < OWN_TILES; t++)
+#pragma unroll
+    for (int i = 0; i < OWN_LINES / 2; i++) found[t][i] = 0.f;
+  // Outputs of a warpgroup are in one block or in two, the second of which begins with the eight at `cut`.
+  const int all_lines = IS_GATED ? 2 * outputs : outputs, line = tile * WIDTH + (IS_GATED ? group * outputs : first_line);
+  const int cut = (BLOCK - line % BLOCK) / 8, next = min(line / BLOCK + 1, all_lines / BLOCK - 1);
+  const float* of_lines[2] = {line_scale + line / BLOCK * depths, line_scale + next * depths};
+  float given[OWN_TILES][2], blocks[2];  // scales of this piece
+  const auto read = [&](int depth) {
+    const float* of_rows = row_scale + depth * ((rows + PADDED - 1) / PADDED * PADDED);
+#pragma unroll
+    for (int t = 0; t < OWN_TILES; t++)
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+        given[t][i] = __ldcg(of_rows + min((first_tile + t) * 64 + thread / 32 * 16 + thread % 32 / 4 + i * 8, rows - 1));
+#pragma unroll
+    for (int i = 0; i < 2; i++) blocks[i] = of_lines[i][depth];
+  };
+  wait_for_front();  // scales of rows are there
+  read(begin);
+#endif
   for (int depth = begin; depth < end; depth++) {
     const u32 at = base + stage * STAGE_BYTES;
-    const u64 here = descriptor(at + WEIGHT_BYTES), lines = descriptor(at + group * LINES * SWIZZLE_BYTES);
+    const u64 here = descriptor(at + WEIGHT_BYTES + first_tile * TILE_BYTES), lines = descriptor(at + first_line * SWIZZLE_BYTES);
     barrier_wait(full + 8 * stage, parity);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < SWIZZLE_BYTES / PIECE_BYTES; k++)
 #pragma unroll
-      for (int t = 0; t < TILES; t++)  // descriptors count in 16 bytes
-        multiply(found[t], here + t * (TILE_BYTES / 16) + 2 * k, lines + 2 * k, depth > begin || k > 0);
+      for (int t = 0; t < OWN_TILES; t++)  // descriptors count in 16 bytes
+        multiply(SUMS[t], here + t * (TILE_BYTES / 16) + 2 * k, lines + 2 * k, !BLOCKED && depth > begin || k > 0);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < (NORMED ? 8 / SHARES : 0); i++) {  // neighbours read from different banks
@@ -158,17 +194,31 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #pragma unroll
       for (int k = 0; k < 4; k++) squares += low(word[k]) * low(word[k]) + high(word[k]) * high(word[k]);
     }
+#if BLOCKED
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(empty + 8 * stage);
+#pragma unroll
+    for (int t = 0; t < OWN_TILES; t++)
+#pragma unroll
+      for (int i = 0; i < OWN_LINES / 2; i++) {
+        asm volatile("" : "+f"(part[t][i])::"memory");  // not before the wait
+        found[t][i] += part[t][i] * (given[t][i / 2 % 2] * (i / 4 < cut ? blocks[0] : blocks[1]));
+      }
+    if (depth + 1 < end) read(depth + 1);
+#else
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     __syncwarp();
     if (depth > begin && thread % 32 == 0) barrier_arrive(empty + 8 * last);
     last = stage;
+#endif
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-  for (int t = 0; t < TILES; t++)
+  for (int t = 0; t < OWN_TILES; t++)
 #pragma unroll
-    for (int i = 0; i < LINES / 2; i++) asm volatile("" : "+f"(found[t][i])::"memory");  // not before the wait
+    for (int i = 0; i < OWN_LINES / 2; i++) asm volatile("" : "+f"(found[t][i])::"memory");  // not before the wait
 
   if (NORMED) {
 #pragma unroll
@@ -178,11 +228,12 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   // All sums, by rows, where weights were; then whole lines of them leave.
   all_groups();
 #pragma unroll
-  for (int t = 0; t < TILES; t++)
+  for (int t = 0; t < OWN_TILES; t++)
 #pragma unroll
-    for (int i = 0; i < LINES / 2; i += 2) {
-      const int row = t * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 4 * 4, line = i / 4 * 8 + thread % 4 * 2;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + row * SUMS_BYTES + (group * LINES + line) * 4),
+    for (int i = 0; i < OWN_LINES / 2; i += 2) {
+      const int row = (first_tile + t) * 64 + thread / 32 * 16 + thread % 32 / 4 + i % 4 * 4;
+      const int line = first_line + i / 4 * 8 + thread % 4 * 2;
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(base + row * SUMS_BYTES + line * 4),
                    "f"(found[t][i]), "f"(found[t][i + 1]) : "memory");
     }
   if (SPLIT > 1)
@@ -202,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
     const uint4 old = *to;
 #endif
     gather(sums, at);
-#if SCALED
+#if SCALED && !BLOCKED
     const float by = row_scale[row];
     const float* scale = line_scale + tile * WIDTH + line;
 #pragma unroll
@@ -211,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
 #if IS_GATED
     float up[8];
     gather(up, at + LINES * 4);
-#if SCALED
+#if SCALED && !BLOCKED
 #pragma unroll
     for (int n = 0; n < 8; n++) up[n] *= by * scale[outputs + n];
 #endif
