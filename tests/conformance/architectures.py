@@ -194,6 +194,26 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "floor_scale": 5,
         "attn_scale": 0.5,
     },
+    "solaropen": CORRECTED,
+    "hyv3": {
+        **SOME,
+        "moe_intermediate_size": 16,
+        "num_shared_experts": 1,
+        "router_scaling_factor": 1.5,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "lfm2moe": {
+        **SOME,
+        "head_dim": 8,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+    },
+    "mellum": {**SOME, "moe_intermediate_size": 16},
+    "youtu": MLA,
+    "cohere": {"hidden_size": 64},
+    "jais2": {"hidden_size": 64, "attention_bias": True, "mlp_bias": True},
+    "nemotron": {"partial_rotary_factor": 0.5},
     "olmoe": {
         **SOME,
         "head_dim": 8,
@@ -251,6 +271,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 # The same for one architecture alone, by its name.
 OWN_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "mellum": {
+        "some windows": {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 1e4}
+                for kind in ("full_attention", "sliding_attention")
+            },
+        },
+    },
     "falconh1": {
         "norm before gate": {"mamba_rms_norm": True},
         "norm behind gate": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},

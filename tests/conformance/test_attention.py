@@ -100,7 +100,7 @@ def reference(
     for index, position in enumerate(batch.position.tolist()):
         row += index == int(batch.row_start[row + 1])
         first = 0 if window is None else max(position - window + 1, 0)
-        seen = torch.arange(first, int(batch.read_to[index]))
+        seen = torch.arange(first, int(batch.read_to(window)[index]))
         blocks = batch.block_table[0, row, seen // kv.block_size]
         cells = kv.content[blocks, layer, seen % kv.block_size].float()
         keys, values = (  # [seen, heads, head_dim]
@@ -173,11 +173,13 @@ def test_positions_of_an_image_read_each_other(name: str, window: int | None) ->
     ends = batch.position + 1
     for first, end in ((3, 25), (40, 49), (60, 70), (83, 89)):  # indices in the batch
         ends[first:end] = batch.position[end - 1] + 1
-    batch, kv = replace(batch, ends=ends), store(shape, blocks)
+    kv = store(shape, blocks)
     query = torch.randn(batch.positions, shape.heads, shape.head_dim)
-    got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
-    expected = reference(query, batch, kv, 1, window, 0.3)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    for ends_in_windows in (False, True):
+        batch = replace(batch, ends=ends, ends_in_windows=ends_in_windows)
+        got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
+        expected = reference(query, batch, kv, 1, window, 0.3)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @every_backend

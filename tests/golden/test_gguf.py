@@ -15,7 +15,7 @@ from paceline.runner.models.model import Model
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.files import open_checkpoint
 from tests.conformance.architectures import LLAMA3, SIZES, Case, tokens_of
-from tests.golden.support import made, same, their_logits
+from tests.golden.support import config_of, made, model_class, same, their_logits
 from tests.runner.sequences import OnCPU, logits_of
 
 # Names of llama.cpp, written down once more: the test shall not believe the code.
@@ -65,12 +65,24 @@ CALLED = {
     "ministral3": "mistral3",
     "ernie4_5_moe": "ernie4_5-moe",
     "gptoss": "gpt-oss",
+    "cohere": "command-r",
+    "qwen3_5": "qwen35",
+    "qwen3_5moe": "qwen35moe",
 }
 OF_VARIANTS = {"ungated experts": "nemotronhmoe"}  # architectures of their own in files
 WITH_SHARED = ("deepseekv2", "deepseekv3", "dots1", "exaonemoe", "glm4moe", "nemotronhmoe")
-WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "nemotronh", "nemotronhmoe")
+WITH_STATES = ("granitemoehybrid", "jamba", "lfm2", "lfm2moe", "nemotronh", "nemotronhmoe")
+QWENS = ("qwen3next", "qwen3_5", "qwen3_5moe")  # whose states are gated delta nets
+LAYER_NORMS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "jais2": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "starcoder2": "norm_epsilon",
+}
 RMS_EPS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 GEMMAS = ("gemma2", "gemma3")
+SHIFTED = (*GEMMAS, "gemma", "nemotron")  # norms multiply by 1 plus the weight
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -87,6 +99,7 @@ RENAMED: dict[str, Callable[[str], str]] = {
     "nemotronh": lambda name: name.replace("model.", "backbone."),
     "nemotronhmoe": lambda name: name.replace("model.", "backbone."),
     "gptoss": lambda name: name.replace("sinks", "sinks.weight"),
+    "gemma4": lambda name: name.replace("layer_scalar", "layer_scalar.weight"),
     "ernie4_5_moe": lambda name: name.replace("gate.moe_statics", "moe_statics"),
 }
 
@@ -96,11 +109,13 @@ def gguf_name(name: str, architecture: str) -> str:
         called = CALLED.get(architecture, architecture)
         kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
         name = name.replace("_correction_bias", "_correction.bias")
+        name = name.replace("expert_bias", "expert_bias.bias")
         name = RENAMED.get(architecture, lambda one: one)(name)
         name = name.replace(".dt_bias", ".dt_proj.bias")
-        found = gguf.get_tensor_name_map(kind, 9).get_name(name, (".weight", ".bias"))
-        assert found is not None, name
-        return found
+        for one in (kind, gguf.MODEL_ARCH.LLAMA):  # it knows no plain MLPs in Qwen3-Next
+            if found := gguf.get_tensor_name_map(one, 9).get_name(name, (".weight", ".bias")):
+                return found
+        raise AssertionError(name)
     stem, _, kind = name.rpartition(".")
     names = {**NAMES, **(GEMMA_NORMS if architecture in GEMMAS else NORMS)}
     if stem in names:
@@ -117,6 +132,7 @@ def paired(tensor: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
 
 # Architectures that have inputs of experts before their outputs.
 TRANSPOSED = ("gptoss", "llama4")
+SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 
 
 def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Tensors:
@@ -128,6 +144,8 @@ def experts_of(name: str, array: np.ndarray[Any, Any], architecture: str) -> Ten
     if linear in ("down_proj", "up_proj"):
         stem = linear.removesuffix("_proj")
         return {f"blk.{layer}.ffn_{stem}_exps.{kind}": np.ascontiguousarray(array)}
+    if architecture == "gemma4":
+        return {f"blk.{layer}.ffn_gate_up_exps.{kind}": array}
     if architecture == "gptoss":
         gate, up = array[:, ::2], array[:, 1::2]
     else:
@@ -173,12 +191,50 @@ def write_latent(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
         writer.add_value_length_mla(values)
 
 
+def tiled(array: np.ndarray[Any, Any], config: Any, axis: int) -> np.ndarray[Any, Any]:
+    """Heads of values as llama.cpp has them: the first of each head of keys, then the second."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    shape = (*array.shape[:axis], keys, heads // keys, -1, *array.shape[axis + 1 :])
+    return array.reshape(shape).swapaxes(axis, axis + 1).reshape(array.shape)
+
+
+def delta_of(name: str, array: np.ndarray[Any, Any], config: Any) -> dict[str, Any]:
+    """The tensors of a gated delta net, of Qwen3-Next and of Qwen3.5, by HF's names."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    part = name.partition("linear_attn.")[2]
+    if part == "in_proj_qkvz.weight":  # of each head of keys
+        heads, dim = config.linear_num_key_heads, config.linear_key_head_dim
+        values = config.linear_num_value_heads // heads * config.linear_value_head_dim
+        cuts = np.cumsum([dim, dim, values])
+        *qkv, gates = np.split(array.reshape(heads, -1, array.shape[1]), cuts, axis=1)
+        stem = name.replace("in_proj_qkvz", "in_proj_{}")
+        found = np.concatenate([one.reshape(-1, array.shape[1]) for one in qkv])
+        return {
+            stem.format("qkv"): found,
+            stem.format("z"): gates.reshape(-1, array.shape[1]),
+        }
+    if config.model_type == "qwen3_next" or part == "norm.weight":
+        return {name: array}
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        values = tiled(array[2 * keys :], config, 0)
+        return {name: np.concatenate((array[: 2 * keys], values))}
+    return {name: tiled(array, config, 1 if part == "out_proj.weight" else 0)}
+
+
+STORED_BUFFERS = ("expert_bias", "correction_bias", "layer_scalar")
+
+
 def tensors_of(model: Any, architecture: str) -> Tensors:
     """A transformers model's tensors in the names and layouts of llama.cpp."""
-    config, tensors = model.config, {}
-    corrections = [one for one in model.named_buffers() if one[0].endswith("correction_bias")]
-    for name, tensor in (*model.named_parameters(), *corrections):
-        array = tensor.numpy()
+    config, tensors = model.config.get_text_config(), {}
+    buffers = [one for one in model.named_buffers() if one[0].endswith(STORED_BUFFERS)]
+    for label, tensor in (*model.named_parameters(), *buffers):
+        if ".visual." in label:  # which is in a file of its own
+            continue
+        name, array = label.replace(".language_model.", "."), tensor.numpy()
+        if ".router." in name and (scale := SCALES.get(".".join(name.split(".")[-2:]))):
+            tensors[f"blk.{name.split('.')[2]}.{scale}"] = array
+            continue
         if architecture == "deepseekv3" and ".kv_b_proj." in name:
             tensors |= keys_and_values(name, array, config)
             continue
@@ -191,13 +247,21 @@ def tensors_of(model: Any, architecture: str) -> Tensors:
             array = paired(array, config.num_attention_heads)
         if architecture in PAIRED and ".k_proj." in name:
             array = paired(array, config.num_key_value_heads)
-        if architecture in GEMMAS and name.endswith("norm.weight"):
+        if architecture in SHIFTED and name.endswith("norm.weight"):
+            array = array + 1
+        if architecture in QWENS and "linear_attn" in name:
+            if name.endswith("A_log"):
+                array = -np.exp(array)
+            for called, one in delta_of(name, array, config).items():
+                tensors[gguf_name(called, architecture)] = np.ascontiguousarray(one.squeeze())
+            continue
+        if architecture in QWENS and name.endswith("norm.weight"):
             array = array + 1
         if name.endswith("A_log"):
             array = -np.exp(array)
         if "conv" in name:
             array = array.squeeze()
-        if "nemotron" in architecture and name.endswith((".A_log", ".D")):
+        if "nemotronh" in architecture and name.endswith((".A_log", ".D")):
             array = array[:, None]
         if architecture == "granitemoehybrid" and ".shared_mlp." in name:
             tensors |= shared_of(name, array, config.num_local_experts > 0)
@@ -233,10 +297,10 @@ def write_states(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
     heads = config.num_key_value_heads
     kinds = [heads if one == "full_attention" else 0 for one in config.layer_types]
     writer.add_head_count_kv(kinds)
-    if architecture == "lfm2":
+    if "lfm2" in architecture:
         writer.add_shortconv_l_cache(config.conv_L_cache)
         return
-    if "nemotron" in architecture:
+    if "nemotronh" in architecture:
         write_nemotron(writer, config)
         return
     if architecture == "granitemoehybrid":
@@ -271,6 +335,34 @@ def write_rope(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{length}.weight", factors)
 
 
+def write_gemma4(writer: gguf.GGUFWriter, config: Any) -> Tensors:
+    """What layers without a window have otherwise; returns the factors of their frequencies."""
+    kinds = [one == "sliding_attention" for one in config.layer_types]
+    local, other = (config.per_layer_config[kinds.index(one)] for one in (True, False))
+    writer.add_sliding_window_pattern(kinds)
+    writer.add_key_length(other.head_dim)
+    writer.add_key_length_swa(local.head_dim)
+    heads = [(local if one else other).num_key_value_heads for one in kinds]
+    writer.add_head_count_kv(heads)
+    reading, inner = config.num_kv_shared_layers, config.intermediate_size
+    wide = 2 * inner if config.use_double_wide_mlp else inner
+    own = config.num_hidden_layers - reading
+    writer.add_feed_forward_length([inner] * own + [wide] * reading)
+    writer.add_shared_kv_layers(reading)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    ropes, pairs = config.rope_parameters, other.head_dim // 2
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(other.head_dim)
+    rotating = int(pairs * ropes["full_attention"].get("partial_rotary_factor", 1.0))
+    factors = [1.0] * rotating + [1e30] * (pairs - rotating)
+    return {"rope_freqs.weight": np.array(factors, np.float32)}
+
+
 def write_multipliers(writer: gguf.GGUFWriter, config: Any) -> None:
     written = {
         "logit_scale": writer.add_logit_scale,
@@ -298,7 +390,7 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     if architecture == "ernie4_5_moe":
         shared = config.moe_num_shared_experts * config.moe_intermediate_size
         writer.add_expert_shared_feed_forward_length(shared)
-    if architecture == "qwen2moe":
+    if architecture in ("qwen2moe", *QWENS):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if architecture in WITH_SHARED:
         writer.add_expert_shared_count(first_of(config, "n_shared_experts", "num_shared_experts"))
@@ -311,32 +403,50 @@ def write_experts(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def write_delta(writer: gguf.GGUFWriter, config: Any) -> None:
+    heads = config.linear_num_value_heads
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config.linear_value_head_dim)
+    writer.add_full_attention_interval(len(config.layer_types))
+
+
+def write_heads(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    if architecture in WITH_STATES:
+        write_states(writer, architecture, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if hasattr(config, "kv_lora_rank"):
+        write_latent(writer, architecture, config)
+        return
+    if architecture in QWENS:
+        write_delta(writer, config)
+    width = config.hidden_size // config.num_attention_heads
+    writer.add_key_length(getattr(config, "head_dim", width))
+
+
 def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Kind = Kind.F32):
     writer = gguf.GGUFWriter(path, CALLED.get(architecture, architecture))
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    inner = getattr(config, "intermediate_size_mlp", config.intermediate_size)
+    inner = first_of(config, "intermediate_size_mlp", "intermediate_size", "moe_intermediate_size")
     if architecture == "lfm2":  # which adjusts the number of its file
         inner = tensors["blk.0.ffn_down.weight"].shape[1]
-    if "nemotron" not in architecture:  # of each layer
-        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    if architecture in WITH_STATES:
-        write_states(writer, architecture, config)
+    if architecture == "gemma4":
+        tensors = {**tensors, **write_gemma4(writer, config)}
     else:
-        writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    if hasattr(config, "kv_lora_rank"):
-        write_latent(writer, architecture, config)
-    else:
-        writer.add_key_length(head_dim)
-    if found := [one for one in RMS_EPS if hasattr(config, one)]:
-        writer.add_layer_norm_rms_eps(getattr(config, found[0]))
-    else:
-        eps = "layer_norm_eps" if architecture == "cohere2" else "norm_epsilon"
+        write_heads(writer, architecture, config)
+        if "nemotronh" not in architecture:  # of each layer
+            writer.add_feed_forward_length(inner)
+    if (eps := LAYER_NORMS.get(architecture)) is not None:
         writer.add_layer_norm_eps(getattr(config, eps))
-    if hasattr(config, "rope_parameters"):
+    else:
+        writer.add_layer_norm_rms_eps(first_of(config, *RMS_EPS))
+    if hasattr(config, "rope_parameters") and architecture != "gemma4":
         write_rope(writer, config)
     write_multipliers(writer, config)
     writer.add_token_list([f"<{index}>" for index in range(config.vocab_size)])
@@ -345,20 +455,32 @@ def write(path: Path, architecture: str, config: Any, tensors: Tensors, kind: Ki
     writer.add_bos_token_id(1)
     chooses = hasattr(config, "num_experts_per_tok") or hasattr(config, "moe_k")
     has_experts = chooses and getattr(config, "num_local_experts", 1)
-    if has_experts and architecture != "nemotronh":
+    if has_experts and architecture not in ("nemotronh", "gemma4"):
         write_experts(writer, architecture, config)
+    if getattr(config, "final_logit_softcapping", None) and architecture == "gemma4":
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for name, array in tensors.items():
-        kept = Kind.F32 if array.ndim == 1 else kind
+        kept = Kind.F32 if array.ndim == 1 or array.shape[-1] % BLOCK else kind
         writer.add_tensor(name, gguf.quants.quantize(array, kept), raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+BLOCK = 32  # of the formats that are written here
+
+
+def quantized(array: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
+    """What is left of a matrix that is stored in a format; others are kept."""
+    if array.ndim == 1 or array.shape[-1] % BLOCK:
+        return array
+    return gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
 
 
 def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
@@ -367,6 +489,7 @@ def our_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 NAMED_BY_PACKAGE = (
     "arcee",
+    "cohere",
     "cohere2",
     "deepseekv2",
     "deepseekv3",
@@ -375,6 +498,8 @@ NAMED_BY_PACKAGE = (
     "ernie4_5_moe",
     "exaone4",
     "exaonemoe",
+    "gemma",
+    "gemma4",
     "glm4",
     "glm4moe",
     "gptoss",
@@ -383,17 +508,26 @@ NAMED_BY_PACKAGE = (
     "granitemoehybrid",
     "hunyuandensev1",
     "hunyuanmoev1",
+    "jais2",
     "jamba",
     "lfm2",
+    "lfm2moe",
     "llama4",
     "minimaxm2",
     "ministral3",
+    "nemotron",
     "nemotronh",
     "nemotronhmoe",
     "olmo2",
     "olmo3",
     "olmoe",
     "qwen2moe",
+    "qwen2vl",
+    "qwen3_5",
+    "qwen3_5moe",
+    "qwen3next",
+    "qwen3vl",
+    "qwen3vlmoe",
     "seedoss",
     "smollm3",
     "starcoder2",
@@ -411,6 +545,7 @@ CASES = [
     Case("hunyuandensev1", "alpha"),
     Case("dots1", "groups of experts"),
     Case("llama4", "long chunks"),
+    *(Case("gemma4", variant) for variant in ("experts", "small")),
 ]
 
 
@@ -421,7 +556,8 @@ def test_the_same_model_from_a_gguf_file(case: Case, tmp_path: Path) -> None:
         for layer in theirs.model.layers:
             layer.self_attn.scaling = theirs.config.head_dim**-0.5
     path = tmp_path / "model.gguf"
-    write(path, architecture, theirs.config, tensors_of(theirs, architecture))
+    config = theirs.config.get_text_config()
+    write(path, architecture, config, tensors_of(theirs, architecture))
     tokens = tokens_of(40, seed=1)
     same(our_logits(path, tokens), their_logits(theirs, tokens))
 
@@ -497,3 +633,20 @@ def test_tensors_that_do_not_belong(tmp_path: Path) -> None:
         write(path, "llama", theirs.config, changed)
         with pytest.raises(ConfigError, match=message):
             Model.load(open_checkpoint(path))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_heads_of_values_in_another_order_are_quantized_too(kind: Kind, tmp_path: Path) -> None:
+    """Rows are read in another order, and inputs are put in that of the columns."""
+    sizes = {"linear_value_head_dim": 16, "linear_key_head_dim": 16, "intermediate_size": 64}
+    config = model_class("qwen3_5").config_class(
+        **{**config_of(Case("qwen3_5")).to_dict(), **sizes}
+    )
+    theirs = model_class("qwen3_5")(config).eval().requires_grad_(False)
+    tensors = tensors_of(theirs, "qwen3_5")
+    rounded = {name: quantized(array, kind) for name, array in tensors.items()}
+    write(tmp_path / "coded.gguf", "qwen3_5", config, tensors, kind)
+    write(tmp_path / "plain.gguf", "qwen3_5", config, rounded)
+    tokens = tokens_of(30, seed=1)
+    found, due = (our_logits(tmp_path / f"{name}.gguf", tokens) for name in ("coded", "plain"))
+    same(found, due)

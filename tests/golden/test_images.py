@@ -9,10 +9,12 @@ import pytest
 from PIL import Image
 
 from paceline import LLM
-from tests.golden.image_models import FAMILIES, ImageModel, Pixels, image_model, random_image
+from tests.golden.image_models import FAMILIES, ImageModel, image_model
+from tests.golden.image_sizes import Pixels, random_image
 from tests.images.support import encode, file_of
 
 STEPS = 10
+LONG = {"Gemma3": 40, "Gemma4": 40, "Gemma4 small": 40, "Llama4": 40}
 # Chunks are shorter than prompts, and there is no room for all sequences at once.
 TIGHT: dict[str, Any] = {
     "max_model_len": 128,
@@ -23,7 +25,10 @@ TIGHT: dict[str, Any] = {
 }
 # Layers with windows leave room for others.
 OWN_ROOM = {
-    "Gemma3": {"max_model_len": 72, "num_gpu_blocks_override": 34},
+    "Gemma3": {"max_model_len": 88, "num_gpu_blocks_override": 38},
+    "Gemma4": {"max_model_len": 88, "num_gpu_blocks_override": 30},
+    "Gemma4 small": {"max_model_len": 88, "num_gpu_blocks_override": 30},
+    "Llama4": {"max_model_len": 104, "num_gpu_blocks_override": 59},
     "Mistral3": {"max_model_len": 100, "num_gpu_blocks_override": 28},
     "Llava Pixtral": {"max_model_len": 100, "num_gpu_blocks_override": 28},
 }
@@ -42,10 +47,12 @@ def prompt_of(model: ImageModel, images: Sequence[Pixels], say: str) -> dict[str
     return {"prompt": text, "multi_modal_data": {"image": list(images)}}
 
 
-def their_tokens(model: ImageModel, ids: Sequence[int], images: Sequence[Pixels]) -> list[int]:
+def their_tokens(
+    model: ImageModel, ids: Sequence[int], images: Sequence[Pixels], steps: int = STEPS
+) -> list[int]:
     """What transformers generates from our prompt."""
     given = model.family.inputs(model.processor, ids, images)
-    found = model.theirs.generate(**given, max_new_tokens=STEPS, do_sample=False)
+    found = model.theirs.generate(**given, max_new_tokens=steps, do_sample=False)
     return found[0, len(ids) :].tolist()
 
 
@@ -54,13 +61,14 @@ def test_tokens_are_those_of_transformers_in_chunks_and_after_preemption(name: s
     model = image_model(name)
     shown = [PICTURES[:1], PICTURES[1:], PICTURES[:1], PICTURES[::2], PICTURES[1:2]]
     prompts = [prompt_of(model, images, f"{place}: ") for place, images in enumerate(shown)]
+    steps = LONG.get(name, STEPS)
     with llm(model, **OWN_ROOM.get(name, {})) as ours:
         outputs = ours.generate(
-            prompts, max_tokens=STEPS, temperature=0, ignore_eos=True, raise_on_error=True
+            prompts, max_tokens=steps, temperature=0, ignore_eos=True, raise_on_error=True
         )
         report = ours.get_metrics()
     for images, output in zip(shown, outputs, strict=True):
-        expected = their_tokens(model, output.prompt_token_ids, images)
+        expected = their_tokens(model, output.prompt_token_ids, images, steps)
         assert list(output.outputs[0].token_ids) == expected
     assert report.counters["num_preemptions"] > 0
 

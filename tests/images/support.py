@@ -7,7 +7,8 @@ from typing import Any
 from PIL import Image
 
 from paceline.images.decode import ImageLimits, ImageReader
-from tests.golden.image_models import Pixels, image_model, random_image, tokenizer
+from tests.golden.image_models import image_model, tokenizer
+from tests.golden.image_sizes import Pixels, random_image
 
 LIMITS = ImageLimits(images=4, pixels=200 * 200)
 

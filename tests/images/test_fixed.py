@@ -20,7 +20,8 @@ from paceline.images.decode import ImageReader
 from paceline.images.fixed import CropProcessor, GridProcessor
 from paceline.images.processor import ProcessorFiles
 from paceline.runner.vision.spec import CLIP_MEAN, CLIP_STD
-from tests.golden.image_models import IDS, SPECIAL, Pixels, image_model, random_image, tokenizer
+from tests.golden.image_models import image_model, tokenizer
+from tests.golden.image_sizes import IDS, SPECIAL, Pixels, random_image
 from tests.images.support import LIMITS, encode, reader
 
 SIZES = [(30, 30), (61, 20), (17, 190), (100, 100), (199, 33), (2, 9), (44, 45), (24, 96)]

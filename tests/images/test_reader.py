@@ -3,7 +3,7 @@ import pytest
 from paceline.core.errors import RequestError
 from paceline.images.decode import PROCESSORS, ImageReader
 from paceline.runner.models.traits import Traits, architectures
-from tests.golden.image_models import random_image
+from tests.golden.image_sizes import random_image
 from tests.images.support import LIMITS, PICTURE, encode, reader
 
 

@@ -7,7 +7,8 @@ import torch
 from paceline.core.errors import ConfigError, RequestError
 from paceline.images.decode import ImageReader
 from paceline.runner.vision.spec import CLIP_MEAN, CLIP_STD
-from tests.golden.image_models import IDS, image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import IDS, random_image
 from tests.images.support import LIMITS, encode, reader
 
 SIZES = [(30, 30), (61, 20), (8, 190), (199, 200), (100, 33), (2, 9), (12, 20)]

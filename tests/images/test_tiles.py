@@ -5,7 +5,8 @@ import pytest
 from transformers import Idefics3Processor, PreTrainedTokenizerFast
 
 from paceline.core.multimodal import ImageInput
-from tests.golden.image_models import Pixels, image_model, random_image, tokenizer
+from tests.golden.image_models import image_model, tokenizer
+from tests.golden.image_sizes import Pixels, random_image
 from tests.images.support import encode, reader
 
 SIZES = [(30, 30), (61, 20), (17, 190), (100, 100), (199, 33), (2, 9), (44, 45)]

@@ -1,5 +1,6 @@
 """Attention for a GPU against the slow truth, on stores that an interpreter can read."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from paceline.runner.attention import triton
 from paceline.runner.attention.triton import TiledAttention, Triton
 from paceline.runner.attention_backend import Queries, load
+from paceline.runner.chunked_attention import ChunkedStep, InChunks
 from paceline.runner.cuda.kernels.attention import head_groups
 from paceline.runner.cuda.kernels.attention.context_parts import ContextCut
 from paceline.runner.kv_store import KVStore
@@ -51,6 +53,37 @@ def test_rows_of_every_kind(
     held.lay_out()
     got = held.attend(query, 1, window, 0.3)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["triton", "triton_fixed"])
+@pytest.mark.parametrize("window", [None, 7])
+def test_positions_of_an_image_read_each_other(name: str, window: int | None) -> None:
+    batch, blocks = rows_of([(40, 40), (9, 30), (1, 12), (33, 70)], 8)
+    kv, ends = store_for(4, 2, 16, blocks, 8), batch.position + 1
+    for first, end in ((3, 37), (40, 49), (60, 70)):  # indices in the batch
+        ends[first:end] = batch.position[end - 1] + 1
+    query = torch.randn(batch.positions, 4, 16)
+    for ends_in_windows in (False, True):
+        batch = replace(batch, ends=ends, ends_in_windows=ends_in_windows)
+        expected = load("sdpa").prepare(batch, kv).attend(query, 1, window, 0.3)
+        got = load(name).prepare(batch, kv).attend(query, 1, window, 0.3)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("counts", ROWS, ids=str)
+def test_chunks_in_place_of_windows(counts: Rows) -> None:
+    batch, blocks = rows_of(counts, 8)
+    kv = store_for(4, 2, 16, blocks, 8)
+    query = torch.randn(batch.positions, 4, 16)
+    expected = ChunkedStep(load("sdpa"), batch, kv, 24).attend(query, 1, 24, 0.3)
+    for name in ("triton", "triton_fixed"):
+        held = load(name).prepare_mixed_graph(
+            batch, kv, bounds_of(counts), len(counts), Queries(4, torch.float32, has_chunks=True)
+        )
+        held.lay_out()
+        for prepared in (held, load(name).prepare(batch, kv)):
+            got = InChunks(prepared).attend(query, 1, 24, 0.3)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_are_capped() -> None:

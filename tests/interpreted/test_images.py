@@ -27,6 +27,7 @@ from tests.runner.driving import SETTINGS, drive, for_states
 from tests.runner.support import Piece, batch_of, tiny
 from tests.runner.test_resident_images import (
     TIGHT_ENCODER,
+    WHOLE,
     asked,
     outputs,
     plain_outputs,
@@ -85,8 +86,7 @@ def test_tokens_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert int(runner.state.tokens.max()) < model.first_image_id, "ids of rows are left behind"
 
 
-def on_host(source: Checkpoint) -> CudaModel:
-    rows = TIGHT_ENCODER["encoder_cache_size"]
+def on_host(source: Checkpoint, rows: int = TIGHT_ENCODER["encoder_cache_size"]) -> CudaModel:
     return CudaModel.load(source, 64, torch.float32, "cpu", rows)
 
 
@@ -143,3 +143,19 @@ def test_prompts_in_chunks_that_begin_within_an_image(
     one = replace(asked(name)[0], max_tokens=1)
     due, _ = outputs(image_model(name).ours(), [one], **settings)
     assert drive(scheduler, image_runner(model, scheduler), [one]) == due
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Gemma4", "Gemma4 small"])
+def test_positions_of_an_image_read_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all layers, in those with a window, or in none; layers may have inputs of their own. The
+    second request finds a part of the first, which ends in an image."""
+    use_host(monkeypatch)
+    small = {**WHOLE, "max_num_seqs": 1, "block_size": 2, "num_blocks": 128}
+    scheduler = Scheduler.create(**{**SETTINGS, **small})
+    checkpoint = open_checkpoint(image_model(name).folder)
+    model = on_host(checkpoint, scheduler.config.encoder_capacity)
+    one = replace(asked(name)[0], max_tokens=2)
+    requests = [one, replace(one, id="again")]
+    due = plain_outputs(name)["r0"][:2]
+    assert drive(scheduler, image_runner(model, scheduler), requests) == {"r0": due, "again": due}
+    assert scheduler.stats.prefix_hits

@@ -126,7 +126,7 @@ def rows_of(counts: Rows, block_size: int, device: str = "cpu") -> tuple[Batch, 
     columns = {
         name: one.to(device, torch.int32)
         for name in Batch.__slots__
-        if (one := getattr(batch, name)) is not None
+        if isinstance(one := getattr(batch, name), Tensor)
     }
     return replace(batch, **columns), total
 

@@ -16,15 +16,21 @@ from paceline.runner.models.model import Model
 from paceline.runner.parallel.group import RankGroup
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.files import open_checkpoint
-from tests.golden.image_models import IDS, Pixels, image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import IDS, Pixels, random_image
 from tests.runner.drafters import drafter_for
 from tests.runner.driving import SETTINGS, WAYS, drive
 from tests.runner.parallel.ranks import tokens_of_two_ranks
 
 QWEN_SIZES = [(16, 24), (24, 16), (16, 16), (32, 8)]
-SIZES = {"SmolVLM": [(30, 30)] * 4}
-SIZES |= dict.fromkeys(("Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), QWEN_SIZES)
-MARKS = {name: IDS["<image>" if name == "SmolVLM" else "<|image_pad|>"] for name in SIZES}
+SIZES = {"SmolVLM": [(30, 30)] * 4, "Gemma3": [(30, 30)] * 4, "Llama4": [(28, 28)] * 4}
+SIZES |= dict.fromkeys(("Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Gemma4", "Gemma4 small"), QWEN_SIZES)
+SQUARES = {"SmolVLM": 15, "Gemma3": 10, "Llama4": 14}  # 8 in all others
+MARKS = dict.fromkeys(SIZES, IDS["<|image_pad|>"]) | {
+    "SmolVLM": IDS["<image>"],
+    "Llama4": IDS["<|patch|>"],
+    **dict.fromkeys(("Gemma3", "Gemma4", "Gemma4 small"), IDS["<image_soft_token>"]),
+}
 NAMES = ["SmolVLM", "Qwen2_5_VL"]
 TIGHT_ENCODER = {"max_num_encoder_input_tokens": 6, "encoder_cache_size": 7}
 DRAFTED = {"num_speculative_tokens": 3, "speculation": "fixed", "max_num_batched_tokens": 8}
@@ -49,7 +55,7 @@ def asked(name: str) -> list[Request]:
     """Several requests with the same images, at other places and in another order."""
     found: list[Request] = []
     given = images(name)
-    square = 15 if name == "SmolVLM" else 8
+    square = SQUARES.get(name, 8)
     for number, shown in enumerate([(0,), (0, 1), (1, 0), (2, 2, 3), ()]):
         tokens, inputs = [7, 30, 2 + number // 3], []
         for which in shown:
@@ -73,7 +79,8 @@ def runner_with_images(model: Model, scheduler: Scheduler) -> TorchRunner:
     assert model.images is not None
     square = model.images.square
     store = EncoderStore(model.images, torch.zeros(config.encoder_capacity, model.images.width))
-    runner.use_images(ResidentImages(store, Coordinates(slots, square) if square else None))
+    coordinates = Coordinates(slots, square) if square else None
+    runner.use_images(ResidentImages(store, coordinates, model.images.reads_itself))
     assert runner.capabilities.images
     return runner
 
@@ -92,6 +99,26 @@ def test_tokens_do_not_depend_on_the_schedule(name: str, way: str) -> None:
     assert scheduler.stats.encoder_hits
     if "tight" in way or "swapped" in way:
         assert scheduler.stats.preemptions, "the pool was not tight"
+
+
+WHOLE = {"disable_chunked_mm_input": True, "max_num_batched_tokens": 16}
+OTHER_WAYS = {
+    "ahead": {"depth": 3},
+    "tight, ahead": {"num_blocks": 17, "depth": 2},
+    "swapped, ahead": WAYS["swapped, ahead"],
+    "drafted": {"num_speculative_tokens": 3, "speculation": "fixed"},
+}
+
+
+@pytest.mark.parametrize("name", ["Gemma4", "Gemma4 small", "Llama4"])
+def test_tokens_where_layers_see_less_do_not_depend_on_the_schedule(name: str) -> None:
+    """Layers with windows or chunks, of which some read the positions of an image as a whole."""
+    model, requests = image_model(name).ours(), asked(name)
+    for way, changes in OTHER_WAYS.items():
+        got, scheduler = outputs(model, requests, **{**WHOLE, **changes})
+        assert got == plain_outputs(name), way
+        assert scheduler.stats.prefix_hits
+        assert scheduler.stats.preemptions or "num_blocks" not in changes, way
 
 
 PLAIN: dict[str, Any] = {}

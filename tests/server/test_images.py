@@ -10,7 +10,8 @@ import httpx
 from paceline.engine.streaming import StreamingEngine
 from paceline.server.app import create_app
 from paceline.wiring.assembly import build
-from tests.golden.image_models import image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import random_image
 from tests.golden.test_images import TIGHT, their_tokens
 from tests.images.support import file_of
 

@@ -100,6 +100,21 @@ def test_equal_scores_merge_the_lower_id_first(tmp_path: Path) -> None:
     assert Tokenizer.load(file).encode("abc") == [1, 5]
 
 
+def test_merges_may_be_listed(tmp_path: Path) -> None:
+    """By score, `ab` would be first."""
+    file = write_gguf(
+        tmp_path / "listed.gguf",
+        "gemma4",
+        tokens=["<unk>", "ab", "bc", "a", "b", "c", "▁"],
+        merges=["b c", "a b"],
+        scores=[0.0] * 7,
+        token_type=[2, 1, 1, 1, 1, 1, 1],
+        add_space_prefix=False,
+        add_bos_token=False,
+    )
+    assert Tokenizer.load(file).encode("abc ab") == [3, 2, 6, 1]
+
+
 def test_a_token_that_is_unused_still_leads_to_longer_ones(tmp_path: Path) -> None:
     file = write_gguf(
         tmp_path / "unused.gguf",

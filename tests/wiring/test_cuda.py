@@ -49,7 +49,7 @@ from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import Hardware, resolve, sort_settings
 from tests.conformance.architectures import Case
-from tests.golden.image_models import QWEN, random_image
+from tests.golden.image_sizes import QWEN, random_image
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
 from tests.runner.driving import drive

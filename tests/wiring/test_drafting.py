@@ -19,7 +19,8 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.wiring.assembly import build
 from paceline.wiring.model import compare_tokens
 from paceline.wiring.model_files import bytes_as_tokens
-from tests.golden.image_models import IDS, image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import IDS, random_image
 from tests.runner.eagle3 import head_folder
 from tests.wiring.support import DESCRIBED
 

@@ -12,7 +12,8 @@ from paceline.core.multimodal import ImagePrompt
 from paceline.engine.api import SamplingParams
 from paceline.llm import LLM
 from paceline.wiring.assembly import with_encoder_room
-from tests.golden.image_models import FAMILIES, image_model, random_image
+from tests.golden.image_models import FAMILIES, image_model
+from tests.golden.image_sizes import random_image
 from tests.images.support import encode, reader
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -1,6 +1,7 @@
 """Files of a model: downloads, the tokenizer and its rules, and images."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from paceline.core.errors import ConfigError, RequestError
 from paceline.core.settings.load import LoadConfig
 from paceline.engine.params import SamplingParams
 from paceline.runner.cuda.model import CUDA
-from paceline.runner.models.describe import describe
 from paceline.runner.weights.checkpoint import verify
 from paceline.runner.weights.files import open_checkpoint
 from paceline.text.tokenizer import Tokenizer
@@ -26,7 +26,8 @@ from paceline.wiring.model_files import (
 )
 from paceline.wiring.vllm.values import as_json
 from tests.engine.support import tokenizer
-from tests.golden.image_models import image_model, random_image
+from tests.golden.image_models import image_model
+from tests.golden.image_sizes import random_image
 from tests.hub.support import Hub, configured, serving
 
 LLAMA = {
@@ -137,17 +138,13 @@ def test_images_are_refused_where_the_text_part_is_loaded() -> None:
 
 
 def test_a_device_that_lacks_the_images_generates_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SUPPORT", CUDA)
+    features = CUDA.features - {"vision.reads_itself=always"}
+    monkeypatch.setattr(cpu, "SUPPORT", replace(CUDA, features=features))
     image = {"prompt": "<start_of_image>", "multi_modal_data": {"image": random_image(20, 20)}}
     with LLM(str(image_model("Gemma3").folder), kv_cache_gib=0.01, device="cpu") as llm:
         text, refused = llm.generate(["a cat", image], max_tokens=2, progress=False)
     assert text.outputs[0].token_ids
     assert "only its text part is loaded" in refused.error
-
-
-def test_a_gpu_lacks_images_that_read_themselves() -> None:
-    reason = CUDA.supports(describe(open_checkpoint(image_model("Gemma3").folder).config))
-    assert reason == "it does not implement vision.reads_itself"
 
 
 def test_a_model_with_a_tower_needs_pillow(monkeypatch: pytest.MonkeyPatch) -> None:

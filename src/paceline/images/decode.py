@@ -18,9 +18,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.core.errors import RequestError
 from paceline.core.multimodal import ImageInput, ImagePrompt
 from paceline.core.system.files import json_object
-from paceline.images.fixed import CropProcessor, GridProcessor, NewlineProcessor
+from paceline.images.fixed import CanvasProcessor, CropProcessor, GridProcessor, NewlineProcessor
 from paceline.images.processor import Encode, ImageProcessor, ProcessorFiles
-from paceline.images.tiles import RowProcessor, SquareProcessor, TileProcessor
+from paceline.images.tiles import BudgetProcessor, RowProcessor, SquareProcessor, TileProcessor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 CHANNELS = (1, 3, 4)
@@ -140,6 +140,8 @@ PROCESSORS: Mapping[str, Callable[[ProcessorFiles], ImageProcessor]] = {
     "Qwen3_5MoeForConditionalGeneration": partial(SquareProcessor, patch=16),
     "Gemma3ForConditionalGeneration": NewlineProcessor,
     "InternVLForConditionalGeneration": GridProcessor,
+    "Gemma4ForConditionalGeneration": BudgetProcessor,
+    "Llama4ForConditionalGeneration": CanvasProcessor,
 }
 
 

@@ -1,6 +1,6 @@
 """Images for towers of one size: resized and cropped as a whole, or cut into a grid of tiles."""
 
-from math import inf
+from math import floor, inf
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,101 @@ def joined_newlines(encode: Encode) -> dict[tuple[int, int], int]:
         if around is not None and both is not None:
             found[id, around] = found[around, id] = both
     return found
+
+
+CANVAS_TOKENS = (
+    *("<|image_start|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+    *("<|image|>", "<|image_end|>"),
+)
+
+
+class CanvasProcessor:
+    """Prepares images for Llama 4: in the corner of a grid of square tiles, and the whole behind
+    them if there are several. Each is an input.
+
+    start   tile   beside   tile   below
+            tile   beside   tile   below   mark   the whole   end
+    """
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        settings, vision = files.settings, files.vision
+        self._tile, patches = tower_sides(files, 448, 14)
+        size = sides(settings.get("size", {"height": 336, "width": 336}))
+        if size != (self._tile, self._tile) or not settings.get("do_resize", True):
+            raise ConfigError(
+                f"the image processor makes tiles of {size[0]} x {size[1]} pixels, but the vision "
+                f"tower reads images of {self._tile}; and do_resize must be on"
+            )
+        merge = round(1 / float(vision.get("pixel_shuffle_ratio", 0.5)))
+        self.largest, self._patch = (patches // merge) ** 2, files.mark(200_092)
+        self._start, self._beside, self._below, self.mark, self._end = map(
+            files.token, CANVAS_TOKENS
+        )
+        self._resample = files.resample(BILINEAR)
+        self._most = files.number(settings, "max_patches", 16)
+        self._fills = bool(settings.get("resize_to_max_canvas"))
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        tile, (columns, rows) = self._tile, self._grid(image.size)
+        parts: list[Image.Image] = []
+        tokens, offsets = [self._start], list[int]()
+        if columns * rows > 1:
+            canvas = Image.new("RGB", (columns * tile, rows * tile))
+            canvas.paste(image.resize(self._within(image.size, canvas.size), self._resample))
+            for row in range(rows):
+                for column in range(columns):
+                    left, top = column * tile, row * tile
+                    parts.append(canvas.crop((left, top, left + tile, top + tile)))
+                    offsets.append(len(tokens))
+                    is_last = column == columns - 1
+                    tokens += [self._patch] * self.largest
+                    tokens.append(self._below if is_last else self._beside)
+            parts.append(image.resize((tile, tile), self._resample))
+        else:
+            canvas = Image.new("RGB", (tile, tile))
+            canvas.paste(image.resize(self._within(image.size, canvas.size), self._resample))
+            parts.append(canvas)
+        tokens.append(self.mark)
+        offsets.append(len(tokens))
+        tokens += [self._patch] * self.largest + [self._end]
+        inputs = (
+            image_input(np.asarray(part), offset, self.largest)
+            for part, offset in zip(parts, offsets, strict=True)
+        )
+        return PreparedImage(tokens, tuple(inputs))
+
+    def _grid(self, image: Size) -> Size:
+        """Columns and rows of the tiles. Of all grids, those count in which the image becomes least
+        larger, or else least smaller; of these, the one with the fewest tiles."""
+        grids = [
+            (columns, rows)
+            for columns in range(1, self._most + 1)
+            for rows in range(1, self._most // columns + 1)
+        ]
+        scales = {
+            grid: min(self._tile * number / side for number, side in zip(grid, image, strict=True))
+            for grid in grids
+        }
+        larger = [scale for scale in scales.values() if scale >= 1]
+        if larger:
+            scale = max(larger) if self._fills else min(larger)
+        else:
+            scale = max(scales.values())
+        fitting = [grid for grid in grids if scales[grid] == scale]
+        return min(fitting, key=lambda grid: grid[0] * grid[1])
+
+    def _within(self, image: Size, canvas: Size) -> Size:
+        """The size of an image on its canvas, at the same ratio. Its longer side grows to that of a
+        tile at most, unless the settings say otherwise."""
+        width, height = canvas
+        if not self._fills:
+            width, height = (
+                min(max(side, self._tile), most) for side, most in zip(image, canvas, strict=True)
+            )
+        by_width, by_height = width / image[0], height / image[1]
+        if by_width < by_height:
+            return width, max(min(floor(image[1] * by_width), height), 1)
+        return max(min(floor(image[0] * by_height), width), 1), height
 
 
 LEAST, MOST = 1, 12  # tiles of an image, unless the files say otherwise

@@ -117,6 +117,60 @@ class RowProcessor:
         return columns, rows
 
 
+class BudgetProcessor:
+    """Prepares images for Gemma 4: whole squares, as many as fit into a number of embeddings.
+
+    start   image image …   end
+    """
+
+    def __init__(self, files: ProcessorFiles) -> None:
+        settings, vision, config = files.settings, files.vision, files.config
+        merge = files.number(settings, "pooling_kernel_size", 3)
+        self._square = files.number(settings, "patch_size", 16) * merge  # pixels along a side
+        read = files.number(vision, "patch_size", 16) * files.number(
+            vision, "pooling_kernel_size", 3
+        )
+        if read != self._square:
+            raise ConfigError(
+                f"the image processor makes squares of {self._square} pixels, but the vision tower "
+                f"reads squares of {read}"
+            )
+        self.largest = files.number(settings, "max_soft_tokens", 280)
+        self.mark = files.mark(258_880)
+        self._start = files.number(config, "boi_token_id", 255_999)
+        self._end = files.number(config, "eoi_token_id", 258_882)
+        self._resample = files.resample(BICUBIC)
+        self._resizes = settings.get("do_resize", True)
+
+    def prepare(self, image: Image.Image) -> PreparedImage:
+        square = self._square
+        if self._resizes:
+            columns, rows = self._squares(image)
+            if (size := (columns * square, rows * square)) != image.size:
+                image = image.resize(size, self._resample)
+        columns, rows = image.width // square, image.height // square
+        if (columns * square, rows * square) != image.size or columns * rows > self.largest:
+            raise RequestError(
+                f"an image has {image.width} x {image.height} pixels, which must be multiples of "
+                f"{square} and {self.largest} squares at most, since the image processor does not "
+                "resize images"
+            )
+        length = columns * rows
+        tokens = [self._start, *[self.mark] * length, self._end]
+        return PreparedImage(tokens, (image_input(np.asarray(image), 1, length),))
+
+    def _squares(self, image: Image.Image) -> tuple[int, int]:
+        """Columns and rows, at about the same ratio. A side has at least one."""
+        most, square = self.largest, self._square
+        factor = sqrt(most * square**2 / (image.width * image.height))
+        columns, rows = (floor(factor * side / square) for side in image.size)
+        if not rows:
+            return min(image.width // image.height, most), 1
+        if not columns:
+            return 1, min(image.height // image.width, most)
+        return columns, rows
+
+
 IMAGE, AROUND, GLOBAL = "<image>", "<fake_token_around_image>", "<global-img>"
 TILE, LONGEST = 364, 4 * 364  # pixels, unless the files say otherwise
 LARGEST = 4096  # pixels along a side of a resized image

@@ -24,6 +24,7 @@ class AttentionSupport:
     device          where it runs; on a GPU, CUDA graphs can include rows of one position
     mixed_graphs    CUDA graphs can include rows of any length
     windows         sliding windows
+    chunks          chunks in place of windows: see `Prepared.attend`; not needed on a CPU
     caps, sinks     soft caps of scores, and sinks
     latents         cells of one vector, which is key and value: see `LatentSizes`
     mixed_heads     layers with different heads, and layers that read keys of others
@@ -38,6 +39,7 @@ class AttentionSupport:
     device: Literal["cpu", "cuda"] = "cpu"
     mixed_graphs: bool = False
     windows: bool = True
+    chunks: bool = False
     caps: bool = True
     sinks: bool = True
     latents: bool = False
@@ -55,6 +57,7 @@ class AttentionSupport:
             f"head size {model.head_dim}": self.head_dims and model.head_dim not in self.head_dims,
             f"KV in {dtype}": self.dtypes and dtype not in self.dtypes,
             "sliding windows": not self.windows and any(model.windows),
+            "attention in chunks": not (self.chunks or self.device == "cpu") and model.chunk,
             f"scores capped at {model.score_cap}": not self.caps and model.score_cap is not None,
             "sinks": not self.sinks and model.has_sinks,
             "latent attention": not self.latents and model.latent is not None,
@@ -72,6 +75,12 @@ class Queries:
     dtype: torch.dtype
     is_capped: bool = False  # soft caps of scores
     has_sinks: bool = False  # attention sinks
+    has_chunks: bool = False  # windows that are chunks
+
+    @staticmethod
+    def of(model: ModelConfig, dtype: torch.dtype) -> "Queries":
+        is_capped, has_chunks = model.score_cap is not None, model.chunk is not None
+        return Queries(model.heads, dtype, is_capped, model.has_sinks, has_chunks)
 
 
 class Prepared(ABC):
@@ -94,8 +103,9 @@ class Prepared(ABC):
         `query` and the result are [positions, heads, head_dim]; of latent attention, the first
         `rank` numbers of a result are meant, and there may be no others. Consecutive heads share
         keys, in equal groups. With a window, a position attends to itself and the window - 1
-        positions before it. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads] are
-        additional softmax scores, one per head, without a value.
+        positions before it; on a GPU, with a window below zero, to those of its chunk of so many
+        positions, up to itself. With a cap, a score s becomes cap * tanh(s / cap). Sinks [heads]
+        are additional softmax scores, one per head, without a value.
         """
 
     def attend_new(

@@ -145,6 +145,7 @@ class Batch:
     coordinates: Tensor | None = None  # [positions, axes]; None: `position` is the only one
     states: RowStates | None = None  # None: the model has no states
     ends: Tensor | None = None  # [positions]; see `read_to`; None: attention is causal
+    ends_in_windows: bool = False  # in layers without a window, attention is causal all the same
 
     @property
     def positions(self) -> int:
@@ -154,11 +155,15 @@ class Batch:
     def rows(self) -> int:
         return len(self.context)
 
-    @property
-    def read_to(self) -> Tensor:
+    def ends_for(self, window: int | None) -> Tensor | None:
+        """`ends` in layers with this window; None: attention is causal there."""
+        return None if window is None and self.ends_in_windows else self.ends
+
+    def read_to(self, window: int | None) -> Tensor:
         """Behind the last position that each position reads, [positions]: itself, or the last one
         of its image."""
-        return self.position + 1 if self.ends is None else self.ends
+        ends = self.ends_for(window)
+        return self.position + 1 if ends is None else ends
 
     def check(self, block_size: int, blocks: int) -> None:
         """Verify every invariant. Slow: for tests."""

@@ -1,6 +1,7 @@
 """Attention in chunks: a position reads those of its chunk, up to itself."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,38 @@ class ChunkedStep(Prepared):
     ) -> Tensor:
         step = self._whole if window is None else self._chunks
         return step.attend(query, layer, None, scale, cap, sinks)
+
+
+class InChunks(Prepared):
+    """Attention on a GPU, whose kernels know chunks."""
+
+    def __init__(self, attention: Prepared) -> None:
+        self._attention, self.rotates = attention, attention.rotates
+
+    def attend(
+        self,
+        query: Tensor,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        chunk = None if window is None else -window
+        return self._attention.attend(query, layer, chunk, scale, cap, sinks)
+
+    def attend_new(
+        self,
+        qkv: Tensor,
+        rotation: Any,
+        layer: int,
+        window: int | None,
+        scale: float,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        chunk = None if window is None else -window
+        return self._attention.attend_new(qkv, rotation, layer, chunk, scale, cap, sinks)
 
 
 def cut(batch: Batch, chunk: int, block_size: int) -> Batch:

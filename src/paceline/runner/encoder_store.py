@@ -1,18 +1,21 @@
 """The store of image embeddings on the device."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.arrays import I32, NO_I32
 from paceline.core.errors import StepError
 from paceline.core.multimodal import Embedded, Encoding, ImageContent
 from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.runner.batch import Batch, Coordinates, ImageEmbeddings
-from paceline.runner.tensors import to_ints
+from paceline.runner.tensors import from_numpy
+from paceline.runner.vision.spec import ReadsItself
 
 
 class MultimodalEncoder(Protocol):
@@ -77,21 +80,32 @@ class EncoderStore:
         return torch.as_tensor(numbers, dtype=torch.int64, device=self.content.device)
 
 
-def read_ends(batch: Batch, requests: Sequence[Request | None]) -> Tensor:
-    """Behind the last position that each position reads, [positions], if positions of an image read
-    each other. `requests` has that of each row, if it has images."""
-    found, starts = batch.position + 1, to_ints(batch.row_start)
-    for row, request in enumerate(requests):
-        if request is None:
-            continue
-        first, end = int(batch.position[starts[row]]), int(batch.context[row])
-        for image in request.images:
-            begin = max(image.offset, first)
-            if begin < min(image.end, end):
-                assert image.end <= end, "an image that reads itself is computed in one step"
-                at = starts[row] - first
-                found[at + begin : at + image.end] = image.end
-    return found
+@dataclass(frozen=True, slots=True)
+class ReadEnds:
+    """Positions of a batch that read up to the end of their image: index and end of each."""
+
+    at: I32
+    end: I32
+
+    @staticmethod
+    def of(plan: Plan, requests: Mapping[int, Request]) -> "ReadEnds":
+        """`requests` are those in the slots."""
+        at, end = [NO_I32], [NO_I32]
+        begins = np.cumsum(plan.rows.count) - plan.rows.count
+        for row in np.unique(plan.embedded.row).tolist():
+            first, count = int(plan.start[row]), int(plan.rows.count[row])
+            for image in requests[int(plan.rows.slot[row])].images:
+                begin = max(image.offset, first)
+                if begin < min(image.end, first + count):
+                    assert image.end <= first + count, "such an image is computed in one step"
+                    index = np.arange(begin - first, image.end - first, dtype=np.int32)
+                    at.append(index + np.int32(begins[row]))
+                    end.append(np.full(len(index), image.end, np.int32))
+        return ReadEnds(np.concatenate(at), np.concatenate(end))
+
+    def of_all(self, position: Tensor, send: Callable[[I32], Tensor]) -> Tensor:
+        """Behind the last position that each position of the batch reads, [positions]."""
+        return (position + 1).index_copy_(0, send(self.at).long(), send(self.end).to(position))
 
 
 class ResidentImages:
@@ -102,9 +116,9 @@ class ResidentImages:
         self,
         store: EncoderStore,
         coordinates: Coordinates | None = None,
-        reads_itself: bool = False,
+        reads_itself: ReadsItself = "never",
     ) -> None:
-        """With `reads_itself`, all positions of an image read each other."""
+        """`reads_itself`: where all positions of an image read each other."""
         self._store, self._coordinates = store, coordinates
         self._reads_itself = reads_itself
         self._requests: dict[int, Request] = {}  # with images, by slot
@@ -130,9 +144,11 @@ class ResidentImages:
         if not self._requests:
             return batch
         images = self._store.read(plan.embedded, batch.row_start)
-        coordinates = ends = None
+        coordinates = None
         if self._coordinates is not None:
             coordinates = self._coordinates.of(slot, batch.position, batch.row_start)
-        if self._reads_itself and images is not None:
-            ends = read_ends(batch, [self._requests.get(one) for one in to_ints(slot)])
-        return replace(batch, images=images, coordinates=coordinates, ends=ends)
+        batch = replace(batch, images=images, coordinates=coordinates)
+        if self._reads_itself == "never" or images is None:
+            return batch
+        ends = ReadEnds.of(plan, self._requests).of_all(batch.position, from_numpy)
+        return replace(batch, ends=ends, ends_in_windows=self._reads_itself == "windowed")

@@ -30,6 +30,7 @@ ENDS = (
     "<|eom_id|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|endoftext|>",
     "<|end_of_text|>",
 )
@@ -134,8 +135,12 @@ def parts_of(entries: TokenizerEntries) -> tuple[TokenizerParts, bool]:
         cut = split_rules(entries.get("ggml.pre", str, "default"))
         return byte_level(entries, cut), cut.adds_bos
     if kind == "llama":
-        return sentence_piece(entries), True
-    raise ConfigError(f"tokenizer.ggml.model is {kind!r}; only gpt2 and llama are supported")
+        return sentence_piece(entries, implied_merges(entries)), True
+    if kind == "gemma4":  # as llama, but merges are listed
+        return sentence_piece(entries, listed_merges(entries)), True
+    raise ConfigError(
+        f"tokenizer.ggml.model is {kind!r}; only gpt2, llama and gemma4 are supported"
+    )
 
 
 def byte_level(entries: TokenizerEntries, cut: SplitRules) -> TokenizerParts:
@@ -145,7 +150,6 @@ def byte_level(entries: TokenizerEntries, cut: SplitRules) -> TokenizerParts:
         for one in cut.patterns
     ]
     alphabet = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    merges = [pair(merge) for merge in row(entries.values, "ggml.merges", str)]
     rules: Document = {
         "normalizer": {"type": "NFC"} if cut.composes else None,
         "pre_tokenizer": {
@@ -154,7 +158,13 @@ def byte_level(entries: TokenizerEntries, cut: SplitRules) -> TokenizerParts:
         },
         "decoder": {**alphabet, "use_regex": False},
     }
-    return TokenizerParts(rules, words(entries), merges, {"ignore_merges": cut.keeps_words})
+    return TokenizerParts(
+        rules, words(entries), listed_merges(entries), {"ignore_merges": cut.keeps_words}
+    )
+
+
+def listed_merges(entries: TokenizerEntries) -> list[Merge]:
+    return [pair(merge) for merge in row(entries.values, "ggml.merges", str)]
 
 
 def pair(merge: str) -> Merge:
@@ -162,7 +172,7 @@ def pair(merge: str) -> Merge:
     return left, right
 
 
-def sentence_piece(entries: TokenizerEntries) -> TokenizerParts:
+def sentence_piece(entries: TokenizerEntries, merges: list[Merge]) -> TokenizerParts:
     """Spaces are marks, and unknown characters fall back to tokens of single bytes."""
     spaced = {"pattern": {"String": " "}, "content": MARK}
     unspaced = {"pattern": {"String": MARK}, "content": " "}
@@ -183,7 +193,7 @@ def sentence_piece(entries: TokenizerEntries) -> TokenizerParts:
     options: Document = {"byte_fallback": True, "fuse_unk": True}
     if (unknown := entries.id("unknown")) is not None:
         options["unk_token"] = entries.tokens[unknown]
-    return TokenizerParts(rules, words(entries), implied_merges(entries), options)
+    return TokenizerParts(rules, words(entries), merges, options)
 
 
 def words(entries: TokenizerEntries) -> dict[str, int]:

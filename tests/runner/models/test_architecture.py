@@ -28,9 +28,9 @@ TENSOR_NAMES = (
 )
 
 DESCRIBED = (MODELS, *map(MODELS.joinpath, ("architectures", "description", "states")))
-DESCRIBED += (RUNNER / "encoders",)
-# of models that are no decoders, with tensors of their own; the config of gptq has "lm_head"
-OTHER_FILES = ("eagle3.py", "eagle3_folder.py", "pixtral.py", "qwen.py", "square.py", "gptq.py")
+DESCRIBED += (RUNNER / "encoders", RUNNER / "vision")
+# with tensors of their own; the config of gptq has "lm_head"
+OTHER_FILES = ("eagle3.py", "eagle3_folder.py", "gptq.py")
 
 
 def sources() -> Iterator[tuple[str, ast.AST]]:

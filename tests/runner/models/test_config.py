@@ -192,7 +192,7 @@ def test_only_the_largest_gemma_scales_queries_by_its_width() -> None:
     [
         ({"general.architecture": None}, "the GGUF header has no 'general.architecture'"),
         ({"general.architecture": "rwkv"}, "'rwkv' is not supported; .* llama, "),
-        ({"general.architecture": "gemma4"}, "a GGUF file of 'gemma4' is not supported: use"),
+        ({"general.architecture": "gemma3n"}, "a GGUF file of 'gemma3n' is not supported: use"),
         ({"general.architecture": "gema3"}, "'gema3' is not supported; the nearest is gemma3;"),
         ({"general.architecture": "unittest.__main__"}, "'unittest.__main__' is not supported"),
         ({"general.architecture": "..llama"}, r"'\.\.llama' is not supported"),

@@ -14,10 +14,12 @@ from paceline.runner.models.traits import architectures, find
 from tests.conformance.architectures import Case
 
 WIDTH = 64
+# Defaults of transformers for Llama 4 do not match.
+LLAMA4_TOWER = {"hidden_size": 768, "intermediate_size": 4 * 768, "vision_output_dim": 4096}
 SMALL_IMAGES = {
     "mm_tokens_per_image": 4,
     "text_config": {"num_hidden_layers": 2},
-    "vision_config": {"out_hidden_size": WIDTH},
+    "vision_config": {"out_hidden_size": WIDTH, **LLAMA4_TOWER},
 }
 
 

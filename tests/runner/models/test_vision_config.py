@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.runner.cuda.model import CUDA
+from paceline.runner.layers.native_stack import NATIVE
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe, manifest
 from paceline.runner.models.traits import AROUND
@@ -124,11 +125,15 @@ def test_sizes_that_the_first_llava_leaves_out_are_those_of_llama() -> None:
     assert (tower(given).side, len(tower(given).blocks)) == (24, 23)
 
 
-def test_a_gpu_reads_images_but_those_that_read_themselves() -> None:
+def test_a_gpu_reads_images() -> None:
     for architecture in ("qwen2vl", "qwen3vl", "llava", "internvl"):
         CUDA.require(describe(ModelConfig.of_hf(Case(architecture).entries)))
     spec = describe(ModelConfig.of_hf(Case("llava").entries))
-    assert isinstance(spec.vision, TowerSpec)
-    spec = replace(spec, vision=replace(spec.vision, reads_itself=True))
-    with pytest.raises(ConfigError, match=r'implement vision\.reads_itself; use device="cpu"'):
-        CUDA.require(spec)
+    tower = spec.vision
+    assert isinstance(tower, TowerSpec)
+    CUDA.require(replace(spec, vision=replace(tower, reads_itself="always")))
+    spec = replace(spec, vision=replace(tower, reads_itself="windowed"))
+    CUDA.require(spec)
+    reason = NATIVE.supports(spec)
+    assert reason is not None
+    assert "vision.reads_itself=windowed" in reason

@@ -11,7 +11,8 @@ from torch import Tensor
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import ImageEmbeddings, ImageGrid, prompt_coordinates
 from paceline.runner.kv_store import KVStore
-from tests.golden.image_models import IDS, ImageModel, Pixels, close, image_model, random_image
+from tests.golden.image_models import ImageModel, close, image_model
+from tests.golden.image_sizes import IDS, Pixels, random_image
 from tests.runner.support import Piece, batch_of
 
 BLOCK = 8

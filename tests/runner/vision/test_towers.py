@@ -18,7 +18,8 @@ from paceline.runner.vision.towers import (
     fractions,
     load,
 )
-from tests.golden.image_models import close, image_model, random_image
+from tests.golden.image_models import close, image_model
+from tests.golden.image_sizes import random_image
 
 
 class NoPixels(VisionTower):

@@ -40,29 +40,32 @@ class NativeStep(Prepared):
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._kernels = library()
         tiles = tiles_of(to_ints(batch.row_start), self._kernels.attention_tile())
+        window, everything = (batch.read_to(one).long().contiguous() for one in (1, None))
         self._read = (
             torch.tensor(tiles),  # [tiles, 3]
             batch.position.long().contiguous(),
-            batch.read_to.long().contiguous(),
             batch.write_cell.long().contiguous(),
             batch.block_table.long().contiguous(),
             kv.group,
             kv.layer_index,
             kv.content,
         )
-        self.step = byref(
-            StepStruct(
-                *(tensor.data_ptr() for tensor in self._read),
-                batch.positions,
-                len(tiles),
-                batch.rows,
-                batch.block_table.shape[2],
-                kv.groups.layers_per_block,
-                kv.block_size,
-                kv.cell.vectors,
-                kv.kv_heads,
-                kv.head_dim,
-            )
+        self._read_to = window, everything
+        at, position, *rest = (tensor.data_ptr() for tensor in self._read)
+        sizes = (
+            batch.positions,
+            len(tiles),
+            batch.rows,
+            batch.block_table.shape[2],
+            kv.groups.layers_per_block,
+            kv.block_size,
+            kv.cell.vectors,
+            kv.kv_heads,
+            kv.head_dim,
+        )
+        # In layers with a window, and in those without.
+        self.step, self._everything = (
+            byref(StepStruct(at, position, one.data_ptr(), *rest, *sizes)) for one in self._read_to
         )
 
     def attend(
@@ -80,7 +83,7 @@ class NativeStep(Prepared):
         out = torch.empty(query.shape)
         plain_sinks = None if sinks is None else sinks.float().contiguous()
         self._kernels.attend(
-            self.step,
+            self._everything if window is None else self.step,
             layer,
             window or 0,
             scale,

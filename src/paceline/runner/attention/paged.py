@@ -43,7 +43,6 @@ class PagedStep(Prepared):
 
     def __init__(self, batch: Batch, kv: KVStore) -> None:
         self._batch, self._kv = batch, kv
-        self._positions = QueryPositions(batch.position, batch.read_to, batch.ends is None)
         self._starts = to_ints(batch.row_start)
         self._contexts = to_ints(batch.context)
         self._pieces: dict[tuple[int, int | None], list[ShortRows | LongRow]] = {}
@@ -92,9 +91,11 @@ class PagedStep(Prepared):
         most = max(len(piece) * piece[0].blocks for piece in groups)
         scratch = Scratch(self._kv, layer, most, query.dtype)
         table = self._batch.block_table[self._kv.groups.group[layer]]
+        is_causal = self._batch.ends_for(window) is None
+        positions = QueryPositions(self._batch.position, self._batch.read_to(window), is_causal)
         for piece in groups:
             kind = ShortRows if piece[0].count <= SHORT else LongRow
-            yield kind(piece, table, self._positions, scratch, window, query)
+            yield kind(piece, table, positions, scratch, window, query)
 
     def _row(self, index: int, window: int | None) -> Row:
         first, end = self._starts[index], self._starts[index + 1]

@@ -101,7 +101,7 @@ class SdpaStep(Prepared):
             keys, values = self._context(row, layer, passed, context)
             key_at = torch.arange(passed, context, device=query.device)
             distance = self._batch.position[first:end, None] - key_at
-            unseen = key_at >= self._batch.read_to[first:end, None]
+            unseen = key_at >= self._batch.read_to(window)[first:end, None]
             unseen |= distance >= (window or context)  # [positions of the row, context]
             mask = torch.zeros(unseen.shape, device=query.device).masked_fill_(unseen, -torch.inf)
             asked = torch.unflatten(query[first:end].float(), 1, (kv_heads, -1))

@@ -69,7 +69,14 @@ class Triton(Attention):
     replay.
     """
 
-    support = AttentionSupport(device="cuda", mixed_graphs=True, latents=True, mixed_heads=True)
+    support = AttentionSupport(
+        device="cuda",
+        mixed_graphs=True,
+        chunks=True,
+        latents=True,
+        mixed_heads=True,
+        whole_images=True,
+    )
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
         if batch.positions == batch.rows:
@@ -300,7 +307,7 @@ class TiledAttention(GraphAttention):
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
         is_small, group = query.element_size() < FLOAT_BYTES, heads // seen.count
         pairs = max(self.pairs if is_small else 32, triton.next_power_of_2(group))
-        tile = pairs // group
+        tile, ends = pairs // group, batch.ends_for(window)
         self.kernel[(seen.count, positions // tile + self._rows)](
             query,
             kv.content,
@@ -309,6 +316,7 @@ class TiledAttention(GraphAttention):
             batch.row_start,
             out,
             self._bounds,
+            query if ends is None else ends,
             query if sinks is None else sinks,
             scale,
             window or 0,
@@ -323,6 +331,7 @@ class TiledAttention(GraphAttention):
             BLOCK=kv.block_size,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
+            ENDS=ends is not None,
             launch_pdl=True,
             **self.how(seen, positions, is_small),
             **seen.constants,

@@ -44,7 +44,13 @@ class TritonFixed(Attention):
     `fixed_attention`."""
 
     support = AttentionSupport(
-        device="cuda", mixed_graphs=True, latents=True, mixed_heads=True, is_invariant=True
+        device="cuda",
+        mixed_graphs=True,
+        chunks=True,
+        latents=True,
+        mixed_heads=True,
+        whole_images=True,
+        is_invariant=True,
     )
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:

@@ -15,6 +15,7 @@ from paceline.runner.attention_backend import Attention
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
+from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.state import CudaState
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.controls import Controls
@@ -32,10 +33,16 @@ class EagerSteps:
         kv: KVStore,
         attention: Attention,
         state: CudaState,
+        residents: Residents,
         prompts: PromptScorer,
     ) -> None:
         self.model, self._kv, self._attention = model, kv, attention
-        self._state, self._prompts = state, prompts
+        self._state, self._residents, self._prompts = state, residents, prompts
+
+    def wants(self, plan: Plan) -> bool:
+        """Does a step need more than graphs compute: scores of prompts, or images whose positions
+        read each other?"""
+        return self._prompts.wants(plan) or self._residents.read_images_whole(plan)
 
     @torch.inference_mode()
     def hidden(
@@ -47,6 +54,7 @@ class EagerSteps:
         If rows are moving, the host does not know where they begin.
         """
         batch, cells, slot = self._state.batch(plan, is_moving)
+        batch = self._residents.with_ends(batch, plan)
         prepared = self._attention.prepare(batch, self._kv)
         lines = batch.sample_at if lines is None else lines
         is_asked = self._prompts.wants(plan)  # then any position is needed

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.runner.adapters.targets import AdapterTargets
 from paceline.runner.attention_backend import Prepared
 from paceline.runner.batch import Batch
+from paceline.runner.chunked_attention import InChunks
 from paceline.runner.cuda.adapters import AdapterRoom, AdapterSizes, Beside, nowhere
 from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
@@ -50,6 +51,7 @@ CUDA = BackendSupport(
             "embedding_scale",
             "logit_scale",
             "logit_cap",
+            "chunk",
             "norm.centred",
             "norm.bias",
             "inputs",
@@ -100,6 +102,7 @@ CUDA = BackendSupport(
             "layers.mlp.routing.scores=sigmoid",
             "layers.mlp.routing.groups",
             "layers.mlp.routing.scale",
+            "layers.mlp.routing.of_inputs",
             "layers.mlp.correction",
             "layers.mlp.shared",
             "layers.mlp.shared.gate",
@@ -111,6 +114,8 @@ CUDA = BackendSupport(
             "layers.mlp.gated_experts",
             "layers.mlp.latent",
             "vision.deep",
+            "vision.reads_itself=always",
+            "vision.reads_itself=windowed",
         }
     )
     | TOWER_FEATURES
@@ -247,6 +252,7 @@ class CudaModel:
         and what some layers read in `inputs`; the number of layers means the output of the last
         one."""
         hidden = self._embed(batch.tokens)
+        attention = attention if self.config.chunk is None else InChunks(attention)
         rotary = self._rotary_of(batch.coordinates)
         own = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
         step = CudaLayerContext(

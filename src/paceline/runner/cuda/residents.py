@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 from paceline.core.arrays import Index
 from paceline.core.plan import Pairs, Plan
 from paceline.core.request import Request
+from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.sampling import is_plain
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.cuda.state import CudaState
-from paceline.runner.encoder_store import EncoderStore, MultimodalEncoder
+from paceline.runner.encoder_store import EncoderStore, MultimodalEncoder, ReadEnds
 from paceline.runner.kv_store import KVStore
 from paceline.runner.sampling.sampler import Sampler
 from paceline.runner.tensors import from_numpy
@@ -52,12 +53,24 @@ class CudaImages:
     def __init__(self, encoder: MultimodalEncoder, model: CudaModel, state: CudaState) -> None:
         self._store = CudaEncoderStore(encoder, model)
         self._first, self._stand_for = model.first_image_id, model.image_tokens
-        self._state = state
+        self._state, vision = state, model.config.vision
+        self._reads_itself = "never" if vision is None else vision.reads_itself
 
     def encode(self, plan: Plan, requests: Mapping[int, Request]) -> None:
         """Encode what a plan lists; `requests` are those in the slots."""
         if plan.encode:
             self._store.encode(plan.encode, requests)
+
+    def are_read_whole(self, plan: Plan) -> bool:
+        """Does a step compute images whose positions all read each other?"""
+        return self._reads_itself != "never" and len(plan.embedded) > 0
+
+    def with_ends(self, batch: Batch, plan: Plan, requests: Mapping[int, Request]) -> Batch:
+        """The batch of such a step, with what each position reads."""
+        ends = ReadEnds.of(plan, requests).of_all(
+            batch.position, lambda column: self._state.send(column)[0]
+        )
+        return replace(batch, ends=ends, ends_in_windows=self._reads_itself == "windowed")
 
     @contextmanager
     def substituted(self, plan: Plan) -> Generator[None]:
@@ -119,6 +132,16 @@ class Residents:
             return nullcontext()
         self.images.encode(plan, self.requests)
         return self.images.substituted(plan)
+
+    def read_images_whole(self, plan: Plan) -> bool:
+        """Does a step compute images whose positions all read each other? No graph does."""
+        return self.images is not None and self.images.are_read_whole(plan)
+
+    def with_ends(self, batch: Batch, plan: Plan) -> Batch:
+        """The batch of a step, in which positions of images may read each other."""
+        if self.images is None or not self.images.are_read_whole(plan):
+            return batch
+        return self.images.with_ends(batch, plan, self.requests)
 
     def are_plain(self, slot: Index) -> bool:
         return bool(self._plain[slot].all())

@@ -108,12 +108,12 @@ class CudaRunner:
             drafted = lines, DraftGraphs(model, state, lines.hidden, drafter, memory)
         self._same: RowLayout | None = None
         self._controls: Controls | None = None
-        self._prompts = PromptScorer(model, self._residents, slots, kv.content.device)
+        prompts = PromptScorer(model, self._residents, slots, kv.content.device)
         self._returns = Readback(slots)
-        self._eager_steps = EagerSteps(model, kv, attention, state, self._prompts)
+        asked = self._residents, prompts
+        self._eager_steps = EagerSteps(model, kv, attention, state, *asked)
         choice = Verification(state, self._sampler, self._residents, self._returns)
-        steps = self._eager_steps, self._prompts, drafter, choice
-        self._drafted = DraftedSteps(model, state, drafted, *steps)
+        self._drafted = DraftedSteps(model, state, drafted, self._eager_steps, drafter, choice)
         self._moves = BlockCopies(kv, 0)
         self._flight: deque[LaunchedStep | UnsampledStep] = deque()
 
@@ -280,7 +280,7 @@ class CudaRunner:
     # -- a step -------------------------------------------------------------
 
     def _run(self, plan: Plan, same: RowLayout, is_moving: bool) -> LaunchedStep | UnsampledStep:
-        if self._prompts.wants(plan):
+        if self._eager_steps.wants(plan):
             return self._eager(plan, same, is_moving)
         # A new row may read what others write in this step, which a decode does not allow.
         if same.is_decode and not plan.admitted:

@@ -157,9 +157,16 @@ class TorchStack:
         states = None
         if batch.states is not None:
             states = StateRows(batch.states, batch.row_start, batch.position)
-        given = () if self._inputs is None else self._inputs(batch.tokens, hidden).unbind(1)
+        given = () if self._inputs is None else self._given(self._inputs, hidden, batch)
         cells = kv.cells(batch.write_cell).unbind()
         return LayerContext(batch.position, rotations, kv, cells, attention, states, given)
+
+    def _given(self, inputs: TokenInputs, hidden: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """What each layer reads of the tokens, [positions, width] each."""
+        tokens = batch.tokens
+        if batch.images is not None:
+            tokens = tokens.index_fill(0, batch.images.at, inputs.image_token)
+        return inputs(tokens, hidden).unbind(1)
 
     def _rotary_positions(self, rope: Rope, batch: Batch) -> Tensor:
         """Positions for the rotary embedding: [positions], or [positions, pairs]."""

@@ -48,7 +48,7 @@ NATIVE = BackendSupport(
             "layers.mlp.down.biases",
             "layers.mlp.output_norm",
             "layers.mlp=moe",
-            "vision.reads_itself",
+            "vision.reads_itself=always",
         }
     )
     | TOWER_FEATURES,

@@ -24,6 +24,7 @@ class TokenInputs:
     ) -> None:
         """With the norm of a device, [n, width] to [n, width]; by default it is torch's."""
         self._width, self._scale = spec.norm.width, spec.scale
+        self.image_token = spec.image_token
         self._table = factory.read(spec.embedding).to(factory.dtype)  # [vocab, layers * width]
         self._linear, self._norm = factory.linear(spec.linear), norm or factory.norm(spec.norm)
 
@@ -32,7 +33,8 @@ class TokenInputs:
         [positions, width]."""
         found = self._norm(self._linear(hidden).view(-1, self._width))
         found = found.view(len(tokens), -1, self._width)
-        known = tokens.where(tokens < len(self._table), 0)  # images have ids of their own
+        # On a GPU, images have ids behind those of all tokens.
+        known = tokens.where(tokens < len(self._table), self.image_token)
         embedded = F.embedding(known, self._table).view_as(found)
         return found.add_(embedded, alpha=self._scale).mul_(0.5**0.5)
 

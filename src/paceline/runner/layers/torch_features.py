@@ -87,7 +87,8 @@ TORCH = BackendSupport(
             "layers.mlp=none",
             "layers.state",
             *(f"layers.state={spec.FEATURE}" for spec in WITH_STATE),
-            "vision.reads_itself",
+            "vision.reads_itself=always",
+            "vision.reads_itself=windowed",
         }
     )
     | TOWER_FEATURES,

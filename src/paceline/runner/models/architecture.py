@@ -156,15 +156,17 @@ class PerLayerInputs:
     """(norm(linear(x)) + scale * embedding(token)) / sqrt(2): an input of each layer. x is the
     residual stream where it begins.
 
-    embedding   [vocab, layers * width]
-    linear      to the inputs of all layers, [layers * width, width of the residual stream]
-    norm        of the input of each layer
+    embedding     [vocab, layers * width]
+    linear        to the inputs of all layers, [layers * width, width of the residual stream]
+    norm          of the input of each layer
+    image_token   the token of positions of images
     """
 
     embedding: TensorSpec
     scale: float
     linear: LinearSpec
     norm: NormSpec
+    image_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +335,15 @@ class Multipliers:
 
 
 NO_MULTIPLIERS = Multipliers()
+
+
+@dataclass(frozen=True, slots=True)
+class InputSizes:
+    """Token ids and width of the inputs of each layer; the token of positions of images."""
+
+    vocab: int
+    width: int
+    image_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

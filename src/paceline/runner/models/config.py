@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models import gguf_config, hf_config
-from paceline.runner.models.architecture import NO_MULTIPLIERS, AltUpSizes, Multipliers
+from paceline.runner.models.architecture import NO_MULTIPLIERS, AltUpSizes, InputSizes, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries, expected
 from paceline.runner.models.experts import ExpertSizes, experts_of_gguf, experts_of_hf
 from paceline.runner.models.gguf_config import GGUFTensors
@@ -110,7 +110,7 @@ class ModelConfig:
     reading_layers    so many layers, the last ones, read keys and values of earlier ones
     reading_mlp_width inside their MLPs
     altup             several residual streams; None: there is one
-    input_sizes       token ids and width of the inputs of each layer; None: there are none
+    input_sizes       of the inputs of each layer; None: there are none
     """
 
     architecture: str
@@ -152,7 +152,7 @@ class ModelConfig:
     reading_layers: int = 0
     reading_mlp_width: int = 0
     altup: AltUpSizes | None = None
-    input_sizes: tuple[int, int] | None = None
+    input_sizes: InputSizes | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.mlp_width, self.heads, self.kv_heads)
@@ -235,8 +235,8 @@ class ModelConfig:
 
     @property
     def reads_images_whole(self) -> bool:
-        """Whether all positions of an image read each other."""
-        return self.vision is not None and self.vision.reads_itself
+        """Whether all positions of an image read each other, in some layers."""
+        return self.vision is not None and self.vision.reads_itself != "never"
 
     @property
     def has_sinks(self) -> bool:
@@ -343,10 +343,13 @@ class ModelConfig:
         architecture = gguf_config.architecture(name, read)
         traits = gguf_config.of_file(read, find(architecture), tensors)
         read = gguf_config.with_defaults(read, traits)
-        if traits.states is not None:
+        if traits.states is not None or traits.header is not None:
             named = hf_config.Found(architecture, traits)
             entries = gguf_config.as_hf(raw, read, traits, tensors)
-            return cls._of_hf(named, hf_config.of_decoder(entries, named))
+            found = cls._of_hf(named, hf_config.of_decoder(entries, named))
+            drafting = read.get("nextn_predict_layers", 0)
+            unread = gguf_config.unread(found.layers, found.reading_layers, drafting)
+            return replace(found, ignored=(*found.ignored, *unread))
         drafting = read.get("nextn_predict_layers", 0)
         heads, layers = read.number("attention.head_count"), read.number("block_count") - drafting
         width = read.number("embedding_length")

@@ -58,7 +58,7 @@ def describe(config: ModelConfig, max_model_len: int | None = None) -> DecoderSp
         head=LinearSpec((embedding if config.tied_embedding else own_head,)),
         embedding_scale=_embedding_scale(config),
         altup=None if config.altup is None else describe_altup(config, config.altup),
-        inputs=None if config.input_sizes is None else describe_inputs(config, *config.input_sizes),
+        inputs=None if config.input_sizes is None else describe_inputs(config, config.input_sizes),
         rounds_scale=config.traits.scaled_embedding,
         logit_scale=config.multipliers.logits,
         logit_cap=config.logit_cap,
@@ -91,7 +91,7 @@ def _layer(config: ModelConfig, layer: int, longest: int) -> LayerSpec:
         scale = tensors.tensor("layer_scalar", "layer_output_scale.weight", 1)
     own = None
     if config.input_sizes is not None:
-        own = describe_input(config, config.input_sizes[1], tensors)
+        own = describe_input(config, config.input_sizes.width, tensors)
     laurel = streams = None
     if (altup := config.altup) is not None:
         laurel = describe_laurel(config, altup, tensors)

@@ -23,7 +23,7 @@ from paceline.runner.models.traits import Traits, named_in_gguf
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 SIGMOID = 2  # how experts are scored, in headers
 HEAD = "output.weight"  # a file without it has a tied head
-UNREAD = ("apertus", "gemma3n", "gemma4")  # architectures whose headers say what is not read yet
+UNREAD = ("apertus", "gemma3n")  # architectures whose headers say what is not read yet
 MAVERICK_EXPERTS = 128  # the header does not say whether Llama 4 has norms of heads
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -77,28 +77,28 @@ def ends(raw: Mapping[str, Any]) -> tuple[int, ...]:
 def as_hf(
     raw: Mapping[str, Any], read: ConfigEntries, traits: Traits, tensors: GGUFTensors
 ) -> ConfigEntries:
-    """What the header of a model with states says, as a config.json says it. Such a header has some
-    numbers for each layer, and 0 where a layer has no such part."""
+    """What a header says, as a config.json says it, of an architecture that reads it so. Such a
+    header has some numbers for each layer, and 0 where a layer has no such part."""
     if traits.header is None:
         raise ConfigError(
             f"a GGUF file of {raw['general.architecture']!r}, which has layers with states, is not "
             "supported: use the model in Hugging Face's format"
         )
-    if read.get("nextn_predict_layers"):
-        raise ConfigError(
-            f"{read.where}: layers that draft are not read in a model with states: convert it "
-            "without them (--no-mtp)"
-        )
-    layers, width = read.number("block_count"), read.number("embedding_length")
-    heads = most(read.need("attention.head_count"))
+    layers = read.number("block_count") - read.get("nextn_predict_layers", 0)
+    width = read.number("embedding_length")
+    heads, names = most(read.need("attention.head_count")), tensors.names
     head_dim, eps = read.get("attention.key_length") or width // heads, norm_eps(read, Traits())
     entries = {
         "num_hidden_layers": layers,
-        "moe_layers": [
-            layer for layer, found in enumerate(have_routers(layers, tensors.names)) if found
-        ],
+        "moe_layers": [layer for layer, found in enumerate(have_routers(layers, names)) if found],
+        "attention_k_eq_v": any(
+            f"blk.{layer}.attn_k.weight" in names and f"blk.{layer}.attn_v.weight" not in names
+            for layer in range(layers)
+        ),
         "hidden_size": width,
-        "intermediate_size": most(read.need("feed_forward_length")),
+        "intermediate_size": most(
+            read.get("feed_forward_length") or read.need("expert_feed_forward_length")
+        ),
         "num_attention_heads": heads,
         "num_key_value_heads": most(read.need("attention.head_count_kv")),
         "head_dim": head_dim,
@@ -112,9 +112,26 @@ def as_hf(
         "tie_word_embeddings": not tensors.has_head,
         "bos_token_id": raw.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(ends(raw)),
-        **traits.header(read),
+        **traits.header(with_factors(read, tensors)),
     }
     return ConfigEntries(entries, f"{read.where}, as a config.json")
+
+
+def with_factors(read: ConfigEntries, tensors: GGUFTensors) -> ConfigEntries:
+    """The header with the rope factors, which are a tensor."""
+    factors = tensors.factors.get(ROPE_FACTORS)
+    return replace(read, raw={**read.raw, f"{read.prefix}{ROPE_FACTORS}": factors})
+
+
+def unread(layers: int, reading: int, drafting: int) -> tuple[str, ...]:
+    """What tensors begin with that files may have and no layer reads: keys and values of layers
+    that read those of others, the last ones; and layers behind them, which draft tokens."""
+    shared = (
+        f"blk.{layer}.attn_{name}."
+        for layer in range(layers - reading, layers)
+        for name in ("k", "v", "k_norm", "v_norm")
+    )
+    return (*shared, *(f"blk.{layers + layer}." for layer in range(drafting)))
 
 
 def most(number: int | list[int]) -> int:
@@ -125,6 +142,7 @@ def most(number: int | list[int]) -> int:
 def layer_types(read: ConfigEntries, without: str) -> list[str]:
     """Layers without heads of keys have no attention; `without` is what they are instead."""
     counts: list[int] = read.need("attention.head_count_kv")
+    counts = counts[: len(counts) - read.get("nextn_predict_layers", 0)]
     return ["full_attention" if count else without for count in counts]
 
 

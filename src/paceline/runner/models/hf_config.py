@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from paceline.core.errors import ConfigError
 from paceline.core.pooling import CLASSIFIER, ENCODERS
-from paceline.runner.models.architecture import Multipliers
+from paceline.runner.models.architecture import InputSizes, Multipliers
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.rope import RopeChoice, frequencies, scaled
 from paceline.runner.models.states.state_sizes import StateLayers
@@ -60,7 +60,8 @@ def architecture(read: ConfigEntries, text_only: bool = False) -> Found:
     if (part := traits.text_part) is None:
         raise unsupported_name(name, ending)
     traits = replace(traits, decoder=part.decoder)
-    if part.vision is not None and not text_only:
+    has_images = read.raw.get("vision_config", {}) is not None
+    if part.vision is not None and has_images and not text_only:
         return Found(short, replace(traits, vision=part.vision))
     return Found(short, traits, is_text_part=True, ignored=part.images)
 
@@ -243,11 +244,11 @@ def global_heads(
     return kv_heads, read.get("global_head_dim", head_dim)
 
 
-def input_sizes(read: ConfigEntries) -> tuple[int, int] | None:
-    """Token ids and width of the inputs of each layer."""
+def input_sizes(read: ConfigEntries) -> InputSizes | None:
     if not (width := read.get("hidden_size_per_layer_input")):
         return None
-    return read.get("vocab_size_per_layer_input") or read.number("vocab_size"), width
+    vocab = read.get("vocab_size_per_layer_input") or read.number("vocab_size")
+    return InputSizes(vocab, width, read.get("pad_token_id", 0))
 
 
 def states(read: ConfigEntries, traits: Traits) -> StateLayers | None:

@@ -19,6 +19,9 @@ class GGUFForm:
     part          index into the tensor of the file, which holds several; None: it holds this one
     any_shape     the file may have the same numbers in another shape
     is_decay      the file holds minus the exponential of the tensor
+    rows          runs of rows of the tensor of the file, in the order of this one; empty: all rows
+    columns       runs of its columns, in the order of this one; empty: all columns
+    instead       another form, of files that have no tensor of this name
     """
 
     name: str
@@ -28,6 +31,9 @@ class GGUFForm:
     apart: tuple[str, ...] = ()
     any_shape: bool = False
     is_decay: bool = False
+    rows: tuple[Run, ...] = ()
+    columns: tuple[Run, ...] = ()
+    instead: "GGUFForm | None" = None
 
 
 @dataclass(frozen=True, slots=True)

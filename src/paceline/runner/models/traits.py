@@ -159,8 +159,8 @@ class Traits:
     text_part          where the decoder is in a model with images, if it is a text model too
     states             reads the sizes of layers with a state, if it has such layers
     entries            entries of config.json that it has under other names, or by default
-    header             entries of config.json that a GGUF header says, of an architecture with
-                       states; None: such files are not read
+    header             entries of config.json that a GGUF header says; None: they are those of all
+                       architectures, and files of models with states are not read
     names              of modules, where they are not those of Llama: pairs of Llama's and its own
     ignored            what the names of tensors begin with that are not computed
     mtp                names of its head that drafts, which is not computed with the model; None:

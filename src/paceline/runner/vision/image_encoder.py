@@ -15,7 +15,7 @@ from paceline.runner.models.architecture import DecoderSpec, attentions
 from paceline.runner.parallel.group import decides
 from paceline.runner.tensors import from_numpy, to_ints
 from paceline.runner.vision import towers
-from paceline.runner.vision.spec import Tile
+from paceline.runner.vision.spec import ReadsItself, Tile
 
 # Images [height, width, channels] in bytes to embeddings [n, width] each.
 Tower = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -33,7 +33,7 @@ class ImageEncoder:
     width    of an embedding: that of the decoder, or of several inputs of layers, side by side
     square   pixels along each side of what becomes one embedding
     tile     what an image of a fixed size has; None: images have any size
-    reads_itself   all positions of an image read each other
+    reads_itself   in which layers of the decoder all positions of an image read each other
     has_axes       positions have rows and columns
     token          the embedding of a token, [1, width]
     """
@@ -44,11 +44,12 @@ class ImageEncoder:
         width: int,
         square: int = 0,
         tile: Tile | None = None,
-        reads_itself: bool = False,
+        reads_itself: ReadsItself = "never",
         has_axes: bool = False,
         token: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.reads_itself, self.has_axes, self.token = reads_itself, has_axes, token
+        self.reads_itself: ReadsItself = reads_itself
+        self.has_axes, self.token = has_axes, token
         self.width, self.tower, self.square, self.tile = width, tower, square, tile
 
     @property

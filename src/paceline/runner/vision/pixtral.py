@@ -12,6 +12,7 @@ from paceline.runner.vision.spec import (
     CLIP_STD,
     COLUMNS,
     ROWS,
+    PatchSpec,
     PixelScale,
     ProjectorSpec,
     TowerSpec,
@@ -65,7 +66,7 @@ def tower(
     patch = read.number("patch_size", 16)
     return TowerSpec(
         pixels=PixelScale.of_hf(settings, CLIP_MEAN, CLIP_STD),
-        patch=TOWER.linear(("patch_conv",), (width, 3, patch, patch), bias=False),
+        patch=PatchSpec(TOWER.linear(("patch_conv",), (width, 3, patch, patch), bias=False), patch),
         side=None,
         positions=None,
         class_token=None,
@@ -106,6 +107,4 @@ def block(read: ConfigEntries, name: str, width: int, heads: int) -> VisionBlock
         activation=vision_activation(read, "gelu"),
         gated=True,
         windowed=False,
-        query_norm=None,
-        key_norm=None,
     )

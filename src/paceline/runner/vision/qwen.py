@@ -15,13 +15,13 @@ from paceline.runner.vision.spec import (
     HALF,
     ROWS,
     DeepSpec,
+    PatchSpec,
     PixelScale,
     PositionSpec,
     ProjectorSpec,
     TowerSpec,
     VisionActivation,
     VisionBlockSpec,
-    VisionLinear,
     VisionNorm,
     VisionTensors,
     vision_activation,
@@ -87,9 +87,9 @@ class QwenSizes:
         axes = (ROWS,) * len(each) + (COLUMNS,) * len(each)
         return Rope(each * 2, (1.0,) * len(axes), axes)
 
-    def patches(self, bias: bool) -> VisionLinear:
+    def patches(self, bias: bool) -> PatchSpec:
         kernel = (self.width, 3, self.frames, self.patch, self.patch)
-        return TENSORS.linear(("patch_embed.proj",), kernel, bias)
+        return PatchSpec(TENSORS.linear(("patch_embed.proj",), kernel, bias), self.patch)
 
     def block(
         self,
@@ -113,8 +113,6 @@ class QwenSizes:
             activation=activation,
             gated=len(up) > 1,
             windowed=windowed,
-            query_norm=None,
-            key_norm=None,
         )
 
     def projector(
@@ -127,7 +125,7 @@ class QwenSizes:
         merged = self.merged
         return ProjectorSpec(
             norm=norm,
-            is_mean=False,
+            mean=None,
             merger=None,
             merged_norm=merged_norm,
             linears=(
@@ -144,7 +142,7 @@ class QwenSizes:
     def tower(
         self,
         pixels: PixelScale,
-        patch: VisionLinear,
+        patch: PatchSpec,
         blocks: tuple[VisionBlockSpec, ...],
         projector: ProjectorSpec,
         window: int | None = None,

@@ -1,11 +1,12 @@
 """The description of a vision tower, from which it is built, and what its tensors are named."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
+from paceline.runner.models.linear_spec import EVERY_BACKEND
 from paceline.runner.models.rope import Rope
 from paceline.runner.models.tensor_spec import GGUFForm, TensorSpec
 
@@ -15,6 +16,8 @@ CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 HALF: Channels = (0.5, 0.5, 0.5)
 ROWS, COLUMNS = 0, 1  # axes of positions
+# Layers of a decoder in which positions of an image read each other: those with a window, or all.
+ReadsItself = Literal["never", "windowed", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +68,19 @@ def vision_activation(read: ConfigEntries, default: VisionActivation) -> VisionA
     return found
 
 
-# Towers run in torch on any device, so every backend computes all fields below. The last two of
-# `TowerSpec` have defaults, since they are features of the decoder that a backend may lack.
+DETAIL = {EVERY_BACKEND: True}  # towers run in torch on any device
+# Every backend computes all fields below, but the last two of `TowerSpec` are features of decoders.
 
 
 @dataclass(frozen=True, slots=True)
 class VisionNorm:
     """A layer norm; without a bias, a root-mean-square norm.
 
+    weight   None: all weights are 1
     offset   the norm multiplies by its weight plus this
     """
 
-    weight: TensorSpec  # [width]
+    weight: TensorSpec | None  # [width]
     bias: TensorSpec | None  # [width]
     eps: float
     offset: float
@@ -90,12 +94,46 @@ class VisionLinear:
     biases          [outputs] each: one for every weight, or none
     factor          [outputs]; outputs are multiplied by it
     is_transposed   weights are [inputs, outputs]
+    limits          for every weight, or none: least and largest input, least and largest output
     """
 
     weights: tuple[TensorSpec, ...]
     biases: tuple[TensorSpec, ...]
     factor: TensorSpec | None
     is_transposed: bool
+    limits: tuple[tuple[TensorSpec, ...], ...] = field(default=(), metadata=DETAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSpec:
+    """Makes a vector of each patch of `size` by `size` pixels.
+
+    linear          a convolution with the stride of a patch, which may cover several equal frames;
+                    or [width, all pixels of a patch]
+    channels_last   the channels of a pixel are adjacent among these pixels
+    """
+
+    linear: VisionLinear
+    size: int
+    channels_last: bool = field(default=False, metadata=DETAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionHeadNorms:
+    """Norms of queries, keys and values.
+
+    whole   of all heads together; otherwise of each head
+    """
+
+    query: VisionNorm
+    key: VisionNorm
+    value: VisionNorm | None
+    whole: bool
+
+
+# Which two dimensions of a head rotate together: i and i + half; 2 i and 2 i + 1; or i and
+# i + quarter in each half.
+Pairs = Literal["halves", "adjacent", "quarters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +142,8 @@ class VisionBlockSpec:
 
     gated        `up` is a gate beside the rest: down(activation(gate) * up)
     windowed     a patch attends to those of its window, not to all of the image
-    query_norm   of the queries of all heads together
-    key_norm     of the keys of all heads together
+    scale        factor of the scores before the softmax; None: one over the root of a head's size
+    output_norm, mlp_output_norm   of what is added to x
     """
 
     norm: VisionNorm
@@ -118,23 +156,38 @@ class VisionBlockSpec:
     activation: VisionActivation
     gated: bool
     windowed: bool
-    query_norm: VisionNorm | None
-    key_norm: VisionNorm | None
+    head_norms: VisionHeadNorms | None = field(default=None, metadata=DETAIL)
+    pairs: Pairs = field(default="halves", metadata=DETAIL)
+    scale: float | None = field(default=None, metadata=DETAIL)
+    output_norm: VisionNorm | None = field(default=None, metadata=DETAIL)
+    mlp_output_norm: VisionNorm | None = field(default=None, metadata=DETAIL)
 
 
 @dataclass(frozen=True, slots=True)
 class PositionSpec:
     """Learned positions of patches.
 
-    table   [positions, width]; the first is that of the class token, if there is one
+    table   [positions, width]; the first or the last is that of the class token, if there is one
     side    rows and columns of the table
     place   which position a patch has: by its row and column; by the fraction of the side at which
-            it begins, rounded as in training; or, in images of any size, interpolated between four
+            it begins, rounded as in training; in images of any size, interpolated between four; or
+            the sum of one for its column and one for its row
+    class_last   the position of the class token is the last
     """
 
     table: TensorSpec
     side: int
-    place: Literal["index", "fraction", "interpolated"]
+    place: Literal["index", "fraction", "interpolated", "sum"]
+    class_last: bool = field(default=False, metadata=DETAIL)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSpec:
+    """(mean of the patches of a square * factor - offset) * scale"""
+
+    factor: float
+    offset: TensorSpec | None  # [width]
+    scale: TensorSpec | None  # [width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +195,7 @@ class ProjectorSpec:
     """From squares of patches to embeddings, with a GELU between linears.
 
     norm          of each patch
-    is_mean       a square is the mean of its patches; otherwise they are side by side
+    mean          a square is the mean of its patches; None: they are side by side
     merger        a linear without a GELU behind it, to the width of a patch. It reads all patches
                   channel by channel; None: there is none
     merged_norm   of each square
@@ -150,7 +203,7 @@ class ProjectorSpec:
     """
 
     norm: VisionNorm | None
-    is_mean: bool
+    mean: MeanSpec | None
     merger: VisionLinear | None
     merged_norm: VisionNorm | None
     linears: tuple[VisionLinear, ...]
@@ -180,7 +233,7 @@ class VisionSpec(Protocol):
     tile      images have this size; None: any size
     levels    inputs of layers that an embedding is for, one behind the other
     unread    what the names of tensors begin with that the tower does not read
-    reads_itself   in the decoder, all positions of an image read each other
+    reads_itself   in which layers of the decoder all positions of an image read each other
     """
 
     FEATURE: ClassVar[str]
@@ -198,30 +251,29 @@ class VisionSpec(Protocol):
     def unread(self) -> tuple[str, ...]: ...
 
     @property
-    def reads_itself(self) -> bool: ...
+    def reads_itself(self) -> ReadsItself: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
     """Patches of images, blocks of attention and MLP among them, and a projector.
 
-    patch         a convolution with the stride of a patch, which may cover several equal frames
     side          patches along each side of an image; None: images have any size
     positions     of patches; None: blocks rotate by position
-    class_token   stands in front of the patches, and is not projected
+    class_token   stands in front of the patches, and is neither rotated nor projected
     first_norm    before the blocks
     rope          of queries and keys, by row and column (axes 0 and 1)
     window        squares along each side of a window; None: no block has windows
     merge         patches along each side of a square that becomes one embedding
     unread        what the names of tensors begin with that are not read
     deep          what is added to the inputs of the decoder's layers from the second on
-    reads_itself  in the decoder, all positions of an image read each other
+    reads_itself  in which layers of the decoder all positions of an image read each other
     """
 
     FEATURE: ClassVar[str] = "patches"
 
     pixels: PixelScale
-    patch: VisionLinear
+    patch: PatchSpec
     side: int | None
     positions: PositionSpec | None
     class_token: TensorSpec | None
@@ -233,7 +285,7 @@ class TowerSpec:
     projector: ProjectorSpec
     unread: tuple[str, ...]
     deep: tuple[DeepSpec, ...] = ()
-    reads_itself: bool = False
+    reads_itself: ReadsItself = "never"
 
     def __post_init__(self) -> None:
         if self.side is not None and (self.side < 1 or self.side % self.merge):
@@ -246,7 +298,7 @@ class TowerSpec:
     @property
     def patch_size(self) -> int:
         """Pixels along each side."""
-        return self.patch.weights[0].shape[-1]
+        return self.patch.size
 
     @property
     def square(self) -> int:

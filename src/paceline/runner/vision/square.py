@@ -12,12 +12,15 @@ from paceline.runner.vision.spec import (
     CLIP_STD,
     HALF,
     Channels,
+    MeanSpec,
+    PatchSpec,
     PixelScale,
     PositionSpec,
     ProjectorSpec,
     TowerSpec,
     VisionActivation,
     VisionBlockSpec,
+    VisionHeadNorms,
     VisionLinear,
     VisionNorm,
     VisionTensors,
@@ -79,9 +82,9 @@ class SquareSizes:
             eps=float(filled.need("layer_norm_eps")),
         )
 
-    def patches(self, name: str, bias: bool = True) -> VisionLinear:
+    def patches(self, name: str, bias: bool = True) -> PatchSpec:
         kernel = (self.width, 3, self.patch, self.patch)
-        return self.tensors.linear((name,), kernel, bias)
+        return PatchSpec(self.tensors.linear((name,), kernel, bias), self.patch)
 
     def blocks(
         self, activation: VisionActivation, layers: int | None = None
@@ -104,8 +107,6 @@ class SquareSizes:
             activation=activation,
             gated=False,
             windowed=False,
-            query_norm=None,
-            key_norm=None,
         )
 
 
@@ -170,7 +171,7 @@ def idefics3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> 
     )
     projector = ProjectorSpec(
         norm=IDEFICS3.norm("post_layernorm", width, sizes.eps),
-        is_mean=False,
+        mean=None,
         merger=None,
         merged_norm=None,
         linears=(projection,),
@@ -262,7 +263,7 @@ def two_linears(whole: ConfigEntries, width: int, output: int, bias: bool = True
     bias = bool(whole.get("multimodal_projector_bias", bias))
     return ProjectorSpec(
         norm=None,
-        is_mean=False,
+        mean=None,
         merger=None,
         merged_norm=None,
         linears=(
@@ -293,14 +294,14 @@ def gemma3(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> To
     scale = PROJECTOR.tensor("mm_soft_emb_norm.weight", width)
     projector = ProjectorSpec(
         norm=TOWER.norm("post_layernorm", width, eps),
-        is_mean=True,
+        mean=MeanSpec(1.0, None, None),
         merger=None,
         merged_norm=VisionNorm(scale, None, eps, offset=1.0),
         linears=(VisionLinear((weight,), (), None, is_transposed=True),),
     )
     positions = PositionSpec(table, side, "index")
     tower = siglip(sizes, settings, positions, side // few, projector)
-    return replace(tower, unread=TOWER.names("head."), reads_itself=True)
+    return replace(tower, unread=TOWER.names("head."), reads_itself="always")
 
 
 def internvl(whole: ConfigEntries, output: int, settings: Mapping[str, Any]) -> TowerSpec:
@@ -349,9 +350,8 @@ def intern_block(sizes: SquareSizes, name: str) -> VisionBlockSpec:
         raise ConfigError(f"{read.where}: norm_type {kind!r} is not supported")
     has_bias, has_norms = bool(read.get("attention_bias")), bool(read.get("use_qk_norm"))
     qkv = tuple(f"{name}.attention.{one}_proj" for one in "qkv")
-    query_norm, key_norm = (
-        TOWER.norm(f"{name}.attention.{one}_norm", width, 1e-6, bias=False) if has_norms else None
-        for one in "qk"
+    query, key = (
+        TOWER.norm(f"{name}.attention.{one}_norm", width, 1e-6, bias=False) for one in "qk"
     )
 
     def linear(part: str, shape: tuple[int, int], factor: str = "") -> VisionLinear:
@@ -369,6 +369,5 @@ def intern_block(sizes: SquareSizes, name: str) -> VisionBlockSpec:
         activation=vision_activation(read, "gelu"),
         gated=False,
         windowed=False,
-        query_norm=query_norm,
-        key_norm=key_norm,
+        head_norms=VisionHeadNorms(query, key, None, whole=True) if has_norms else None,
     )

@@ -1,9 +1,8 @@
 """Vision towers: from the pixels of images to embeddings of the decoder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,131 +13,47 @@ from paceline.core import plugins
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.layers.norm import Rotation
+from paceline.runner.vision.blocks import (
+    Groups,
+    ScaledPixels,
+    TowerLinear,
+    VisionBlock,
+    norm_of,
+)
 from paceline.runner.vision.spec import (
-    PixelScale,
+    MeanSpec,
+    PatchSpec,
     PositionSpec,
     ProjectorSpec,
     TowerSpec,
-    VisionActivation,
-    VisionBlockSpec,
-    VisionLinear,
-    VisionNorm,
     VisionSpec,
 )
 
-
-def quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
+CONVOLUTION = 4  # dimensions of the weights of a convolution of one frame
 
 
-ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": quick_gelu,
-}
-# Patches that attend to each other: so many groups of so many patches each, one after the other.
-Groups = Sequence[tuple[int, int]]
+class SquareMean:
+    """The mean of the patches of a square, in float32."""
 
-
-class ScaledPixels:
-    """Turns pixels of 0 to 255 into the numbers that a tower reads."""
-
-    def __init__(self, factory: LayerFactory[Linear], scale: PixelScale) -> None:
-        std = torch.tensor(scale.std, device=factory.device)
-        self._factor = scale.factor / std  # [channels]
-        self._offset = torch.tensor(scale.mean, device=factory.device) / std  # [channels]
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """[…, channels] in bytes to the same in float32."""
-        return pixels.to(self._factor.device, torch.float32) * self._factor - self._offset
-
-
-class TowerLinear:
-    """A linear with weights of a tower."""
-
-    def __init__(self, factory: LayerFactory[Linear], spec: VisionLinear) -> None:
-        weight = factory.joined(spec.weights)
-        bias = factory.joined(spec.biases) if spec.biases else None
-        if spec.is_transposed:
-            weight = weight.t()
-        if spec.factor is not None:
-            factor = factory.read(spec.factor)
-            weight, bias = weight * factor[:, None], None if bias is None else bias * factor
-        self.weight = weight.to(factory.dtype)  # [outputs, inputs]
-        self.bias = None if bias is None else bias.to(factory.dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class WholeNorm:
-    """A layer norm, or a root-mean-square norm."""
-
-    def __init__(self, factory: LayerFactory[Linear], spec: VisionNorm) -> None:
-        self._weight = (factory.read(spec.weight) + spec.offset).to(factory.dtype)
-        self._bias = None if spec.bias is None else factory.read(spec.bias).to(factory.dtype)
-        self._eps = spec.eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._bias is None:
-            return F.rms_norm(x, x.shape[-1:], self._weight, self._eps)
-        return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
-
-
-def norm_of(factory: LayerFactory[Linear], spec: VisionNorm | None) -> WholeNorm | None:
-    return None if spec is None else WholeNorm(factory, spec)
-
-
-class VisionBlock:
-    """Attention among patches, then an MLP for each of them."""
-
-    def __init__(self, factory: LayerFactory[Linear], spec: VisionBlockSpec) -> None:
-        self._spec, self._activation = spec, ACTIVATIONS[spec.activation]
-        self._norm, self._mlp_norm = (
-            WholeNorm(factory, norm) for norm in (spec.norm, spec.mlp_norm)
-        )
-        self._head_norms = [norm_of(factory, one) for one in (spec.query_norm, spec.key_norm)]
-        self._qkv, self._output, self._up, self._down = (
-            TowerLinear(factory, linear) for linear in (spec.qkv, spec.output, spec.up, spec.down)
+    def __init__(self, factory: LayerFactory[Linear], spec: MeanSpec) -> None:
+        self._factor = spec.factor
+        self._offset, self._scale = (
+            None if one is None else factory.read(one) for one in (spec.offset, spec.scale)
         )
 
-    def __call__(self, x: Tensor, groups: Groups, rotation: Rotation | None = None) -> Tensor:
-        """[patches, width] to the same."""
-        x = x + self._output(self._attend(self._norm(x), groups, rotation))
-        return x + self._mlp(self._mlp_norm(x))
-
-    def _attend(self, x: Tensor, groups: Groups, rotation: Rotation | None) -> Tensor:
-        heads = self._spec.heads
-        qkv = self._qkv(x).view(len(x), 3, -1)
-        for index, norm in enumerate(self._head_norms):
-            if norm is not None:
-                qkv[:, index] = norm(qkv[:, index])
-        qkv = qkv.view(len(x), 3, heads, -1)
-        if rotation is not None:
-            rotation.rotate(qkv[:, :2].flatten(1, 2))
-        parts: list[Tensor] = []
-        for part, (count, length) in zip(
-            torch.split(qkv, [count * length for count, length in groups]), groups, strict=True
-        ):
-            each = part.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            query, key, value = each.unbind()  # [count, heads, length, dims]
-            seen = F.scaled_dot_product_attention(query, key, value)
-            parts.append(seen.transpose(1, 2).reshape(count * length, -1))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        if not self._spec.gated:
-            return self._down(self._activation(self._up(x)))
-        gate, up = self._up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[…, patches of a square, width] to […, width]."""
+        found = x.float().mean(-2) * self._factor
+        if self._offset is not None and self._scale is not None:
+            found = (found - self._offset) * self._scale
+        return found.to(x.dtype)
 
 
 class Projector:
     """Turns squares of patches into embeddings."""
 
     def __init__(self, factory: LayerFactory[Linear], spec: ProjectorSpec) -> None:
-        self._is_mean = spec.is_mean
+        self._mean = None if spec.mean is None else SquareMean(factory, spec.mean)
         self._norm, self._merged_norm = (
             norm_of(factory, norm) for norm in (spec.norm, spec.merged_norm)
         )
@@ -152,7 +67,7 @@ class Projector:
         if self._merger is not None:
             x = self._merger(x.transpose(-1, -2).flatten(-2))
         else:
-            x = x.mean(-2) if self._is_mean else x.flatten(-2)
+            x = x.flatten(-2) if self._mean is None else self._mean(x)
         if self._merged_norm is not None:
             x = self._merged_norm(x)
         x = self._first(x)
@@ -167,8 +82,12 @@ class LearnedPositions:
     def __init__(self, factory: LayerFactory[Linear], spec: PositionSpec, has_class: bool) -> None:
         table = factory.read(spec.table).to(factory.dtype)
         table = table.view(-1, table.shape[-1])
-        self.of_class = table[:1] if has_class else None  # [1, width]
-        self._table, self._spec = table[int(has_class) :], spec  # [side * side, width]
+        count = len(table) - int(has_class)  # of patches
+        first = 0 if spec.class_last else int(has_class)
+        self.of_class = None  # [1, width]
+        if has_class:
+            self.of_class = table[count:] if spec.class_last else table[:1]
+        self._table, self._spec = table[first : first + count], spec  # [side * side, width]
 
     def __call__(self, position: Tensor, size: Tensor) -> Tensor:
         """Those of patches with these rows and columns [patches, 2], in an image of `size` [2] rows
@@ -176,6 +95,8 @@ class LearnedPositions:
         side, place = self._spec.side, self._spec.place
         if place == "fraction":
             position = fractions(side).to(position.device)[position]
+        if place == "sum":
+            return self._table[position[:, 1]] + self._table[side + position[:, 0]]
         if place != "interpolated":
             return self._table[position[:, 0] * side + position[:, 1]]
         at = position * (side - 1) / (size - 1).clamp(min=1)
@@ -264,9 +185,7 @@ class PatchTower(VisionTower):
         whole = [(count, len(x) // count)]
         each = spec.merge**2
         apart = [(number, length * each) for number, length in windows.groups]
-        rotation = None
-        if spec.rope is not None:
-            rotation = Rotation.of(position[:, self._axes], self._rope, self._dtype)
+        rotation = None if spec.rope is None else self._rotation(position, count)
         deep: list[Tensor] = []
         for index, (block, one) in enumerate(zip(self._blocks, spec.blocks, strict=True)):
             x = block(x, apart if one.windowed else whole, rotation)
@@ -274,6 +193,13 @@ class PatchTower(VisionTower):
                 deep.append(projector(self._squares(x, count)))
         found = torch.cat((self._projector(self._squares(x, count)), *deep), dim=-1)
         return torch.empty_like(found).index_copy_(1, order, found)
+
+    def _rotation(self, position: Tensor, count: int) -> Rotation:
+        """Of the patches of all images, whose rows and columns [patches, 2] are the same. The class
+        token is not rotated, so patches count from 1."""
+        if self._class is not None:
+            position = F.pad(position + 1, (0, 0, 1, 0))
+        return Rotation.of(position.repeat(count, 1)[:, self._axes], self._rope, self._dtype)
 
     def _embedded(self, patches: Tensor, position: Tensor, grid: "ImageSquares") -> Tensor:
         """The input of the blocks."""
@@ -296,12 +222,16 @@ class PatchTower(VisionTower):
         return x.reshape(count, -1, self._spec.merge**2, x.shape[-1])
 
 
-def patch_linear(factory: LayerFactory[Linear], spec: VisionLinear) -> TowerLinear:
-    """The convolution of patches as a linear, [width, channels * patch * patch]. If it covers
+def patch_linear(factory: LayerFactory[Linear], spec: PatchSpec) -> TowerLinear:
+    """A linear of the pixels of a patch, [width, channels * size * size]. If a convolution covers
     several frames, they are equal, so that their weights add up."""
-    found = TowerLinear(factory, spec)
-    frames = found.weight.dim() - 4
-    found.weight = (found.weight.sum(2) if frames else found.weight).flatten(1)
+    found = TowerLinear(factory, spec.linear)
+    weight, size = found.weight, spec.size
+    if spec.channels_last:
+        weight = weight.view(len(weight), size, size, -1).permute(0, 3, 1, 2)
+    elif weight.dim() > CONVOLUTION:
+        weight = weight.sum(2)
+    found.weight = weight.flatten(1)
     return found
 
 

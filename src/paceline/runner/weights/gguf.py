@@ -1,6 +1,6 @@
 """A GGUF file as a checkpoint, with the names and layouts of HF."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.describe import describe
 from paceline.runner.models.gguf_config import ALL_FACTORS, GGUFTensors
-from paceline.runner.models.tensor_spec import Shape
+from paceline.runner.models.tensor_spec import GGUFForm, Shape
 from paceline.runner.tensors import from_numpy, to_floats
 from paceline.runner.weights import fp4
 from paceline.runner.weights.gguf_file import GGUFTensor, read_gguf
 from paceline.runner.weights.matrix import Matrix
-from paceline.runner.weights.quantized_matrix import CodedMatrix
+from paceline.runner.weights.quantized_matrix import CodedMatrix, OrderedMatrix
 from paceline.runner.weights.weight_format import UNQUANTIZED
 
 # Values of 4-bit codes that are not evenly spaced.
@@ -226,7 +226,7 @@ class GGUF:
         config = ModelConfig.of_gguf(file.fields, GGUFTensors(tensors.keys(), numbers))
         self.config = config.loaded_as(quantization)
         described = describe(self.config).tensors
-        self._forms = {tensor.name: tensor.gguf for tensor in described}
+        self._forms = {tensor.name: form_in(tensors, tensor.gguf) for tensor in described}
         self._wanted = {tensor.name: tensor.whole_shape for tensor in described}
         known = {one for form in self._forms.values() for one in (form.name, *form.apart)}
         known.update(name for name in tensors if name.startswith(self.config.ignored))
@@ -234,15 +234,18 @@ class GGUF:
         self._apart: dict[str, tuple[GGUFTensor, ...]] = {}  # keys and values
         for name, form in self._forms.items():
             if form.name in tensors:
-                self._add(name, tensors[form.name], form.part)
+                self._add(name, tensors[form.name], form)
             elif form.apart and all(one in tensors for one in form.apart):
                 self._apart[name] = tuple(tensors[one] for one in form.apart)
 
-    def _add(self, name: str, stored: GGUFTensor, part: int | None) -> None:
-        if part is None:
-            self._tensors[name] = stored
-        elif part < stored.shape[0]:
-            self._tensors[name] = stored.part(part)
+    def _add(self, name: str, stored: GGUFTensor, form: GGUFForm) -> None:
+        if form.part is not None:
+            if form.part >= stored.shape[0]:
+                return
+            stored = stored.part(form.part)
+        if form.rows and max(end for _, end in form.rows) <= stored.shape[0]:
+            stored = stored.rows(form.rows)
+        self._tensors[name] = stored
 
     @property
     def is_quantized(self) -> bool:
@@ -274,12 +277,26 @@ class GGUF:
             tensor = tensor.reshape(self._shape(name))
         if form.is_decay:
             return (-tensor).log_()
+        if form.columns:
+            tensor = torch.cat([tensor[:, first:end] for first, end in form.columns], dim=1)
         return tensor - form.offset if form.offset else tensor
 
     def matrix(self, name: str) -> Matrix | None:
         if name in self._apart:
             return None
-        return coded_matrix(self._tensors[name], self._forms[name].paired_heads)
+        form = self._forms[name]
+        matrix = coded_matrix(self._tensors[name], form.paired_heads)
+        if matrix is None or not form.columns:
+            return matrix
+        # Columns stay as they are stored, and inputs are put in their order.
+        stored = torch.cat([torch.arange(first, end) for first, end in form.columns])
+        return OrderedMatrix(matrix, stored.argsort())
+
+
+def form_in(names: Collection[str], form: GGUFForm) -> GGUFForm:
+    """The form that a file with tensors of these names has."""
+    is_other = form.instead is not None and form.name not in names
+    return form.instead if is_other and form.instead is not None else form
 
 
 def coded_matrix(tensor: GGUFTensor, heads: int) -> CodedMatrix | None:

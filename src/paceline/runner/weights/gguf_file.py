@@ -1,6 +1,7 @@
 """Read the fields and tensors of a GGUF file."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline.core.system.gguf import (
     map_file,
     read_header,
 )
+from paceline.runner.models.tensor_spec import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,14 @@ class GGUFTensor:
         size = len(self.blocks) // self.shape[0]
         blocks = self.blocks[index * size : (index + 1) * size]
         return GGUFTensor(self.shape[1:], self.encoding, blocks)
+
+    def rows(self, runs: Sequence[Run]) -> "GGUFTensor":
+        """Rows in the order of runs; they consist of whole blocks. A run alone is not copied."""
+        each = self.blocks.reshape(self.shape[0], -1, self.blocks.shape[-1])
+        found = [each[first:end] for first, end in runs]
+        rows = found[0] if len(found) == 1 else np.concatenate(found)
+        blocks = rows.reshape(-1, self.blocks.shape[-1])
+        return GGUFTensor((len(rows), *self.shape[1:]), self.encoding, blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -63,9 +63,8 @@ class PairedAttention(Attention):
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> PairedPrepared:
-        prepare, config = self._attention.prepare_mixed_graph, self._second.config
-        is_capped, has_sinks = config.score_cap is not None, config.has_sinks
-        second_queries = Queries(config.heads, self._second.dtype, is_capped, has_sinks)
+        prepare = self._attention.prepare_mixed_graph
+        second_queries = Queries.of(self._second.config, self._second.dtype)
         second = prepare(batch, self._kv, bounds, longer, second_queries)
         return PairedPrepared(prepare(batch, kv, bounds, longer, queries), second)
 

@@ -17,7 +17,7 @@ from paceline.runner.cuda.graphs.drafts import DraftGraphs, choose_lines
 from paceline.runner.cuda.graphs.mixed import MixedGraphs
 from paceline.runner.cuda.kernels.drafts import put_drafts
 from paceline.runner.cuda.model import CudaModel
-from paceline.runner.cuda.prompt_scores import PromptScorer, ScoredPrompts
+from paceline.runner.cuda.prompt_scores import ScoredPrompts
 from paceline.runner.cuda.residents import Residents
 from paceline.runner.cuda.staging import Readback
 from paceline.runner.cuda.state import CudaState
@@ -36,14 +36,13 @@ class DraftedSteps:
         state: CudaState,
         graphs: tuple[MixedGraphs, DraftGraphs] | None,
         eager: EagerSteps,
-        prompts: PromptScorer,
         drafter: Drafter,
         choice: "Verification",
     ) -> None:
         """Steps that fit into no graph are launched kernel by kernel."""
         self._model, self._state, self._eager = model, state, eager
         self._graphs, self._ends = graphs or (None, None)
-        self._prompts, self.drafter, self._choice = prompts, drafter, choice
+        self.drafter, self._choice = drafter, choice
 
     def captures(self) -> list[Capture]:
         """The graphs of every size."""
@@ -90,7 +89,7 @@ class DraftedSteps:
 
     def _size(self, plan: Plan, width: int) -> int | None:
         """Size of the graph that fits the step, with so many lines for each row that samples."""
-        if self._graphs is None or self._prompts.wants(plan):
+        if self._graphs is None or self._eager.wants(plan):
             return None
         return self._graphs.size(plan, int(plan.rows.samples.sum()) * width)
 

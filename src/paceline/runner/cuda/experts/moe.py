@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.runner.cuda.experts.choice import ExpertRouter
+from paceline.runner.cuda.experts.choice import ExpertChoice, ExpertRouter
 from paceline.runner.cuda.experts.coded import DecodedExperts, GroupedCodes
 from paceline.runner.cuda.experts.few import FewExperts
 from paceline.runner.cuda.experts.fp4 import Fp4Experts
@@ -75,7 +75,7 @@ class CudaMoE:
         self._floor, self._latent = spec.norm.floor, None
         if (latent := spec.latent) is not None:
             self._latent = factory.linear(latent.before, spec.norm), factory.linear(latent.after)
-        self._norms = norms_behind(factory, spec, scale)
+        self._norms, self._is_of_inputs = norms_behind(factory, spec, scale), spec.routing.of_inputs
         self._has_parts, self._summed = factory.group is not None, factory.sum_over_ranks()
 
     def kernels(self) -> dict[str, str]:
@@ -88,7 +88,9 @@ class CudaMoE:
         gated = None if self._shared is None else self._shared.gated(hidden, x)
         is_apart = self._has_parts or self._norms is not None
         total = torch.zeros_like(hidden) if is_apart else hidden
-        if self._latent is None:
+        if self._is_of_inputs:
+            add_apart(self._experts.of(len(x)), total, x, choice)
+        elif self._latent is None:
             self._experts.of(len(x)).add_to(total, x, choice)
         else:
             before, after = self._latent
@@ -104,6 +106,20 @@ class CudaMoE:
             self._shared.down.add_to(total, gated)
         if self._has_parts:
             hidden.add_(self._summed(total))
+
+
+def add_apart(kernel: ExpertKernel, total: Tensor, x: Tensor, choice: ExpertChoice) -> None:
+    """Add experts whose inputs [positions, width] are multiplied by the shares, not their outputs.
+    Each pair of a position and an expert has a row."""
+    share = choice.share
+    rows = (x.unsqueeze(1) * share.unsqueeze(2).to(x.dtype)).flatten(0, 1)
+    apart = replace(choice, share=torch.ones_like(share).view(-1, 1))
+    if share.shape[1] == 1:
+        kernel.add_to(total, rows, apart)
+        return
+    found = torch.zeros_like(rows)
+    kernel.add_to(found, rows, apart)
+    total.add_(found.view(*share.shape, -1).sum(1))
 
 
 def norms_behind(

@@ -252,9 +252,7 @@ class MixedGraphs:
             states=state.states_of(slot[:rows], longer if has_long else 0, drafts),
         )
         if positions not in self._held:
-            config = self._model.config
-            is_capped, has_sinks = config.score_cap is not None, config.has_sinks
-            queries = Queries(config.heads, self._model.dtype, is_capped, has_sinks)
+            queries = Queries.of(self._model.config, self._model.dtype)
             held = self._attention.prepare_mixed_graph(
                 batch, self._kv, columns[BOUNDS], longer, queries
             )

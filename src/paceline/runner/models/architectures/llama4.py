@@ -8,6 +8,7 @@ from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.hf_config import FULL, SLIDING
 from paceline.runner.models.rope import QueryGrowth
 from paceline.runner.models.traits import DecoderNames, QKNorms, TextPart, Traits
+from paceline.runner.vision import llama4 as vision
 
 LENGTH = 8192  # of a chunk, and of a step of the growth of queries
 
@@ -56,6 +57,7 @@ LLAMA4 = Traits(
         DecoderNames("language_model.model", older_head="language_model.lm_head"),
         defaults=(),
         images=("vision_model.", "multi_modal_projector."),
+        vision=vision.llama4,
     ),
 )
 ARCHITECTURES = {"llama4": LLAMA4}

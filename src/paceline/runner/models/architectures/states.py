@@ -6,75 +6,23 @@ from functools import partial
 from typing import Any
 
 from paceline.runner.models.architectures.experts import CORRECTED
+from paceline.runner.models.architectures.gated_delta import HEADS_THAT_DRAFT
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.experts import ExpertStack, ExpertTraits
 from paceline.runner.models.gguf_config import layer_types
 from paceline.runner.models.hf_config import ALONE, BOTH, FULL, STATE
 from paceline.runner.models.linear_spec import Multiplier
-from paceline.runner.models.states.gated_delta import gated_delta, gated_delta_by_key_head
 from paceline.runner.models.states.kda import kda
 from paceline.runner.models.states.mamba1 import mamba1
 from paceline.runner.models.states.mamba2 import mamba2
 from paceline.runner.models.states.short_conv import short_conv
-from paceline.runner.models.traits import DecoderNames, MTPNames, NormNames, TextPart, Traits
-from paceline.runner.vision import qwen
+from paceline.runner.models.traits import DecoderNames, NormNames, Traits
 
 KINDS = {"attention": FULL, "mamba": STATE, "conv": STATE}  # and what they are called here
 
 
 def kinds_of(layers: Iterable[str]) -> list[str]:
     return [KINDS.get(one, one) for one in layers]
-
-
-def qwen_entries(read: ConfigEntries) -> Mapping[str, Any]:
-    """Every fourth layer has attention, and a quarter of each head rotates, by default."""
-    every, layers = read.get("full_attention_interval", 4), read.number("num_hidden_layers")
-    usual = [FULL if (layer + 1) % every == 0 else STATE for layer in range(layers)]
-    return {
-        "layer_types": read.get("layer_types", usual),
-        "partial_rotary_factor": read.get("partial_rotary_factor", 0.25),
-        "head_dim": read.get("head_dim", 256),
-        "intermediate_size": read.get("intermediate_size", read.get("moe_intermediate_size")),
-    }
-
-
-HEADS_THAT_DRAFT = ("mtp.",)
-QWEN_MTP = MTPNames(
-    stem="mtp",
-    layer=".layers.0",
-    embedding_norm="pre_fc_norm_embedding",
-    hidden_norm="pre_fc_norm_hidden",
-    linear="fc",
-    norm="norm",
-)
-SHARED_WITH_GATE = ExpertTraits(
-    "mlp", shared="shared_expert", shared_gate="shared_expert_gate", shares_sum_to_one=True
-)
-QWEN3_NEXT = Traits(
-    qk_norm=True,
-    norm_offset=1.0,
-    gated_attention=True,
-    experts=SHARED_WITH_GATE,
-    states=gated_delta_by_key_head,
-    entries=qwen_entries,
-    ignored=HEADS_THAT_DRAFT,
-    mtp=QWEN_MTP,
-)
-QWEN3_5 = Traits(
-    qk_norm=True,
-    norm_offset=1.0,
-    gated_attention=True,
-    states=gated_delta,
-    entries=qwen_entries,
-    ignored=HEADS_THAT_DRAFT,
-    mtp=QWEN_MTP,
-    text_part=TextPart(
-        DecoderNames("model.language_model"),
-        defaults=(),
-        images=("model.visual.",),
-        vision=qwen.qwen3_5,
-    ),
-)
 
 
 def lfm2_entries(read: ConfigEntries) -> Mapping[str, Any]:
@@ -121,6 +69,40 @@ LFM2 = Traits(
         ("mlp.gate_proj", "feed_forward.w1"),
         ("mlp.up_proj", "feed_forward.w3"),
         ("mlp.down_proj", "feed_forward.w2"),
+    ),
+)
+
+
+def lfm2_moe_entries(read: ConfigEntries) -> Mapping[str, Any]:
+    """The MLP of the first layers is as wide as config.json says."""
+    return {
+        **lfm2_entries(read),
+        "intermediate_size": read.number("intermediate_size", 7168),
+        "first_k_dense_replace": read.get("num_dense_layers", 2),
+    }
+
+
+def lfm2_moe_header(read: ConfigEntries) -> Mapping[str, Any]:
+    return {
+        **lfm2_header(read),
+        "num_experts": read.number("expert_count"),
+        "num_experts_per_tok": read.number("expert_used_count"),
+        "moe_intermediate_size": read.number("expert_feed_forward_length"),
+    }
+
+
+LFM2_MOE = replace(
+    LFM2,
+    entries=lfm2_moe_entries,
+    header=lfm2_moe_header,
+    experts=ExpertTraits(
+        "feed_forward",
+        gate="w1",
+        up="w3",
+        down="w2",
+        correction="expert_bias",
+        scores="sigmoid",
+        shares_sum_to_one=True,
     ),
 )
 
@@ -394,7 +376,5 @@ ARCHITECTURES = {
     "kimilinear": KIMI_LINEAR,
     "nemotronh": NEMOTRON_H,
     "lfm2": LFM2,
-    "qwen3_5": QWEN3_5,
-    "qwen3_5moe": replace(QWEN3_5, experts=replace(SHARED_WITH_GATE, stack=ExpertStack(outputs=1))),
-    "qwen3next": QWEN3_NEXT,
+    "lfm2moe": LFM2_MOE,
 }

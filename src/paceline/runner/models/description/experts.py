@@ -15,7 +15,7 @@ from paceline.runner.models.experts import (
     SharedExpertSpec,
 )
 from paceline.runner.models.linear_spec import LinearSpec
-from paceline.runner.models.tensor_spec import StackedForm
+from paceline.runner.models.tensor_spec import GGUFForm, Run, StackedForm, TensorSpec
 
 GATE, SHARED_GATE = "ffn_gate_inp", "ffn_gate_inp_shexp"  # in GGUF files
 
@@ -41,6 +41,10 @@ def describe_moe(
             names = [tensors.stem(traits.name(one)) for one in (stack.gate_up, stack.down)]
             forms = stacked_forms(stack, names, expert, inner)
             gate, up, down = map(_stacked, (gate, up, down), forms)
+            gate, up = (
+                _or_rows_of(linear, f"blk.{tensors.layer}.ffn_gate_up_exps.weight", rows)
+                for linear, rows in ((gate, (0, inner)), (up, (inner, 2 * inner)))
+            )
         return ExpertSpec(joined([gate, up]), down)
 
     correction = None
@@ -94,14 +98,15 @@ def _shared(
         name = traits.name(traits.shared_gate)
         gate = _plain(tensors.linear(name, SHARED_GATE, (1, width)))
     parts = {"gate": inner, "up": inner} if config.traits.gated_mlp else {"up": inner}
+    ending = "" if traits.beside_mlp else "_shexp"  # in GGUF files
     if traits.shared_is_fused:
         parts = {"gate_up": 2 * inner}
     return SharedExpertSpec(
         gate_up=joined(
-            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}_shexp", (size, width), has_bias)
+            tensors.linear(f"{stem}.{name}_proj", f"ffn_{name}{ending}", (size, width), has_bias)
             for name, size in parts.items()
         ),
-        down=tensors.linear(f"{stem}.down_proj", "ffn_down_shexp", (width, inner), has_bias),
+        down=tensors.linear(f"{stem}.down_proj", f"ffn_down{ending}", (width, inner), has_bias),
         gate=gate,
     )
 
@@ -134,6 +139,16 @@ def stacked_forms(
         gate = StackedForm(both, expert, end=inner, outputs=stack.outputs)
         up = replace(gate, first=inner, end=None)
     return gate, up, StackedForm(down, expert, outputs=stack.outputs)
+
+
+def _or_rows_of(linear: LinearSpec, name: str, rows: Run) -> LinearSpec:
+    """A linear whose weights may be rows of another tensor in a GGUF file."""
+
+    def one(weight: TensorSpec) -> TensorSpec:
+        other = GGUFForm(name, part=weight.gguf.part, rows=(rows,))
+        return replace(weight, gguf=replace(weight.gguf, instead=other))
+
+    return replace(linear, weights=tuple(map(one, linear.weights)))
 
 
 def _stacked(linear: LinearSpec, form: StackedForm) -> LinearSpec:

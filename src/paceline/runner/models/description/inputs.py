@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from paceline.runner.models.architecture import PerLayerInputs, PerLayerSpec
+from paceline.runner.models.architecture import InputSizes, PerLayerInputs, PerLayerSpec
 from paceline.runner.models.config import ModelConfig
 from paceline.runner.models.description.tensors import (
     LayerTensors,
@@ -13,20 +13,21 @@ from paceline.runner.models.description.tensors import (
 from paceline.runner.models.tensor_spec import GGUFForm, TensorSpec
 
 
-def describe_inputs(config: ModelConfig, vocab: int, width: int) -> PerLayerInputs:
+def describe_inputs(config: ModelConfig, sizes: InputSizes) -> PerLayerInputs:
     """transformers divides the linear by the square root of its inputs. The norm after it computes
     the same without, with another eps."""
-    total = config.layers * width
+    width, total = sizes.width, config.layers * sizes.width
     name, *aliases = tensor_names(config, "embed_tokens_per_layer.weight")
     table = GGUFForm("per_layer_token_embd.weight")
     norm = decoder_norm(config, "per_layer_projection_norm", "per_layer_proj_norm", width)
     return PerLayerInputs(
-        embedding=TensorSpec(name, (vocab, total), table, aliases=tuple(aliases)),
+        embedding=TensorSpec(name, (sizes.vocab, total), table, aliases=tuple(aliases)),
         scale=width**0.5,
         linear=decoder_linear(
             config, "per_layer_model_projection", "per_layer_model_proj", (total, config.width)
         ),
         norm=replace(norm, eps=norm.eps * config.width),
+        image_token=sizes.image_token,
     )
 
 

@@ -1,16 +1,18 @@
 """Gated delta nets, as Qwen3-Next and Qwen3.5 have them."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from paceline.core.errors import ConfigError
 from paceline.runner.models.config_entries import ConfigEntries
 from paceline.runner.models.description.tensors import joined
 from paceline.runner.models.linear_spec import LinearSpec, NormSpec
 from paceline.runner.models.states.state_sizes import NamedTensors, StateTensor, StateUpdate
-from paceline.runner.models.tensor_spec import TensorSpec
+from paceline.runner.models.tensor_spec import Run, TensorSpec
 
 LAYER = "linear_attn"
+FROM_GGUF = "from_gguf"  # an entry of headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,11 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaSizes:
-    """See `GatedDeltaSpec`. The convolution covers `positions` positions."""
+    """See `GatedDeltaSpec`. The convolution covers `positions` positions.
+
+    is_tiled   in GGUF files, the first heads of values of all key heads come first, then all second
+               ones, and so on
+    """
 
     width: int
     key_heads: int
@@ -79,6 +85,7 @@ class GatedDeltaSizes:
     positions: int
     eps: float
     by_key_head: bool
+    is_tiled: bool
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -90,43 +97,96 @@ class GatedDeltaSizes:
     def describe(self, tensors: NamedTensors, norm: NormSpec) -> GatedDeltaSpec:
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         channels = 2 * keys + values
-        parts = {"in_proj_qkvz": channels + values, "in_proj_ba": 2 * self.value_heads}
-        if not self.by_key_head:
-            parts = {"in_proj_qkv": channels, "in_proj_z": values}
-            parts |= {f"in_proj_{name}": self.value_heads for name in "ba"}
         head_norm = tensors.tensor(f"{LAYER}.norm.weight", "ssm_norm.weight", self.value_dim)
         return GatedDeltaSpec(
             norm=norm,
-            inputs=joined(
-                tensors.linear(f"{LAYER}.{name}", f"ssm_{name}", (outputs, self.width))
-                for name, outputs in parts.items()
-            ),
+            inputs=joined(self._inputs(tensors, channels, values)),
             key_heads=self.key_heads,
             value_heads=self.value_heads,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
             by_key_head=self.by_key_head,
-            convolution=tensors.tensor(
-                f"{LAYER}.conv1d.weight", "ssm_conv1d.weight", channels, 1, self.positions
+            convolution=with_form(
+                tensors.tensor(
+                    f"{LAYER}.conv1d.weight", "ssm_conv1d.weight", channels, 1, self.positions
+                ),
+                rows=self._tiled(self.value_dim, 2 * keys),
             ),
-            log_decay=tensors.tensor(f"{LAYER}.A_log", "ssm_a", self.value_heads, is_decay=True),
-            decay_bias=tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt.bias", self.value_heads),
+            log_decay=with_form(
+                tensors.tensor(f"{LAYER}.A_log", "ssm_a", self.value_heads, is_decay=True),
+                rows=self._tiled(1),
+            ),
+            decay_bias=with_form(
+                tensors.tensor(f"{LAYER}.dt_bias", "ssm_dt.bias", self.value_heads),
+                rows=self._tiled(1),
+            ),
             head_norm=NormSpec(head_norm, self.eps, 0.0),
-            output=tensors.linear(f"{LAYER}.out_proj", "ssm_out", (self.width, values)),
+            output=linear_with_form(
+                tensors.linear(f"{LAYER}.out_proj", "ssm_out", (self.width, values)),
+                columns=self._tiled(self.value_dim),
+            ),
         )
+
+    def _inputs(self, tensors: NamedTensors, channels: int, values: int) -> Iterator[LinearSpec]:
+        if self.by_key_head:
+            outputs = {"qkvz": channels + values, "ba": 2 * self.value_heads}
+            for name, size in outputs.items():
+                yield tensors.linear(f"{LAYER}.in_proj_{name}", f"ssm_{name}", (size, self.width))
+            return
+        heads = self.value_heads
+        parts = {
+            "qkv": ("attn_qkv", channels, self._tiled(self.value_dim, channels - values)),
+            "z": ("attn_gate", values, self._tiled(self.value_dim)),
+            "b": ("ssm_beta", heads, self._tiled(1)),
+            "a": ("ssm_alpha", heads, self._tiled(1)),
+        }
+        if not self.is_tiled:  # one tensor has rates and decays, by key head
+            parts |= {name: ("ssm_ba", heads, self._apart(name)) for name in "ba"}
+        for name, (stored, size, rows) in parts.items():
+            linear = tensors.linear(f"{LAYER}.in_proj_{name}", stored, (size, self.width))
+            yield linear_with_form(linear, rows=rows)
+
+    def _tiled(self, size: int, before: int = 0) -> tuple[Run, ...]:
+        """Where heads of values of so many rows each are in a GGUF file, behind other rows."""
+        if not self.is_tiled or self.value_heads == self.key_heads:
+            return ()
+        each = self.value_heads // self.key_heads
+        heads = (
+            at * self.key_heads + key_head
+            for key_head in range(self.key_heads)
+            for at in range(each)
+        )
+        runs = ((before + head * size, before + (head + 1) * size) for head in heads)
+        return (*([(0, before)] if before else []), *runs)
+
+    def _apart(self, name: str) -> tuple[Run, ...]:
+        """The rates or decays of all heads, where those of a key head are adjacent."""
+        each = self.value_heads // self.key_heads
+        first = 0 if name == "b" else each
+        begins = (2 * each * key_head + first for key_head in range(self.key_heads))
+        return tuple((begin, begin + each) for begin in begins)
+
+
+def with_form(tensor: TensorSpec, **changes: Any) -> TensorSpec:
+    """A tensor whose form in GGUF files is changed."""
+    return replace(tensor, gguf=replace(tensor.gguf, **changes))
+
+
+def linear_with_form(linear: LinearSpec, **changes: Any) -> LinearSpec:
+    return replace(linear, weights=tuple(with_form(one, **changes) for one in linear.weights))
 
 
 def gated_delta(read: ConfigEntries) -> GatedDeltaSizes:
     """The sizes of Qwen3.5."""
-    return _sizes(read, by_key_head=False)
+    return _sizes(read, by_key_head=False, is_tiled=True)
 
 
 def gated_delta_by_key_head(read: ConfigEntries) -> GatedDeltaSizes:
-    """The sizes of Qwen3-Next."""
-    return _sizes(read, by_key_head=True)
+    """The sizes of Qwen3-Next. In GGUF files, queries, keys, values and gates are apart."""
+    return _sizes(read, by_key_head=not read.get(FROM_GGUF), is_tiled=False)
 
 
-def _sizes(read: ConfigEntries, by_key_head: bool) -> GatedDeltaSizes:
+def _sizes(read: ConfigEntries, by_key_head: bool, is_tiled: bool) -> GatedDeltaSizes:
     return GatedDeltaSizes(
         width=read.number("hidden_size"),
         key_heads=read.number("linear_num_key_heads", 16),
@@ -136,4 +196,5 @@ def _sizes(read: ConfigEntries, by_key_head: bool) -> GatedDeltaSizes:
         positions=read.number("linear_conv_kernel_dim", 4),
         eps=float(read.get("rms_norm_eps", 1e-6)),
         by_key_head=by_key_head,
+        is_tiled=is_tiled,
     )

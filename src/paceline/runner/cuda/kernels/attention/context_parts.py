@@ -73,7 +73,7 @@ class PartList:
     """
 
     def __init__(self, batch: Batch, bounds: Tensor | None, window: int, cut: ContextCut) -> None:
-        """For all rows, or those up to `bounds[0]`; a window of 0 is none."""
+        """For all rows, or those up to `bounds[0]`; 0 is no window, and below 0 is a chunk."""
         self._batch, self._bounds, self._window, self._cut = batch, bounds, window, cut
         # Row (none: -1), context, first tile, cell after the last, first part of the row, parts.
         self.parts = torch.full(
@@ -167,13 +167,23 @@ def _list(
 
 
 @triton.jit
+def first_seen(position, window):
+    """The first position that one sees: of its window; of its chunk of so many positions, if the
+    window is below zero; or of all, if it is zero."""
+    first = position * 0
+    if window > 0:
+        first = tl.maximum(position - window + 1, 0)
+    elif window < 0:
+        first = position // -window * -window
+    return first
+
+
+@triton.jit
 def _tiles(context, row, rows, window, CELLS: tl.constexpr):
     """Context, first tile and number of tiles of rows; no tiles if there is no such row."""
     is_row = row < rows
     end = tl.load(context + row, mask=is_row, other=0).to(tl.int32)
-    first = end * 0
-    if window > 0:
-        first = tl.maximum(end - window, 0)
+    first = first_seen(tl.maximum(end - 1, 0), window)
     if CELLS == FIXED_PARTS:
         first = part_of(first)
         tiles = part_of(tl.maximum(end - 1, 0)) + 1 - first

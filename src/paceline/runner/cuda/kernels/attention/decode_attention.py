@@ -8,6 +8,7 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.attention.context_parts import first_seen
 from paceline.runner.cuda.kernels.attention.heads import grown
 from paceline.runner.cuda.kernels.layers import capped
 
@@ -92,9 +93,7 @@ def decode(
     is_last = stop == end
     if NEW:
         stop = tl.minimum(stop, end - 1)  # below `begin` if nothing is left to read
-    first = 0
-    if window > 0:
-        first = tl.maximum(end - window, 0)
+    first = first_seen(end - 1, window)
 
     member, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)
     rest = DIM + tl.arange(0, REST_WIDTH)

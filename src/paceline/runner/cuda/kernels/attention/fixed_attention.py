@@ -7,14 +7,18 @@ the shape of a program does not matter: `tiled` and `listed` compute the same bi
 """
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
+# ruff: noqa: C901, PLR0913, PLR0915, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
 
 import triton
 import triton.language as tl
 
-from paceline.runner.cuda.kernels.attention.context_parts import part_begin, part_of
+from paceline.runner.cuda.kernels.attention.context_parts import (
+    first_seen,
+    part_begin,
+    part_of,
+)
 from paceline.runner.cuda.kernels.attention.tiled_attention import row_of
 from paceline.runner.cuda.kernels.layers import capped
 
@@ -111,6 +115,7 @@ def tiled(
     row_start,
     out,
     bounds,
+    ends,
     sinks,
     scale,
     window,
@@ -131,6 +136,7 @@ def tiled(
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length: see `tiles`."""
     tl.extra.cuda.gdc_wait()
@@ -162,10 +168,12 @@ def tiled(
         asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
     position = end - count + local
     lowest = end - count + skipped
+    limit = position + 1
     stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
-    seen = 0
-    if window > 0:
-        seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
+    if ENDS:
+        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
+        stop = tl.max(limit, 0)
+    seen = first_seen(lowest, window)  # from here on, some query sees
 
     log2_scale = scale * 1.4426950408889634
     keys = content + layer_at
@@ -179,9 +187,9 @@ def tiled(
     for at in range(begin, stop, CELLS):
         cell = at + tl.arange(0, CELLS)
         there = (cell < stop) & (cell >= seen)
-        visible = there[None, :] & (cell[None, :] <= position[:, None])
-        if window > 0:
-            visible = visible & (cell[None, :] > position[:, None] - window)
+        visible = there[None, :] & (cell[None, :] < limit[:, None])
+        if window != 0:
+            visible = visible & (cell[None, :] >= first_seen(position, window)[:, None])
         block = tl.load(row_table + cell // BLOCK, mask=there, other=0).to(tl.int64)
         spots = keys + block * block_stride + (cell % BLOCK) * cell_stride
         state = _absorb(
@@ -252,9 +260,7 @@ def listed(
     programs = tl.load(spot + 5, cache_modifier=".cg")
     if row < 0:
         return
-    first = 0
-    if window > 0:
-        first = tl.maximum(end - window, 0)
+    first = first_seen(end - 1, window)
 
     group: tl.constexpr = HEADS // KV_HEADS
     member, dims = tl.arange(0, GROUP), tl.arange(0, WIDTH)

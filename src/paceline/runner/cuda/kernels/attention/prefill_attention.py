@@ -77,7 +77,7 @@ class PrefillAttention:
         is_shaped = set(kv.heads) == {HeadShape(kv.kv_heads, DIM)} and kv.block_size % CHUNK == 0
         is_shaped = is_shaped and group <= PAIRS and 2 * positions * group <= PAIRS * MOST_TILES
         is_typed = kv.dtype == queries.dtype == torch.bfloat16
-        is_plain = not (queries.is_capped or queries.has_sinks)
+        is_plain = not (queries.is_capped or queries.has_sinks or queries.has_chunks)
         return is_shaped and is_typed and is_plain and can_compile(kv.content.device)
 
     def lay_out(self) -> None:

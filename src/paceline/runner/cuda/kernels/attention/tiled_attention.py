@@ -8,6 +8,7 @@
 import triton
 import triton.language as tl
 
+from paceline.runner.cuda.kernels.attention.context_parts import first_seen
 from paceline.runner.cuda.kernels.layers import capped
 
 
@@ -34,6 +35,7 @@ def _look(
     begin,
     stop,
     position,
+    limit,
     window,
     log2_scale,
     state,
@@ -50,7 +52,7 @@ def _look(
     MASKED: tl.constexpr,
 ):
     """Attend to cells from `begin` to `stop`, of which those before `first` are not read; without a
-    mask if all queries see all of them."""
+    mask if all queries see all of them. A query sees cells before its `limit`."""
     q, more = asked
     peak, total, found = state
     dims, rest = tl.arange(0, WIDTH), DIM + tl.arange(0, REST_WIDTH)
@@ -83,9 +85,9 @@ def _look(
         if CAP > 0:
             scores = capped(scores, CAP)
         if MASKED:
-            seen = (cell < stop)[None, :] & (cell[None, :] <= position[:, None])
-            if window > 0:
-                seen = seen & (cell[None, :] > position[:, None] - window)
+            seen = (cell < stop)[None, :] & (cell[None, :] < limit[:, None])
+            if window != 0:
+                seen = seen & (cell[None, :] >= first_seen(position, window)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         # If nothing of a tile is visible, the maximum is -inf, and -inf - -inf is NaN.
@@ -108,6 +110,7 @@ def tiles(
     row_start,
     out,
     bounds,
+    ends,
     sinks,
     scale,
     window,
@@ -128,9 +131,11 @@ def tiles(
     CELLS: tl.constexpr,
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    ENDS: tl.constexpr,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
-    latent: see `decode`."""
+    latent: see `decode`. With ENDS, position i reads up to `ends[i]`, which is behind itself or
+    behind the last position of its image."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -160,13 +165,15 @@ def tiles(
         asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
     position = end - count + local
     lowest = end - count + skipped
+    limit = position + 1
     stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
-    seen, begin = 0, 0
+    if ENDS:
+        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
+        stop = tl.max(limit, 0)
+    seen = first_seen(lowest, window)  # from here on, some query sees
+    begin = seen // CELLS * CELLS
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
-    if window > 0:
-        seen = tl.maximum(lowest - window + 1, 0)  # from here on, some query does
-        begin = seen // CELLS * CELLS
-    if window > 0:
+    if window != 0:
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
@@ -182,11 +189,11 @@ def tiles(
     row_table = table + row.to(tl.int64) * table_stride
     state = peak, total, found
     state = _look(
-        asked, keys, row_table, seen, begin, clear, position, window, log2_scale, state,
+        asked, keys, row_table, seen, begin, clear, position, limit, window, log2_scale, state,
         block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, False,
     )  # fmt: skip
     peak, total, found = _look(
-        asked, keys, row_table, seen, clear, stop, position, window, log2_scale, state,
+        asked, keys, row_table, seen, clear, stop, position, limit, window, log2_scale, state,
         block_stride, cell_stride, KV_HEADS, DIM, WIDTH, REST, REST_WIDTH, BLOCK, CELLS, CAP, True,
     )  # fmt: skip
 
