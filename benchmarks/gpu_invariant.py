@@ -1,11 +1,11 @@
 """What `batch_invariant` costs on a GPU, and whether it holds there; prints JSON lines.
 
     python -m benchmarks.gpu_invariant qwen3-0.6b
-    python -m benchmarks.gpu_invariant qwen3-14b --repeat 1 --settings '{"quantization": "fp8"}'
+    python -m benchmarks.gpu_invariant qwen3-14b --cases script --settings '{"quantization": "fp8"}'
 
-Both modes run the script of 256 requests in turn, with random weights. Then some of them run
-alone, with log-probabilities, and again beside all others: `different` counts tokens of which they
-have other bits.
+Both modes run the script of 256 requests in turn, with random weights (`script`). Then some of them
+run alone, with log-probabilities, and again beside all others (`alone`): `different` counts tokens
+of which they have other bits.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from benchmarks import gpu_scripts
 from benchmarks.gpu import commit
 from paceline import LLM, SamplingParams
 
+CASES = ("script", "alone")
 ALONE = 8  # requests that run alone too
 FIXED: dict[str, Any] = {"temperature": 0.6, "ignore_eos": True}
 
@@ -77,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure batch_invariant; prints JSON lines.")
     parser.add_argument("model")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--settings", type=json.loads, default={}, help="of LLM, as JSON")
     options = parser.parse_args()
     device = torch.cuda.get_device_name()
@@ -85,11 +87,12 @@ def main() -> None:
         what |= {"commit": commit(), **options.settings}
         settings = {"load_format": "dummy", "max_model_len": 4096, **options.settings}
         with LLM(options.model, batch_invariant=is_invariant, **settings) as llm:
-            for turn in range(1 + options.repeat):
+            for turn in range(1 + options.repeat if "script" in options.cases else 0):
                 found = speed(llm, turn)
                 if turn:
                     print(json.dumps(what | {"case": "script"} | found), flush=True)
-            print(json.dumps(what | {"case": "alone"} | different(llm)), flush=True)
+            if "alone" in options.cases:
+                print(json.dumps(what | {"case": "alone"} | different(llm)), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -9,19 +9,24 @@ import torch
 from paceline import Request, Scheduler
 from paceline.core.sampling import Sampling
 from paceline.runner.adapters.host import HostAdapters, ResidentAdapters
+from paceline.runner.adapters.weights import PartWeights
 from paceline.runner.attention_backend import load
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.adapters import AdapterSizes
+from paceline.runner.cuda.adapters import AdapterSizes, CudaAdaptedLinear
+from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.kernels import adapters as kernels
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted
+from paceline.runner.cuda.kernels.layers import normalized
+from paceline.runner.cuda.linears import INVARIANT, CudaLinear
 from paceline.runner.cuda.model import CudaModel
 from paceline.runner.cuda.runner import CudaRunner, RunnerSizes
 from paceline.runner.kv_store import KVStore
+from paceline.runner.layers.linear import LinearParts
 from paceline.runner.models.model import Model
 from paceline.runner.proposers.ngram import Ngram
 from paceline.runner.runner import TorchRunner
 from paceline.runner.weights.dummy import Dummy
-from paceline.runner.weights.matrix import Matrix
+from paceline.runner.weights.matrix import Matrix, PlainMatrix
 from tests.gpu.coded_linears import MATRICES
 from tests.gpu.cuda_backend import SMALL
 from tests.gpu.test_adapters import LAYOUTS, check_gate, check_product, expected_sum
@@ -69,6 +74,33 @@ def test_a_quantized_linear_with_room_for_adapters() -> None:
 
 def quantized(weight: torch.Tensor) -> Matrix:
     return MATRICES["Q8_0"](weight.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_without_an_adapter_have_the_bits_of_steps_without_adapters(
+    dtype: torch.dtype,
+) -> None:
+    """In a batch-invariant model, whichever way the linear is used."""
+    layout = AdapterLayout(64, (0, 32), capacity=2, rank=16, has_one_tile=True)
+    weight = PlainMatrix(torch.randn(64, 72).to(dtype))
+    linear = CudaLinear(LinearParts("linear", lambda: weight, None, None, dtype), INVARIANT)
+    adapted, index = CudaAdaptedLinear(linear, layout), torch.tensor([-1, 0, -1, 1])
+    adapted.put(0, (PartWeights(0, 64, torch.randn(72, 16), torch.randn(16, 64)),))
+    hidden, total = torch.randn(4, 72).to(dtype), torch.randn(4, 64).to(dtype)
+    plain, late = linear.choice(Use.NORMED).of(4).normed(hidden, 0.1)
+    gate = linear.choice(Use.GATED).of(4).gated(hidden, 0.1, True)
+    x = hidden if late.width else normalized(hidden, 0.1)
+    due, got = total.clone(), total.clone()
+    linear.add_to(due, x)
+    adapted.add_to(got, x, index)
+    pairs = [
+        (due, got),
+        (plain, adapted(x, index)),
+        (gate, adapted.gated(x, index, True, late)),
+    ]
+    for one, other in pairs:
+        same = (one == other).all(1).tolist()
+        assert same == [True, False, True, True]  # the last one has no weights
 
 
 # -- under the scheduler -----------------------------------------------------

@@ -8,7 +8,13 @@ import torch
 from paceline.runner.attention.triton import context_cut
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.attention import context_parts
-from paceline.runner.cuda.kernels.attention.context_parts import CLASSES, ContextCut, PartList
+from paceline.runner.cuda.kernels.attention.context_parts import (
+    CLASSES,
+    FIXED,
+    ContextCut,
+    PartList,
+    fixed_parts,
+)
 
 Fields = tuple[int, ...]
 
@@ -32,6 +38,20 @@ def listed(found: PartList) -> list[Fields]:
     return [tuple(part) for part in found.parts[:count, :6].tolist()]
 
 
+def begin_of(part: int, tile: int) -> int:
+    """The first cell of a tile, or of a part with fixed bounds."""
+    if tile != FIXED:
+        return part * tile
+    at = 0
+    for _ in range(part):
+        at += max(256, (1 << at.bit_length()) // 16)
+    return at
+
+
+def tile_of(cell: int, tile: int) -> int:
+    return cell // tile if tile != FIXED else fixed_parts(cell + 1) - 1
+
+
 def check(parts: list[Fields], contexts: list[int], window: int, tile: int) -> None:
     """Parts of a row are adjacent, cover what it reads once, and know their number."""
     at = {row: [part for part in parts if part[0] == row] for row in range(len(contexts))}
@@ -40,17 +60,19 @@ def check(parts: list[Fields], contexts: list[int], window: int, tile: int) -> N
         first = at[row][0][4]
         assert parts[first : first + len(at[row])] == at[row]
         assert {part[1:2] + part[4:] for part in at[row]} == {(context, first, len(at[row]))}
-        begins = [part[2] * tile for part in at[row]]
-        assert begins[0] == (max(context - window, 0) // tile * tile if window else 0)
+        begins = [begin_of(part[2], tile) for part in at[row]]
+        first_cell = max(context - window, 0) if window else 0
+        assert begins[0] == begin_of(tile_of(first_cell, tile), tile)
         assert [part[3] for part in at[row]] == [*begins[1:], context]
-        assert all(part[2] * tile < part[3] for part in at[row])
+        assert all(begin < part[3] for begin, part in zip(begins, at[row], strict=True))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_tile_is_in_one_part_and_long_parts_come_first(seed: int) -> None:
     random = Random(seed)
     rows, window = random.choice([1, 3, 9]), random.choice([0, 0, 1, 100])
-    cut = ContextCut(random.choice([1, 4, 31]), random.choice([1, 4]), random.choice([32, 64]), 8)
+    tile = random.choice([32, 64, FIXED])
+    cut = ContextCut(random.choice([1, 4, 31]), random.choice([1, 4]), tile, 8)
     batch, bounds = batch_of([1] * rows), torch.zeros(1, dtype=torch.int32)
     is_bounded = random.random() < 0.5
     found = PartList(batch, bounds if is_bounded else None, window, cut)
@@ -61,7 +83,7 @@ def test_every_tile_is_in_one_part_and_long_parts_come_first(seed: int) -> None:
         found.lay_out()
         parts = listed(found)
         check(parts, contexts[:many], window, cut.tile)
-        sizes = [-(-stop // cut.tile) - first for _, _, first, stop, _, _ in parts]
+        sizes = [tile_of(stop - 1, tile) + 1 - first for _, _, first, stop, _, _ in parts]
         tiles = sum(sizes)
         share = max(cut.least, -(-tiles // max(cut.spare, many // 2)))
         assert all(size <= share for size in sizes)

@@ -27,6 +27,8 @@ CASES = {
     "dense": Case("qwen3").config(**SMALL),
     "MoE": Case("qwen3moe").config(**SMALL),
     "windows": Case("gptoss").config(num_hidden_layers=2, vocab_size=64),
+    "latents": Case("deepseekv3").config(vocab_size=64),
+    "states": Case("qwen3next").config(vocab_size=64),
 }
 
 
@@ -69,6 +71,22 @@ def test_a_chunk_sees_what_its_positions_see_alone(window: int | None) -> None:
     for at, one in enumerate(positions_of(batch, 8)):
         alone = backend.prepare_graph(one, kv, 4).attend(query[at : at + 1], 0, window, 0.3)
         assert torch.equal(alone[0], found[at])
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_contexts_have_parts(window: int | None) -> None:
+    """Of which a program has one, some or all; the last program of a context joins them."""
+    counts, config = [(1, 700), (1, 3), (1, 300)], tiny(num_hidden_layers=1)
+    batch, blocks = rows_of(counts, 8)
+    kv = filled_store(config, blocks, 8)
+    spoil_passed(batch, kv, counts, window)
+    query, backend = torch.randn(3, 4, 8), load("triton_fixed")
+    due = load("sdpa").prepare(batch, kv).attend(query, 0, window, 0.3)
+    for found in (
+        backend.prepare(batch, kv),
+        backend.prepare_mixed_graph(batch, kv, torch.tensor([0, 3]), 3, Queries(4, torch.float32)),
+    ):
+        torch.testing.assert_close(found.attend(query, 0, window, 0.3), due, rtol=1e-4, atol=1e-4)
 
 
 def test_tokens_have_the_bits_that_they_have_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Layers with states on the kernels for GPUs, in Triton's interpreter, compared with torch."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.linears import CudaLinear
+from paceline.runner.cuda.linears import INVARIANT, CudaLinear
 from paceline.runner.cuda.states.drafted import advance_accepted
 from paceline.runner.cuda.states.mixers import CudaStateMixer
 from paceline.runner.cuda.states.rows import CudaStateRows
@@ -62,12 +63,13 @@ class Forgetful(Dummy):
 class Compared:
     """The first layer with a state, twice, and a state of each slot for both."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, is_invariant: bool) -> None:
         source = Forgetful(case.config(**FEW_HEADS.get(case.architecture, {})), seed=3)
         spec = describe(source.config)
         self.width = spec.width
         layer, state = next((n, one.state) for n, one in enumerate(spec.layers) if one.state)
-        on_gpu = LayerFactory(source, torch.float32, "cpu", CudaLinear)
+        build = partial(CudaLinear, kinds=INVARIANT) if is_invariant else CudaLinear
+        on_gpu = LayerFactory(source, torch.float32, "cpu", build, is_invariant=is_invariant)
         on_cpu = LayerFactory(source, torch.float32, "cpu", DenseLinear.of)
         self._ours: Any = CudaStateMixer(on_gpu, state, layer)
         self._truth: Any = WITH_STATE[type(state)](on_cpu, state, layer)
@@ -134,12 +136,16 @@ class Compared:
                 torch.testing.assert_close(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "is_invariant"),
+    [*((case, False) for case in CASES), (CASES[0], True), (CASES[2], True), (CASES[4], True)],
+    ids=str,
+)
 def test_rows_that_begin_anywhere_and_rows_with_drafts(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: Case, is_invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large_programs(monkeypatch)
-    compared = Compared(case)
+    compared = Compared(case, is_invariant)
     for turn, rows in enumerate(STEPS):
         batch, _ = rows_of([(count, before + count) for count, before in rows.values()], 16)
         compared.step(batch, torch.tensor(list(rows)), padding=turn % 2 * 9)

@@ -129,15 +129,16 @@ class Schedule:
 
     def alone(self, runner_of: RunnerOf) -> Scores:
         """Each request in a run of its own, with room for all it wants and its prompt at once."""
+        of_state = self.changes.get("state_blocks", 0)
         plain = {
             "max_num_seqs": 4,
             "max_num_batched_tokens": LENGTH,
             "max_model_len": LENGTH,
             "block_size": 8,
-            "num_blocks": 64,
+            "num_blocks": 64 + 4 * of_state,
+            "state_blocks": of_state,
             "enable_prefix_caching": False,
             "max_loras": self.settings()["max_loras"],
-            **{name: one for name, one in self.changes.items() if name == "state_blocks"},
         }
         whole = Scores()
         for request in self.requests():

@@ -239,25 +239,16 @@ def checked(
     if load_config.weights != "auto" or load_config.threads:
         raise ConfigError("weights and threads are for a CPU; on a GPU, set dtype")
     if load_config.batch_invariant:
-        check_invariant(load_config, adapters, attention)
+        check_invariant(load_config, attention)
     is_captured = group is None or group.backend == "nccl"
     return load_config if is_captured else replace(load_config, enforce_eager=True)
 
 
-def check_invariant(load_config: LoadConfig, adapters: AdapterConfig, attention: Attention) -> None:
+def check_invariant(load_config: LoadConfig, attention: Attention) -> None:
     """ConfigError if a setting makes tokens depend on what else a step computes."""
     if not attention.support.is_invariant:
         raise ConfigError(
             f"attention {load_config.attention!r} is not batch-invariant; set attention to 'auto'"
-        )
-    if adapters.enable_lora:
-        raise ConfigError(
-            "batch_invariant has no kernels for adapters on a GPU; remove enable_lora"
-        )
-    if load_config.tensor_parallel_size > 1:
-        raise ConfigError(
-            "batch_invariant needs one rank on a GPU, since the order in which ranks add depends "
-            "on the number of rows; remove tensor_parallel_size"
         )
 
 
@@ -275,12 +266,8 @@ def load_model(
     room = AdapterSizes(step.max_loras, adapters.max_lora_rank) if adapters.enable_lora else None
     length = step.max_model_len
     dtype, is_invariant = how
-    if is_invariant:
-        model = CudaModel.invariant(checkpoint, length, dtype)
-    else:
-        model = CudaModel.load(
-            checkpoint, length, dtype, image_rows=rows, adapters=room, group=group
-        )
+    load = CudaModel.invariant if is_invariant else CudaModel.load
+    model = load(checkpoint, length, dtype, image_rows=rows, adapters=room, group=group)
     for kernels in model.kernels():
         log.info("kernels by rows: %s", kernels)
     return model

@@ -12,6 +12,14 @@ def test_sums_reach_every_rank() -> None:
     assert [one.tolist() for one in found] == [[6.0, 6.0]] * 3
 
 
+def test_sums_in_order_add_ranks_one_after_the_other() -> None:
+    """In float32: 4096 + 1 is 4096 in bfloat16, in which sums are rounded once."""
+    parts = torch.tensor([[4096.0, 1.0], [8.0, 1e8], [8.0, -1e8]]).bfloat16()
+    found = on_ranks(3, lambda group: group.sum_in_order(parts[group.shard.rank].clone()))
+    due = ((parts[0].float() + parts[1].float()) + parts[2].float()).bfloat16()
+    assert all(torch.equal(one, due) for one in found)
+
+
 def test_columns_reach_rank_0_in_the_order_of_ranks() -> None:
     first, second = on_ranks(2, lambda group: group.gather(torch.full((2, 1), group.shard.rank)))
     assert first.tolist() == [[0, 1], [0, 1]]

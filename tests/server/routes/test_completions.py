@@ -62,6 +62,13 @@ def test_answers_name_the_system_that_computed_them() -> None:
         for path, body in (("/v1/chat/completions", asked), (PATH, {"prompt": "the"})):
             answers = [(await site.post(path, **body)).json(), *await site.events(path, **body)]
             assert {one["system_fingerprint"] for one in answers} == {"fp_test"}
+        for path, body in (("/v1/responses", {"input": "the"}), ("/v1/messages", asked)):
+            answer = (await site.post(path, **body)).json()
+            assert answer["system_fingerprint"] == "fp_test"
+            events = (await site.post(path, stream=True, **body)).text.split("\n\n")
+            first = json.loads(events[0].partition("data: ")[2])
+            begun = first["response" if path == "/v1/responses" else "message"]
+            assert begun["system_fingerprint"] == "fp_test"
 
     on_its_own_server(scenario, system_fingerprint="fp_test")
 

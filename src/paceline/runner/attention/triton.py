@@ -260,12 +260,23 @@ class TiledAttention(GraphAttention):
     programs depends only on the numbers of positions and rows, not on the lengths of rows.
     """
 
+    kernel: Any = tiles
+    pairs = PAIRS  # in a tile of queries of 16 bits
+
     def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor, rows: int) -> None:
         self._batch, self._kv, self._bounds, self._rows = batch, kv, bounds, rows
         self._tables = batch.block_table.unbind()
 
     def lay_out(self) -> None:
         """Do nothing: the kernel finds its rows on the GPU."""
+
+    def how(self, seen: HeadGroups, positions: int, is_small: bool) -> dict[str, Any]:
+        """How the kernel computes so many positions."""
+        return {
+            "CELLS": 64 if is_small and positions <= FEW and not seen.is_wide else 32,
+            "num_warps": 8 if seen.is_wide else 4,
+            "num_stages": 2 if is_small else 1,
+        }
 
     def attend(
         self,
@@ -294,11 +305,10 @@ class TiledAttention(GraphAttention):
         positions, heads, _ = query.shape
         seen = HeadGroups.of(kv.heads[layer], heads)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
-        is_small = query.element_size() < FLOAT_BYTES
-        group = heads // seen.count
-        pairs = max(PAIRS if is_small else 32, triton.next_power_of_2(group))
+        is_small, group = query.element_size() < FLOAT_BYTES, heads // seen.count
+        pairs = max(self.pairs if is_small else 32, triton.next_power_of_2(group))
         tile, ends = pairs // group, batch.ends_for(window)
-        tiles[(seen.count, positions // tile + self._rows)](
+        self.kernel[(seen.count, positions // tile + self._rows)](
             query,
             kv.content,
             table,
@@ -319,13 +329,11 @@ class TiledAttention(GraphAttention):
             TILE=tile,
             PAIRS=pairs,
             BLOCK=kv.block_size,
-            CELLS=64 if is_small and positions <= FEW and not seen.is_wide else 32,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
             ENDS=ends is not None,
-            num_warps=8 if seen.is_wide else 4,
-            num_stages=2 if is_small else 1,
             launch_pdl=True,
+            **self.how(seen, positions, is_small),
             **seen.constants,
         )
 

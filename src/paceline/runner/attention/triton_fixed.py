@@ -1,11 +1,18 @@
-"""Attention with a Triton kernel in which a position reads its context in the same order always."""
+"""Attention with Triton kernels whose bits do not depend on other rows, chunks or parts."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from paceline.runner.attention.triton import (
+    DecodeAttention,
+    MixedAttention,
+    TiledAttention,
+    context_cut,
+)
 from paceline.runner.attention_backend import (
     Attention,
     AttentionSupport,
@@ -14,17 +21,27 @@ from paceline.runner.attention_backend import (
     Queries,
 )
 from paceline.runner.batch import Batch
-from paceline.runner.cuda.kernels.attention.head_groups import FLOAT_BYTES, HeadGroups, room_for
-from paceline.runner.cuda.kernels.attention.tiled_attention import tiles
+from paceline.runner.cuda.kernels.attention.context_parts import (
+    FIELDS,
+    FIXED,
+    ContextCut,
+    fixed_parts,
+)
+from paceline.runner.cuda.kernels.attention.fixed_attention import listed, tiled
+from paceline.runner.cuda.kernels.attention.head_groups import (
+    FEW_DIMS,
+    FLOAT_BYTES,
+    LEAST,
+    MOST_SHARES,
+    HeadGroups,
+    warps,
+)
 from paceline.runner.kv_store import KVStore
-
-PAIRS = {True: 64, False: 32}  # (position, head) pairs in a tile of queries, by 16-bit numbers
 
 
 class TritonFixed(Attention):
-    """One kernel, with tiles of one size, for rows of any length. It reads a context in tiles that
-    begin at fixed positions, one after the other: the parts of a long context are not computed at
-    the same time."""
+    """Decodes and longer rows have programs of their own shapes, which compute the same bits: see
+    `fixed_attention`."""
 
     support = AttentionSupport(
         device="cuda",
@@ -37,80 +54,97 @@ class TritonFixed(Attention):
     )
 
     def prepare(self, batch: Batch, kv: KVStore) -> Prepared:
-        return FixedAttention(batch, kv)
+        if batch.positions == batch.rows:
+            return FixedDecode(batch, kv)
+        bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
+        return FixedTiled(batch, kv, bounds, batch.rows)
 
     def prepare_graph(self, batch: Batch, kv: KVStore, heads: int) -> GraphAttention:
-        return FixedAttention(batch, kv)
+        return FixedDecode(batch, kv)
 
     def prepare_mixed_graph(
         self, batch: Batch, kv: KVStore, bounds: Tensor, longer: int, queries: Queries
     ) -> GraphAttention:
-        return FixedAttention(batch, kv, bounds)
+        others = FixedTiled(batch, kv, bounds, longer)
+        return MixedAttention(kv, FixedDecode(batch, kv, bounds), others)
 
 
-class FixedAttention(GraphAttention):
-    """All rows, or those up to `bounds[1]`, cut into tiles of queries: see `TiledAttention`."""
+def tile_of(seen: HeadGroups, is_small: bool) -> int:
+    """Cells that are read at a time. The highest score of a tile scales it, so its size matters."""
+    return 64 if is_small and not seen.is_wide else 32
 
-    def __init__(self, batch: Batch, kv: KVStore, bounds: Tensor | None = None) -> None:
-        self._batch, self._kv, self._given = batch, kv, bounds
-        self._tables = batch.block_table.unbind()
-        self._bounds = torch.arange(2, dtype=torch.int32, device=kv.content.device) * batch.rows
 
-    def lay_out(self) -> None:
-        """Take over the number of rows; part of the graph."""
-        if self._given is not None:
-            self._bounds[1:].copy_(self._given[1:2])
+def narrow(seen: HeadGroups, heads: int) -> HeadGroups:
+    """Fewer heads for a program, if they share latent vectors: what a program keeps of a part is in
+    shared memory before it is written."""
+    if not seen.rest:
+        return seen
+    counts = [n for n in range(1, MOST_SHARES + 1) if heads % n == 0]
+    return replace(seen, count=next((n for n in counts if heads <= n * LEAST), counts[-1]))
 
-    def attend(
+
+class FixedTiled(TiledAttention):
+    """Rows of any length."""
+
+    kernel = tiled
+
+    def how(self, seen: HeadGroups, positions: int, is_small: bool) -> dict[str, Any]:
+        how = super().how(seen, positions, is_small) | {"enable_fp_fusion": False}
+        wide = {"num_warps": 8} if seen.dim > FEW_DIMS else {}
+        return how | wide | {"CELLS": tile_of(seen, is_small)}
+
+
+class FixedDecode(DecodeAttention):
+    """Rows of one position each. Programs have parts with fixed bounds, more or fewer of them."""
+
+    def _run(
         self,
+        out: Tensor,
         query: Tensor,
-        layer: int,
-        window: int | None,
-        scale: float,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        batch, kv = self._batch, self._kv
-        out = room_for(query, kv.heads[layer])
-        positions, heads, _ = query.shape
-        seen = HeadGroups.of(kv.heads[layer], heads)
+        given: tuple[Tensor, Tensor, float, float],
+        how: tuple[int, int | None, float, float | None, Tensor | None],
+        sizes: dict[str, float],
+    ) -> None:
+        kv, is_bounded, (layer, window, scale, cap, sinks) = self._kv, self._bounds is not None, how
+        rows, heads, dim = len(self._ended), *out.shape[1:]
+        seen = narrow(HeadGroups.of(kv.heads[layer], heads), heads)
+        programs = self._listed(window or 0, self._cut(seen))
+        group = max(triton.next_power_of_2(heads // seen.count), LEAST)
         table, index = self._tables[kv.groups.group[layer]], kv.groups.index[layer]
-        is_small = query.element_size() < FLOAT_BYTES
-        group = heads // seen.count
-        pairs = max(PAIRS[is_small], triton.next_power_of_2(group))
-        tile, ends = pairs // group, batch.ends_for(window)
-        how: dict[str, Any] = {
-            "CELLS": 64 if is_small and not seen.is_wide else 32,
-            "num_warps": 8 if seen.is_wide else 4,
-            "num_stages": 2 if is_small else 1,
-        }
-        tiles[(seen.count, positions // tile + batch.rows)](
+        most = fixed_parts(table.shape[1] * kv.block_size)
+        on: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
+        listed[(seen.count, len(programs) + is_bounded)](  # one waits for the concurrent kernel
             query,
             kv.content,
             table,
-            batch.context,
-            batch.row_start,
+            programs,
             out,
-            self._bounds,
-            query if ends is None else ends,
+            torch.empty((rows, most, heads, dim), **on),
+            torch.empty((rows, most, heads, 2), **on),
+            self._ended,
             query if sinks is None else sinks,
             scale,
             window or 0,
+            most,
             query.stride(0),
             table.stride(0),
             kv.content.stride(0),
             kv.content.stride(1) * index,
             kv.content.stride(2),
             HEADS=heads,
-            TILE=tile,
-            PAIRS=pairs,
+            GROUP=group,
             BLOCK=kv.block_size,
+            CELLS=tile_of(seen, query.element_size() < FLOAT_BYTES),
+            FIELDS=FIELDS,
+            BOUNDED=is_bounded,
             CAP=cap or 0.0,
             SINKS=sinks is not None,
-            ENDS=ends is not None,
-            MASKED=True,
+            num_warps=warps(seen, group, query.dtype, is_new=False),
+            num_stages=seen.stages(query.dtype),
             launch_pdl=True,
-            **how,
+            enable_fp_fusion=False,
             **seen.constants,
         )
-        return out
+
+    def _cut(self, seen: HeadGroups) -> ContextCut:
+        return ContextCut(context_cut(self._batch.rows, seen.count).spare, 1, FIXED)

@@ -15,11 +15,12 @@ from paceline.core.plan import Plan
 from paceline.runner.adapters.host import NO_ADAPTER, AdapterTable, HostAdapters
 from paceline.runner.adapters.targets import AdapterTargets, LinearName, Site
 from paceline.runner.adapters.weights import AdapterWeights, PartWeights
+from paceline.runner.cuda.gemm.fixed_tiles import multiplied
 from paceline.runner.cuda.gemm.library import Library
 from paceline.runner.cuda.gemm.linear_kernel import KernelChoice, LinearWeights, Use
 from paceline.runner.cuda.gemm.split_k import SplitK
 from paceline.runner.cuda.kernels.adapters import AdapterLayout, add_adapted, gate_adapted
-from paceline.runner.cuda.kernels.layers import DeferredNorm
+from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.cuda.staging import Staging
 from paceline.runner.tensors import split
 from paceline.runner.weights.matrix import PlainMatrix
@@ -32,6 +33,11 @@ class ModelLinear(Protocol):
 
     @property
     def weights(self) -> LinearWeights: ...
+
+    @property
+    def is_invariant(self) -> bool:
+        """Have rows the same bits in any company?"""
+        ...
 
     def choice(self, use: Use) -> KernelChoice:
         """The kernels for a use, by rows."""
@@ -71,16 +77,29 @@ class JoinedFactors(FirstFactors):
         if weights.bias is not None:
             wide.bias = weights.bias.new_zeros(layout.columns)
             wide.bias[:outputs] = weights.bias
-        self.a, self._wide = lines[outputs:], Library(wide, lines)
+        self.a, self.wide, self._library = lines[outputs:], wide, Library(wide, lines)
         self._split = SplitK.of(wide, Use.ADDED) if wide.bias is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._wide.plain(x)
+        return self._library.plain(x)
 
     def parts(self, x: Tensor) -> Tensor:
         if self._split is not None and len(x) <= self._split.most_rows:
             return self._split.parts(x)
         return self(x)
+
+
+class FixedFactors(FirstFactors):
+    """One matrix has both, and an invariant kernel computes them. Results are in float32, so rows
+    without an adapter are rounded once, as in steps without adapters."""
+
+    def __init__(self, weights: LinearWeights, weight: Tensor, layout: AdapterLayout) -> None:
+        joined = JoinedFactors(weights, weight, layout)
+        self.a, self._wide = joined.a, joined.wide
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._wide.plain is not None
+        return multiplied(x, self._wide.plain, self._wide.bias, dtype=torch.float32)
 
 
 class SeparateFactors(FirstFactors):
@@ -103,10 +122,12 @@ class CudaAdaptedLinear:
 
     def __init__(self, linear: ModelLinear, layout: AdapterLayout) -> None:
         weight = linear.weights.plain
+        self._is_fixed = linear.is_invariant
         if weight is None:
             self._first: FirstFactors = SeparateFactors(linear, layout)
         else:
-            self._first = JoinedFactors(linear.weights, weight, layout)
+            kind = FixedFactors if self._is_fixed else JoinedFactors
+            self._first = kind(linear.weights, weight, layout)
         self._layout, a = layout, self._first.a
         parts = len(layout.starts), layout.capacity, layout.rank
         self._a = a.view(*parts, -1)  # [parts, capacity, rank, inputs]
@@ -128,6 +149,8 @@ class CudaAdaptedLinear:
 
     def gated(self, x: Tensor, index: Tensor, is_silu: bool, late: DeferredNorm) -> Tensor:
         """act(gate) * up, of a linear that computes both."""
+        if self._is_fixed:  # as in steps without adapters
+            return gated(self(x, index), is_silu, late)
         return gate_adapted(self._first(x), self._b, index, self._layout, is_silu, late)
 
     def add_to(self, total: Tensor, x: Tensor, index: Tensor) -> None:
@@ -169,7 +192,8 @@ class AdapterRoom:
     def _widen(self, site: Site, linear: ModelLinear) -> CudaAdaptedLinear:
         sizes = self.targets.sites[site].parts
         starts = tuple(accumulate(sizes[:-1], initial=0))
-        layout = AdapterLayout(sum(sizes), starts, self.sizes.capacity, self._rank)
+        room = self.sizes.capacity, self._rank
+        layout = AdapterLayout(sum(sizes), starts, *room, has_one_tile=linear.is_invariant)
         self._linears[site] = CudaAdaptedLinear(linear, layout)
         return self._linears[site]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.runner.cuda.adapters import CudaAdaptedLinear, Widen, not_adapted
 from paceline.runner.cuda.gemm.coded import CodedDecoded, CodedFew
-from paceline.runner.cuda.gemm.fixed_tiles import FixedTiles
+from paceline.runner.cuda.gemm.fixed_tiles import FixedFp8, FixedTiles
 from paceline.runner.cuda.gemm.fp8 import Fp8Blocks, Fp8Library, Fp8Streamed
 from paceline.runner.cuda.gemm.gemv import Bf16Gemv, Fp8Gemv, Int4Gemv
 from paceline.runner.cuda.gemm.humming import Humming
@@ -99,8 +99,8 @@ KERNELS: tuple[type[LinearKernel], ...] = (
     CodedDecoded,
     Ordered,
 )
-# Those whose rows have the same bits in any company. Weights that are not plain are decoded.
-INVARIANT = tuple(kind for kind in (FixedTiles, *KERNELS) if kind.is_invariant)
+# Those whose rows have the same bits in any company. Other weights are decoded.
+INVARIANT = tuple(kind for kind in (FixedTiles, FixedFp8, *KERNELS) if kind.is_invariant)
 
 
 class CudaLinear(Lazy):
@@ -115,6 +115,11 @@ class CudaLinear(Lazy):
         if not KernelChoice(self.weights, Use.PLAIN, kinds).is_complete:
             self.weights.decode()
         self.choices: dict[Use, KernelChoice] = {}
+
+    @property
+    def is_invariant(self) -> bool:
+        """Have rows the same bits in any company?"""
+        return all(kind.is_invariant for kind in self._kinds)
 
     def choice(self, use: Use) -> KernelChoice:
         """The kernels for a use, by rows."""
@@ -169,7 +174,7 @@ class NormedLinear:
         self._adapted = widen(linear)
         normed = Use.GATED if is_gated else Use.NORMED
         self._kernels = linear.choice(Use.PLAIN if norm is None else normed)
-        self._weights, self._floor = linear.weights, None if norm is None else norm.floor
+        self._linear, self._floor = linear, None if norm is None else norm.floor
 
     def is_ordered(self, rows: int) -> bool:
         """Whether the next kernel starts when all kernels before this linear have ended."""
@@ -185,7 +190,7 @@ class NormedLinear:
             return self._plain(hidden, adapters), DeferredNorm(hidden, 0.0, 0)
         if adapters is None:
             return self._kernels.of(len(hidden)).normed(hidden, self._floor)
-        x, late = deferred(hidden, self._floor, self._weights)
+        x, late = deferred(hidden, self._floor, self._linear.weights, self._linear.is_invariant)
         return with_room(self._adapted)(x, adapters), late
 
     def finished(self, hidden: Tensor) -> Tensor:
@@ -206,7 +211,7 @@ class NormedLinear:
             return gated(self._plain(hidden, adapters), is_silu, DeferredNorm(hidden, 0.0, 0))
         if adapters is None:
             return self._kernels.of(len(hidden)).gated(hidden, self._floor, is_silu)
-        x, late = deferred(hidden, self._floor, self._weights)
+        x, late = deferred(hidden, self._floor, self._linear.weights, self._linear.is_invariant)
         return with_room(self._adapted).gated(x, adapters, is_silu, late)
 
 

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -18,7 +17,7 @@ from paceline.runner.cuda.coordinates import RotaryTable
 from paceline.runner.cuda.decoder_layer import CudaLayer
 from paceline.runner.cuda.deep_images import DeepImages
 from paceline.runner.cuda.kernels.dry_run import present
-from paceline.runner.cuda.kernels.layers import cap_logits
+from paceline.runner.cuda.kernels.layers import cap_logits, normalized
 from paceline.runner.cuda.linears import INVARIANT, CudaLinear, kernel_norm
 from paceline.runner.cuda.mixers.mixer import CudaLayerContext
 from paceline.runner.cuda.states.mixers import FEATURES as STATE_FEATURES
@@ -27,7 +26,13 @@ from paceline.runner.kv_store import KVStore
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.norm import LayerInputs
 from paceline.runner.layers.per_layer_input import TokenInputs
-from paceline.runner.models.architecture import DecoderSpec, LayerSpec, attentions, parts_of
+from paceline.runner.models.architecture import (
+    DecoderSpec,
+    LayerSpec,
+    PerLayerInputs,
+    attentions,
+    parts_of,
+)
 from paceline.runner.models.describe import describe
 from paceline.runner.models.layer_groups import BackendSupport
 from paceline.runner.models.rope import Rope
@@ -120,14 +125,6 @@ CUDA = BackendSupport(
 )
 
 ALIKE = 2  # layers of a kind that a dry run computes
-# Features, by the beginnings of their names, of which the kernels depend on the number of rows.
-VARIANT = ("inputs", "layers.input", "layers.latent", "layers.state", "vision")
-CUDA_INVARIANT = replace(
-    CUDA,
-    backend="batch-invariant CUDA",
-    features=frozenset(one for one in CUDA.features if not one.startswith(VARIANT)),
-    instead='remove batch_invariant, or use device="cpu"',
-)
 
 
 class CudaModel:
@@ -160,7 +157,7 @@ class CudaModel:
             table = torch.cat((table, table.new_zeros(rows, table.shape[1])))
         self._embedding, self._embed = table, factory.embedding(table, ids)
         self.deep_images = deep_images(factory, spec, rows)
-        self._inputs = None if spec.inputs is None else TokenInputs(factory, spec.inputs)
+        self._inputs = None if spec.inputs is None else token_inputs(factory, spec.inputs)
         self._rotary = {
             rope: RotaryTable(rope, max_model_len + 1, factory.device)
             for rope in dict.fromkeys(parts_of(spec.layers, Rope))
@@ -189,14 +186,8 @@ class CudaModel:
     ) -> "CudaModel":
         """Load weights, with room for so many embeddings of images, and for adapters. With a
         group, the weights are the part of one rank."""
-        spec = describe(checkpoint.config, max_model_len)
-        CUDA.require(spec)
-        verify(checkpoint)
-        if group is not None:
-            spec = divide(spec, group.shard)
-        with torch.inference_mode():
-            factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
-            return CudaModel(factory, spec, max_model_len, image_rows, adapters)
+        factory = LayerFactory(checkpoint, dtype, device, CudaLinear, group)
+        return CudaModel.built(factory, max_model_len, image_rows, adapters)
 
     @staticmethod
     def invariant(
@@ -204,15 +195,30 @@ class CudaModel:
         max_model_len: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
+        image_rows: int = 0,
+        adapters: AdapterSizes | None = None,
+        group: RankGroup | None = None,
     ) -> "CudaModel":
-        """Load a model whose rows have the same bits in any company."""
-        spec = describe(checkpoint.config, max_model_len)
-        CUDA_INVARIANT.require(spec)
-        verify(checkpoint)
+        """The same, with kernels whose rows have the same bits in any company."""
+        build = partial(CudaLinear, kinds=INVARIANT)
+        factory = LayerFactory(checkpoint, dtype, device, build, group, is_invariant=True)
+        return CudaModel.built(factory, max_model_len, image_rows, adapters)
+
+    @staticmethod
+    def built(
+        factory: LayerFactory[CudaLinear],
+        max_model_len: int,
+        image_rows: int,
+        adapters: AdapterSizes | None,
+    ) -> "CudaModel":
+        """Load weights with the linears of a factory."""
+        spec = describe(factory.checkpoint.config, max_model_len)
+        CUDA.require(spec)
+        verify(factory.checkpoint)
+        if factory.group is not None:
+            spec = divide(spec, factory.group.shard)
         with torch.inference_mode():
-            build = partial(CudaLinear, kinds=INVARIANT)
-            factory = LayerFactory(checkpoint, dtype, device, build, is_invariant=True)
-            return CudaModel(factory, spec, max_model_len)
+            return CudaModel(factory, spec, max_model_len, image_rows, adapters)
 
     @cached_property
     def _various(self) -> list[int]:
@@ -281,7 +287,7 @@ class CudaModel:
         tokens = self._embedding[: spec.embedding.shape[0]]
         yield WeightPart("embedding", tokens, lambda: embedding(factory, spec))
         if (inputs := spec.inputs) is not None:
-            yield WeightPart("inputs", self._inputs, lambda: TokenInputs(factory, inputs))
+            yield WeightPart("inputs", self._inputs, lambda: token_inputs(factory, inputs))
         for number, (layer, one) in enumerate(zip(self._layers, spec.layers, strict=True)):
             build = partial(CudaLayer, factory, one, number, self._rotary)
             yield WeightPart(f"layers.{number}", layer, build, self._rotary)
@@ -356,6 +362,12 @@ def embedding(factory: LayerFactory[CudaLinear], spec: DecoderSpec) -> Tensor:
     """The scaled embeddings of this rank's token ids, [vocab, width]."""
     table = factory.read(spec.embedding).to(factory.dtype)
     return table.mul_(factory.embedding_scale(spec))
+
+
+def token_inputs(factory: LayerFactory[CudaLinear], spec: PerLayerInputs) -> TokenInputs:
+    """What layers read of the tokens."""
+    factor = factory.factor(spec.norm)
+    return TokenInputs(factory, spec, partial(normalized, floor=spec.norm.floor, factor=factor))
 
 
 def deep_images(

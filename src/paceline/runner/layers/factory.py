@@ -210,7 +210,9 @@ class LayerFactory(Generic[L_co]):
 
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor]:
         """A function that sums a tensor over all ranks in place."""
-        return whole if self.group is None else self.group.sum
+        if self.group is None:
+            return whole
+        return self.group.sum_in_order if self.is_invariant else self.group.sum
 
     def share_among_ranks(self) -> Callable[[Tensor], Tensor]:
         """A function that broadcasts a tensor of rank 0 in place."""

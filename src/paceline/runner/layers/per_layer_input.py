@@ -1,5 +1,7 @@
 """Inputs that each layer reads of the tokens, beside the residual stream."""
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,16 +16,23 @@ from paceline.runner.models.architecture import PerLayerInputs, PerLayerSpec
 class TokenInputs:
     """The inputs of all layers."""
 
-    def __init__(self, factory: LayerFactory[Linear], spec: PerLayerInputs) -> None:
+    def __init__(
+        self,
+        factory: LayerFactory[Linear],
+        spec: PerLayerInputs,
+        norm: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """With the norm of a device, [n, width] to [n, width]; by default it is torch's."""
         self._width, self._scale = spec.norm.width, spec.scale
         self.image_token = spec.image_token
         self._table = factory.read(spec.embedding).to(factory.dtype)  # [vocab, layers * width]
-        self._linear, self._norm = factory.linear(spec.linear), factory.norm(spec.norm)
+        self._linear, self._norm = factory.linear(spec.linear), norm or factory.norm(spec.norm)
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The inputs [positions, layers, width]; `hidden` is the residual stream where it begins,
         [positions, width]."""
-        found = self._norm(self._linear(hidden).view(len(tokens), -1, self._width))
+        found = self._norm(self._linear(hidden).view(-1, self._width))
+        found = found.view(len(tokens), -1, self._width)
         # On a GPU, images have ids behind those of all tokens.
         known = tokens.where(tokens < len(self._table), self.image_token)
         embedded = F.embedding(known, self._table).view_as(found)

@@ -47,6 +47,16 @@ class RankGroup:
         self._exchange(self._group.allreduce, [part])
         return part
 
+    def sum_in_order(self, part: Tensor) -> Tensor:
+        """Sum over all ranks in their order, in float32 and in place. The order of `sum` depends on
+        the size of the tensor."""
+        parts = [torch.empty_like(part) for _ in range(self.shard.size)]
+        self._exchange(self._group.allgather, [parts], [part])
+        total = parts[0].float()
+        for one in parts[1:]:
+            total += one
+        return part.copy_(total)
+
     def least(self, number: int) -> int:
         """The minimum over all ranks."""
         options = dist.AllreduceOptions()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import isqrt
 
 import torch
@@ -96,6 +96,8 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         return None
     has_axes = any(one.rope.axes for one in attentions(spec.layers))
     encoder = towers.load(factory, vision) if decides(factory.group) else None
+    if encoder is not None and factory.is_invariant:
+        encoder = partial(one_by_one, encoder)
     return ImageEncoder(
         encoder,
         spec.width * vision.levels,
@@ -105,6 +107,11 @@ def image_encoder(factory: LayerFactory[Linear], spec: DecoderSpec) -> ImageEnco
         has_axes,
         token_reader(factory, spec),
     )
+
+
+def one_by_one(tower: Tower, images: Sequence[Tensor]) -> list[Tensor]:
+    """The embeddings of each image, which have the bits that the image has alone."""
+    return [found for image in images for found in tower([image])]
 
 
 def token_reader(factory: LayerFactory[Linear], spec: DecoderSpec) -> Callable[[int], Tensor]:

@@ -142,7 +142,9 @@ def message_routes(context: ServerContext) -> APIRouter:
         generation = await parsed(request, message_ask, body, rules, reply)
         name = context.open_requests.name(client.request_id)
         block = context.engine.capacity.cached_block
-        writer = MessageWriter(name, model, generation, block, reply)
+        system = context.system_fingerprint or UNSET
+        empty = MessageBody(name, model, MessagesUsage(0, 0), system_fingerprint=system)
+        writer = MessageWriter(empty, generation, block, reply)
         return GenerationResponse(
             context, GenerationJob(client, name, [generation], writer, body.stream is True, reply)
         )
@@ -254,13 +256,12 @@ class MessageWriter:
 
     def __init__(
         self,
-        name: str,
-        model: str,
+        empty: MessageBody,
         generation: GenerationRequest,
         cached_block: int,
         reply: ReplyParsing,
     ) -> None:
-        self._name, self._model, self._cached_block = name, model, cached_block
+        self._empty, self._cached_block = empty, cached_block
         self._most = generation.params.max_tokens
         self._reply = reply
         self._blocks = MessageBlocks()
@@ -268,7 +269,7 @@ class MessageWriter:
     def opening(self, streams: Sequence[Stream]) -> bytes:
         (stream,) = streams
         self._reader = ReplyReader(self._reply, stream.prompt_token_ids)
-        begun = MessageBody(self._name, self._model, MessagesUsage(stream.prompt_tokens, 0))
+        begun = replace(self._empty, usage=MessagesUsage(stream.prompt_tokens, 0))
         # Nothing but text will follow a plain reply's first block, so it begins at once.
         block = self._blocks.put(ContentDelta("")) if self._reply.is_plain else b""
         return message_event("message_start", message=begun) + block + message_event("ping")
@@ -295,7 +296,7 @@ class MessageWriter:
         ) + message_event("message_stop")
 
     def failing(self, error: ErrorBody) -> bytes:
-        return message_event("error", error=fault_of(error), request_id=self._name)
+        return message_event("error", error=fault_of(error), request_id=self._empty.id)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
@@ -307,10 +308,11 @@ class MessageWriter:
     def _whole(self, outputs: Sequence[RequestOutput]) -> MessageBody:
         (output,) = outputs
         (answer,) = output.outputs
-        whole = MessageBody(self._name, self._model, self._usage(output), self._blocks.done)
         stopped = answer.stop_reason if isinstance(answer.stop_reason, str) else None
         return replace(
-            whole,
+            self._empty,
+            usage=self._usage(output),
+            content=self._blocks.done,
             stop_reason=self._stop_reason(output, answer),
             stop_sequence=stopped,
             kv_transfer_params=transfer_of(outputs),

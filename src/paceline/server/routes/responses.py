@@ -6,6 +6,7 @@ from time import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 from msgspec.structs import replace
 from pydantic import Field
 
@@ -75,6 +76,7 @@ def response_routes(context: ServerContext) -> APIRouter:
             client = client.in_session(await session_of(context, body, name))
         envelope = Envelope.of(body, name, model, context.settings)
         empty = begun(body, generation, name, model, is_kept)
+        empty = replace(empty, system_fingerprint=context.system_fingerprint or UNSET)
         given = input_items(body.input, name)
         items = await parsed(request, encode, [*earlier, *given])
         is_streamed = body.stream is True

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, cast
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 from pydantic import Field
 
 from paceline.server.schemas.completions import KVTransferParams, encode
@@ -114,6 +114,7 @@ class MessageBody(Struct, frozen=True):
     role: str = "assistant"
     stop_details: None = None
     container: None = None
+    system_fingerprint: str | UnsetType = UNSET
 
 
 def message_event(kind: str, **fields: Any) -> bytes:

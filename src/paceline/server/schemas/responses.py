@@ -83,7 +83,8 @@ class ResponseBody(Struct, frozen=True):
     metadata, status, output, usage, incomplete_details, timings, object, error,
     parallel_tool_calls, previous_response_id, store, background, top_logprobs, text, tool_choice,
     tools, truncation, metrics, completed_at, presence_penalty, frequency_penalty, reasoning,
-    max_tool_calls, service_tier, safety_identifier, prompt_cache_key, conversation.
+    max_tool_calls, service_tier, safety_identifier, prompt_cache_key, conversation,
+    system_fingerprint.
     """
 
     id: str
@@ -121,6 +122,7 @@ class ResponseBody(Struct, frozen=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     conversation: Mapping[str, str] | None = None
+    system_fingerprint: str | UnsetType = UNSET
 
 
 def response_event(kind: str, number: int, **fields: Any) -> bytes:

@@ -27,13 +27,19 @@ class AdapterLayout:
 
         columns   | outputs | part 0: index 0, index 1 ... | part 1: index 0, index 1 ... |
 
-    Each adapter of a part has `rank` columns. `starts` has the first output of each part.
+    Each adapter of a part has `rank` columns. `starts` has the first output of each part. With one
+    tile, programs have so many rows whatever the number of rows.
     """
 
     outputs: int
     starts: tuple[int, ...]
     capacity: int
     rank: int
+    has_one_tile: bool = False
+
+    def tile(self, rows: int) -> int:
+        """Rows of a program."""
+        return SMALL_TILE if rows <= FEW_ROWS and not self.has_one_tile else LARGE_TILE
 
     @property
     def part_columns(self) -> int:
@@ -59,7 +65,7 @@ def add_adapted(
     starts = (*layout.starts, outputs, outputs)[:MOST_PARTS]
     sizes = [end - start for start, end in zip(starts, (*starts[1:], outputs), strict=True)]
     tiles = sum(triton.cdiv(size, LINES) for size in sizes)
-    tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
+    tile = layout.tile(rows)
     out = total
     if out is None:
         out = torch.empty((rows, outputs), dtype=b.dtype, device=found.device)
@@ -92,7 +98,7 @@ def gate_adapted(
 ) -> Tensor:
     """Return act(gate) * up of a linear and what adapters add to it, as in `add_adapted`."""
     rows, width = len(index), layout.outputs // 2
-    tile = SMALL_TILE if rows <= FEW_ROWS else LARGE_TILE
+    tile = layout.tile(rows)
     out = torch.empty((rows, width), dtype=b.dtype, device=found.device)
     _gate_adapted[(triton.cdiv(rows, tile), triton.cdiv(width, LINES))](
         found,

@@ -33,6 +33,7 @@ class DryRun:
         self._seen: set[Any] = set()
         self._loading: dict[Any, Future[Any]] = {}
         self._finalizers: list[Callable[[], None]] = []
+        self._afterwards: dict[Any, Callable[[], None]] = {}
 
     def load(self, key: Any, work: Callable[[], Any]) -> Future[Any]:
         """Have a kernel loaded, unless one with this key was."""
@@ -66,6 +67,15 @@ class DryRun:
             self._seen.add(key)
             compiler().result()
             run(kernel, *given, grid=None, warmup=True, **how)
+
+    def afterwards(self, key: Any, work: Callable[[], None]) -> None:
+        """Have work done once when kernels are launched again, unless some with this key is."""
+        self._afterwards.setdefault(key, work)
+
+    def end(self) -> None:
+        """Do what was left for afterwards."""
+        for work in self._afterwards.values():
+            work()
 
     def wait(self) -> None:
         """All kernels are loaded afterwards. Raises the error of one that cannot be."""
@@ -104,8 +114,8 @@ def dry_run() -> Generator[None]:
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
     begin = (lambda: None) if device is None else partial(torch.cuda.set_device, device)
     threads = ThreadPoolExecutor(min(usable_cores(), MOST_THREADS), initializer=begin)
+    active: Any = DryRun(threads)
     with threads, filled_with_zeros(), without_launches():
-        active: Any = DryRun(threads)
         before, compiling = _active.set(active), active_mode.set(active)
         try:
             yield
@@ -113,6 +123,7 @@ def dry_run() -> Generator[None]:
         finally:
             _active.reset(before)
             active_mode.reset(compiling)
+    active.end()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.runner.cuda.coordinates import RotaryTable
+from paceline.runner.cuda.gemm.fixed_tiles import multiply_by_head
 from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.cuda.kernels.attention.latent_heads import LatentRotation
 from paceline.runner.cuda.linears import CudaLinear, kernel_norm, residual_linear
@@ -32,7 +33,8 @@ class CudaLatentAttention(CudaMixer):
         self._before = kernel_norm(factory, spec.norm)
         weights = LatentWeights(factory, spec)
         self._query, self._latent = weights.query, weights.latent
-        self._keys, self._values = weights.keys, weights.values
+        kind = FixedHeads if factory.is_invariant else HeadLinears
+        self._keys, self._values = kind(weights.keys), kind(weights.values)
         self._query_latent, self._query_norm = weights.query_latent, None
         if spec.query_latent is not None:
             self._query_norm = kernel_norm(factory, spec.query_latent.norm)
@@ -62,11 +64,11 @@ class CudaLatentAttention(CudaMixer):
         self._rotation.store(self._latent(x), step.position, cells, step.kv, layer)
         query = self._queries(x).view(n, spec.heads, -1)  # [n, heads, key_dim + rope_dim]
         asked = query.new_empty(n, spec.heads, spec.rank + spec.rope_dim)
-        by_head(query[..., : spec.key_dim], self._keys, asked[..., : spec.rank])
+        self._keys(query[..., : spec.key_dim], asked[..., : spec.rank])
         self._rotation.rotate_into(asked, query, step.position)
         seen = step.attention.attend(asked, layer, None, spec.scale)  # [n, heads, rank]
         out = seen.new_empty(n, spec.heads, spec.value_dim)
-        by_head(seen, self._values, out)
+        self._values(seen, out)
         return out.flatten(1)
 
     def _queries(self, x: Tensor) -> Tensor:
@@ -75,6 +77,22 @@ class CudaLatentAttention(CudaMixer):
         return self._query(self._query_norm(self._query_latent(x)))
 
 
-def by_head(x: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Multiply [positions, heads, inputs] by the weights of each head [heads, inputs, outputs]."""
-    torch.bmm(x.transpose(0, 1), weights, out=out.transpose(0, 1))
+class HeadLinears:
+    """A linear for each head, of weights [heads, inputs, outputs]."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = weights
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """Multiply [positions, heads, inputs] to [positions, heads, outputs]."""
+        torch.bmm(x.transpose(0, 1), self._weights, out=out.transpose(0, 1))
+
+
+class FixedHeads(HeadLinears):
+    """The same, with the same bits for any number of positions."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__(weights.transpose(1, 2).contiguous())
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        multiply_by_head(x, self._weights, out)

@@ -1,6 +1,7 @@
 """Kernels of causal convolutions over the last positions of each channel."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -26,6 +27,7 @@ class Convolution:
     gate      and the result by those which are so far behind them; 0: it passes silu instead
     unit      so many channels, from the first on, become vectors of length 1
     width     of these vectors, and channels of a program
+    is_fixed  the bits of a position do not depend on the rows of a step, nor on its own row
     """
 
     weight: Tensor
@@ -35,6 +37,12 @@ class Convolution:
     gate: int = 0
     unit: int = 0
     width: int = LINE
+    is_fixed: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How kernels are compiled. Whether operations are fused may depend on their programs."""
+        return {"enable_fp_fusion": False} if self.is_fixed else {}
 
     @property
     def channels(self) -> int:
@@ -99,6 +107,7 @@ class Convolution:
             TILES=chunk // tile,
             num_warps=4 if chunk else 1,
             launch_pdl=True,
+            **self.options,
         )
 
     def keep(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> None:

@@ -5,8 +5,11 @@ In a step, a program computes the positions of a row one after another, from a s
 For each position it keeps what updates the state, as `DraftInputs` has it: a decay, a key and a
 value, which is corrected already. So states advance without anything but these, in all layers at
 the same time.
+
+In a batch-invariant model, all rows are computed in this way.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +23,7 @@ from paceline.runner.cuda.states.recurrence import (
     RecurrenceSizes,
     advanced,
     decays_of,
+    grown,
 )
 from paceline.runner.cuda.states.rows import CudaStateRows, begins
 from paceline.runner.state_store import StateStore
@@ -34,11 +38,14 @@ def step_with_drafts(
     decay: Decay,
     out: Tensor,
 ) -> None:
-    """Compute all rows with drafts, and advance the states of rows of one position. Writes what
-    they read, [positions, heads * value_dim], and leaves the tails of the convolution as they are.
-    """
-    assert rows.drafts is not None
-    (state, tails), (_, *kept_inputs) = rows.of_layer(layer), rows.drafts_of(layer)
+    """Compute all rows with drafts, and advance the states of rows of one position, or of all other
+    rows if the convolution is fixed. Writes what they read, [positions, heads * value_dim], and
+    leaves the tails of the convolution as they are."""
+    (state, tails), drafts = rows.of_layer(layer), rows.drafts
+    if drafts is None:
+        drafts, kept_inputs = torch.zeros_like(rows.slot), [state] * 3
+    else:
+        _, *kept_inputs = rows.drafts_of(layer)
     _step_with_drafts[(len(rows), sizes.heads, sizes.parts(WIDE))](
         inputs,
         out,
@@ -48,7 +55,7 @@ def step_with_drafts(
         convolution.weight if convolution.bias is None else convolution.bias,
         *decay.arguments,
         decay.speed if decay.skip is None else decay.skip,
-        *(rows.slot, rows.row_start, rows.context, rows.drafts),
+        *(rows.slot, rows.row_start, rows.context, drafts),
         *kept_inputs,
         state.stride(0),
         tails.stride(0),
@@ -61,10 +68,12 @@ def step_with_drafts(
         SKIPS=decay.skip is not None,
         SCALE=sizes.scale,
         MOST=kept_inputs[0].shape[1],
+        EVERY=convolution.is_fixed,
         KEYS=sizes.keys,
         VALUES=sizes.values(WIDE),
         num_warps=STEP_WARPS,
         launch_pdl=True,
+        **convolution.options,
     )
 
 
@@ -192,6 +201,7 @@ def _step_with_drafts(
     SKIPS: tl.constexpr,
     SCALE: tl.constexpr,
     MOST: tl.constexpr,
+    EVERY: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -199,7 +209,7 @@ def _step_with_drafts(
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
     is_drafted = tl.load(drafts + row) > 0
-    if (end == first) | ((end > first + 1) & (is_drafted == 0)):
+    if (end == first) | ((end > first + 1) & (is_drafted == 0) & (not EVERY)):
         tl.extra.cuda.gdc_wait()  # the next kernel waits for this one alone
         return
     at = tl.load(slot + row).to(tl.int64)
@@ -289,7 +299,7 @@ def _advance_states(
             state *= tl.exp(tl.load(decay + line * HEADS + head))
         left = tl.load(key + line * (HEADS // SHARED * KEY_DIM) + i, mask=keys, other=0.0)
         right = tl.load(value + line * (HEADS * VALUE_DIM) + j, mask=values, other=0.0)
-        state += left[:, None] * right[None, :]
+        state = grown(state, left, right)
     tl.store(cells, state, mask=inside)
 
 

@@ -59,11 +59,12 @@ def finish(
     groups = 1 if norm is None else norm.groups
     each = width // groups
     padded = triton.next_power_of_2(each)
-    most = AT_ONCE if n > FEW_ROWS else FEW_AT_ONCE
+    most = AT_ONCE if n > FEW_ROWS and not convolution.is_fixed else FEW_AT_ONCE
     lines = max(min(most // padded, triton.next_power_of_2(groups)), 1)
     programs = triton.cdiv(groups, lines)
     # Where each row is one position, the same programs can keep the tails.
-    keeps = rows.is_decode and programs * LINE * MOST_LINES >= convolution.channels
+    can_keep = rows.is_decode and not convolution.is_fixed
+    keeps = can_keep and programs * LINE * MOST_LINES >= convolution.channels
     if not keeps:
         convolution.keep(inputs, rows, layer)
     _finish[(n, programs)](
@@ -92,6 +93,7 @@ def finish(
         LINE=LINE,
         num_warps=4,
         launch_pdl=True,
+        **convolution.options,
     )
 
 

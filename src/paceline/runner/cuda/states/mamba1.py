@@ -43,7 +43,7 @@ class CudaMamba1:
     def __init__(self, factory: LayerFactory[CudaLinear], spec: Mamba1Spec) -> None:
         weight = factory.read(spec.convolution)[:, 0].t().contiguous().to(factory.dtype)
         bias = None if spec.bias is None else factory.read(spec.bias).to(factory.dtype)
-        self._convolution = Convolution(weight, bias)
+        self._convolution = Convolution(weight, bias, is_fixed=factory.is_invariant)
         self._selection = factory.linear(spec.selection)
         times = factory.linear(spec.times, spec.time_norm)
         self._times = NormedLinear(times, spec.time_norm)
@@ -73,7 +73,7 @@ class CudaMamba1:
             normalized(one.contiguous(), floor, factor)
             for one, (factor, floor) in ((key, self._key), (query, self._query))
         ]
-        advance(inputs, rows, (value, times, *vectors), states, self._weights)
+        advance(inputs, rows, (value, times, *vectors), states, self._weights, convolution)
         convolution.keep(inputs, rows, layer)
         return value
 
@@ -84,11 +84,13 @@ def advance(
     vectors: tuple[Tensor, ...],
     states: Tensor,
     weights: StateWeights,
+    convolution: Convolution,
 ) -> None:
     """Advance the states of all rows, by values, times, keys and queries. Values become what
     positions read, gated."""
     _, channels, size = states.shape
-    each = MANY_CHANNELS if len(rows) * channels > FEW_PROGRAMS * MANY_CHANNELS else CHANNELS
+    is_many = len(rows) * channels > FEW_PROGRAMS * MANY_CHANNELS and not convolution.is_fixed
+    each = MANY_CHANNELS if is_many else CHANNELS
     _advance[(len(rows), triton.cdiv(channels, each))](
         *(inputs, *vectors, states, weights.speed, weights.bias, weights.skip),
         *(rows.slot, rows.row_start, rows.context),
@@ -100,6 +102,7 @@ def advance(
         EACH=each,
         num_warps=4,
         launch_pdl=True,
+        **convolution.options,
     )
 
 

@@ -60,11 +60,11 @@ class Recurrent:
     def __call__(self, inputs: Tensor, rows: CudaStateRows, layer: int) -> Tensor:
         convolution, sizes, (state, tails) = self._convolution, self._sizes, rows.of_layer(layer)
         read = inputs.new_empty((len(inputs), sizes.heads * sizes.value_dim))
-        if rows.drafts is None:
+        if rows.drafts is None and not convolution.is_fixed:
             step(inputs, rows, (state, tails), convolution, sizes, self._decay, read)
         else:
             step_with_drafts(inputs, rows, layer, convolution, sizes, self._decay, read)
-        if rows.chunks:
+        if rows.chunks and not convolution.is_fixed:
             mixed = convolution.empty(inputs)
             convolution.chunks(inputs, rows, tails, mixed)
             advance(inputs, mixed, rows, state, sizes, self._decay, read)
@@ -119,7 +119,12 @@ def gated_delta(factory: LayerFactory[CudaLinear], spec: GatedDeltaSpec) -> Recu
     decay = Decay(factory.read(spec.log_decay).exp_().neg_(), factory.read(spec.decay_bias))
     factor = factory.factor(spec.head_norm).repeat(spec.value_heads)
     norm = GroupNorm(factor, spec.value_heads, spec.head_norm.floor, gates_first=False)
-    convolution = Convolution(weight.to(factory.dtype), None, unit=2 * keys, width=spec.key_dim)
+    how: dict[str, Any] = {
+        "unit": 2 * keys,
+        "width": spec.key_dim,
+        "is_fixed": factory.is_invariant,
+    }
+    convolution = Convolution(weight.to(factory.dtype), None, **how)
     return Recurrent(convolution, sizes, decay, OutputGates(norm, gates))
 
 
@@ -145,8 +150,9 @@ def kda(factory: LayerFactory[CudaLinear], spec: KDASpec) -> KimiDelta:
     weight = factory.joined(spec.convolutions)[:, 0].t().contiguous().to(factory.dtype)
     factor = factory.factor(spec.head_norm).repeat(heads)
     norm = GroupNorm(factor, heads, spec.head_norm.floor, gates_first=False)
+    how: dict[str, Any] = {"unit": 2 * width, "width": dim, "is_fixed": factory.is_invariant}
     recurrent = Recurrent(
-        Convolution(weight, None, unit=2 * width, width=dim),
+        Convolution(weight, None, **how),
         sizes,
         Decay(speed, factory.read(spec.decay_bias)),
         OutputGates(norm, gates, is_sigmoid=True),
@@ -188,7 +194,8 @@ def mamba2(factory: LayerFactory[CudaLinear], spec: Mamba2Spec) -> Recurrent:
         width = inner // gated.groups
         factor = factory.read(gated.weight) * width**0.5
         norm = GroupNorm(factor, gated.groups, (width * gated.eps) ** 0.5, gated.gates_first)
-    convolution = Convolution(weight.to(factory.dtype), bias, first=inner)
+    how: dict[str, Any] = {"first": inner, "is_fixed": factory.is_invariant}
+    convolution = Convolution(weight.to(factory.dtype), bias, **how)
     return Recurrent(convolution, sizes, decay, OutputGates(norm, 0, gate_factor))
 
 
@@ -196,7 +203,8 @@ def short_conv(factory: LayerFactory[CudaLinear], spec: ShortConvSpec) -> ShortC
     weight = taps(factory, spec.convolution).to(factory.dtype)
     bias = None if spec.bias is None else factory.read(spec.bias).to(factory.dtype)
     width = weight.shape[1]
-    convolution = Convolution(weight, bias, product=2 * width, gate=width)
+    how: dict[str, Any] = {"product": 2 * width, "gate": width, "is_fixed": factory.is_invariant}
+    convolution = Convolution(weight, bias, **how)
     return ShortConvolution(convolution)
 
 

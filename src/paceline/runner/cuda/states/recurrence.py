@@ -165,6 +165,13 @@ def three_sums(a, b, c, d, e, f):
 
 
 @triton.jit
+def grown(state, key, value):
+    """state + key * value, rounded once, so that all kernels that compute it have the same bits."""
+    left = tl.broadcast_to(key[:, None], state.shape)
+    return tl.fma(left, tl.broadcast_to(value[None, :], state.shape), state)
+
+
+@triton.jit
 def advanced(
     state,
     query,
@@ -194,10 +201,10 @@ def advanced(
         seen = tl.reduce((query[:, None] * state, key[:, None] * state), 0, two_sums)
         value = rate * (value - seen[1])
         read = seen[0] + of_both[2] * scale * of_key * value
-        state += key[:, None] * value[None, :]
+        state = grown(state, key, value)
     else:
         value = rate * value
-        state += key[:, None] * value[None, :]
+        state = grown(state, key, value)
         read = tl.sum(query[:, None] * state, 0)
     return state, read, key, value
 

@@ -20,13 +20,39 @@ CHUNK = 256  # rows looked at together
 JOINED = 8  # parts at a time, unless there are few contexts
 
 
+FIXED = 0  # instead of a tile: parts with fixed bounds
+FIXED_PARTS = tl.constexpr(FIXED)
+LEAST = tl.constexpr(11)  # the exponent below which fixed parts have one size
+
+
+def fixed_parts(cells: int) -> int:
+    """How many parts with fixed bounds a context has."""
+    exponent = max((cells - 1).bit_length() - 1, LEAST.value)
+    return (exponent - LEAST.value) * 8 + ((cells - 1) >> (exponent - 3)) + 1
+
+
+@triton.jit
+def part_of(cell):
+    """The part with fixed bounds that has this cell. Its size is an eighth of the largest power of
+    two up to its first cell, and at least 256."""
+    exponent = tl.maximum((cell.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, LEAST)
+    return (exponent - LEAST) * 8 + (cell >> (exponent - 3))
+
+
+@triton.jit
+def part_begin(part):
+    """The first cell of a part with fixed bounds."""
+    octave = tl.maximum(part - 8, 0) // 8
+    return (part - octave * 8) << (octave + LEAST - 3)
+
+
 @dataclass(frozen=True, slots=True)
 class ContextCut:
     """Sizes of the parts that the contexts of a step are cut into."""
 
     spare: int  # parts beyond one for each context; half as many as there are contexts, if more
     least: int  # tiles of a part that is not the last one
-    tile: int = 64  # cells read at a time
+    tile: int = 64  # cells read at a time; or FIXED, where a tile is a part with fixed bounds
     joined: int = JOINED  # parts joined at a time; a power of two
 
     def most(self, rows: int) -> int:
@@ -124,7 +150,10 @@ def _list(
     for at in range(0, count, CHUNK):
         part = at + tl.arange(0, CHUNK)
         begin = first + part * size
-        stop = tl.minimum((begin + size) * CELLS, end)
+        if CELLS == FIXED_PARTS:
+            stop = tl.minimum(part_begin(begin + size), end)
+        else:
+            stop = tl.minimum((begin + size) * CELLS, end)
         spot, mask = parts + (before + part) * FIELDS, part < count
         tl.store(spot, row, mask=mask)
         tl.store(spot + 1, end, mask=mask)
@@ -154,8 +183,13 @@ def _tiles(context, row, rows, window, CELLS: tl.constexpr):
     """Context, first tile and number of tiles of rows; no tiles if there is no such row."""
     is_row = row < rows
     end = tl.load(context + row, mask=is_row, other=0).to(tl.int32)
-    first = first_seen(tl.maximum(end - 1, 0), window) // CELLS
-    tiles = tl.maximum(tl.cdiv(end, CELLS) - first, 1)
+    first = first_seen(tl.maximum(end - 1, 0), window)
+    if CELLS == FIXED_PARTS:
+        first = part_of(first)
+        tiles = part_of(tl.maximum(end - 1, 0)) + 1 - first
+    else:
+        first = first // CELLS
+        tiles = tl.maximum(tl.cdiv(end, CELLS) - first, 1)
     return end, first, tl.where(is_row, tiles, 0)
 
 

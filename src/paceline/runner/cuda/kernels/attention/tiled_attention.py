@@ -13,7 +13,7 @@ from paceline.runner.cuda.kernels.layers import capped
 
 
 @triton.jit
-def _row_of(row_start, rows, tile, TILE: tl.constexpr):
+def row_of(row_start, rows, tile, TILE: tl.constexpr):
     """Find the last row whose first tile is not after this one."""
     low, high = 0, rows
     first = tl.load(row_start).to(tl.int32)
@@ -132,17 +132,15 @@ def tiles(
     CAP: tl.constexpr,
     SINKS: tl.constexpr,
     ENDS: tl.constexpr,
-    MASKED: tl.constexpr = False,
 ):
     """Rows from `bounds[0]` up to `bounds[1]`, of any length. Keys with REST more dimensions are
     latent: see `decode`. With ENDS, position i reads up to `ends[i]`, which is behind itself or
-    behind the last position of its image. If MASKED, tiles of keys that all queries see are
-    computed as the others are, so the queries beside one do not matter to its bits."""
+    behind the last position of its image."""
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # not earlier: `decode` starts without waiting
     kv_head, tile = tl.program_id(0), tl.program_id(1)
     skip = tl.load(bounds)
-    row = skip + _row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
+    row = skip + row_of(row_start + skip, tl.load(bounds + 1) - skip, tile, TILE)
     first = tl.load(row_start + skip).to(tl.int32)
     start = tl.load(row_start + row).to(tl.int32)
     count = tl.load(row_start + row + 1).to(tl.int32) - start
@@ -175,7 +173,7 @@ def tiles(
     seen = first_seen(lowest, window)  # from here on, some query sees
     begin = seen // CELLS * CELLS
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
-    if MASKED or window != 0:
+    if window != 0:
         clear = begin
 
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
