@@ -8,16 +8,17 @@ import torch
 from paceline.runner.batch import Batch
 from paceline.runner.cuda.kernels.attention.prefill_attention import KEYS, PAIRS, TileList
 
-Tile = tuple[int, int, int, int]  # first position in the batch and in the sequence, size, row
+Tile = tuple[int, int, int, int]  # first pair in the batch and in the sequence, pairs, row
 
 
-def tiles_of(rows: list[tuple[int, int]], size: int) -> list[Tile]:
+def tiles_of(rows: list[tuple[int, int]], group: int) -> list[Tile]:
     found, start = list[Tile](), 0
     for row, (count, context) in enumerate(rows):
         if count > 1:
-            first = context - count
+            pairs, first = count * group, (context - count) * group
             found += [
-                (start + at, first + at, min(size, count - at), row) for at in range(0, count, size)
+                (start * group + at, first + at, min(PAIRS, pairs - at), row)
+                for at in range(0, pairs, PAIRS)
             ]
         start += count
     return found
@@ -47,9 +48,9 @@ def test_every_tile_once_and_those_with_the_most_keys_first(seed: int) -> None:
     nothing = torch.zeros(positions, dtype=torch.int32)
     batch = Batch(nothing, nothing, starts, contexts, nothing, nothing, nothing)
     bounds = torch.tensor([len(rows) - longer, len(rows)], dtype=torch.int32)
-    found = TileList(batch, bounds, longer + random.choice([1, 8]), PAIRS // group)
+    found = TileList(batch, bounds, longer + random.choice([1, 8]), group)
     found.lay_out()
     listed = [tuple(tile) for tile in found.tiles[: int(found.count)].tolist()]
-    assert sorted(listed) == sorted(tiles_of(rows, PAIRS // group))
-    work = [-(-(lowest + some) // KEYS) for _, lowest, some, _ in listed]
+    assert sorted(listed) == sorted(tiles_of(rows, group))
+    work = [((pairs - 1) // group) // KEYS for pairs in (at + some for _, at, some, _ in listed)]
     assert work == sorted(work, reverse=True)
