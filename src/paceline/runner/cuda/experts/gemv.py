@@ -31,7 +31,7 @@ FEW = 1  # rows; more have not been timed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operand:
+class GemvOperand:
     """Weights as the kernel reads them. Plain ones have no scale: it is not read."""
 
     form: str
@@ -41,18 +41,18 @@ class Operand:
     is_blocked: bool = False
 
     @staticmethod
-    def of(matrix: Matrix) -> "Operand | None":
+    def of(matrix: Matrix) -> "GemvOperand | None":
         """None: the kernel cannot read these weights."""
         outputs, inputs = matrix.shape
         if isinstance(matrix, PlainMatrix) and matrix.weight.dtype == torch.bfloat16:
-            found = Operand("BF16", matrix.shape, matrix.weight, matrix.weight)
+            found = GemvOperand("BF16", matrix.shape, matrix.weight, matrix.weight)
         elif (fp8 := fp8_of(matrix)) is not None:
-            found = Operand("FP8", fp8.shape, fp8.weight, fp8.scale, not fp8.is_by_row)
+            found = GemvOperand("FP8", fp8.shape, fp8.weight, fp8.scale, not fp8.is_by_row)
         else:
             return None
         return None if outputs % LINES or inputs % UNITS[found.form] else found
 
-    def is_like(self, other: "Operand | None") -> bool:
+    def is_like(self, other: "GemvOperand | None") -> bool:
         """Whether one kernel reads both."""
         if other is None:
             return False
@@ -73,14 +73,14 @@ class Step:
     constants   those of `experts.cu` that the choice of experts does not give
     """
 
-    operand: Operand
+    operand: GemvOperand
     bias: Tensor | None
     factor: Tensor | None
     processors: int
     constants: Numbers
 
     @staticmethod
-    def of(weights: ExpertWeights, operand: Operand, is_gate: bool) -> "Step":
+    def of(weights: ExpertWeights, operand: GemvOperand, is_gate: bool) -> "Step":
         gate = weights.gate
         bias = weights.gate_up_bias if is_gate else weights.down_bias
         factor = weights.factor if is_gate else None
@@ -104,7 +104,7 @@ class Step:
     def run(
         self,
         choice: "Chosen",
-        shared: Operand | None,
+        shared: GemvOperand | None,
         x: Tensor,
         out: Tensor,
         floor: float | None = None,
@@ -173,7 +173,7 @@ class GemvExperts(ExpertKernel):
     name = "gemv"
     most_rows = most_scored = FEW
 
-    def __init__(self, weights: ExpertWeights, gate_up: Operand, down: Operand) -> None:
+    def __init__(self, weights: ExpertWeights, gate_up: GemvOperand, down: GemvOperand) -> None:
         self.weights, self._operands = weights, (gate_up, down)
         self._gate_up, self._down = Step.of(weights, gate_up, True), Step.of(weights, down, False)
 
@@ -181,7 +181,7 @@ class GemvExperts(ExpertKernel):
     def of(cls, weights: ExpertWeights) -> "GemvExperts | None":
         if weights.dtype != torch.bfloat16 or not weights.gate.is_gated:
             return None
-        gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
+        gate_up, down = GemvOperand.of(weights.gate_up), GemvOperand.of(weights.down)
         if gate_up is None or down is None or gate_up.shape[0] % (2 * LINES):
             return None
         return cls(weights, gate_up, down) if can_compile(gate_up.weight.device) else None
@@ -202,7 +202,7 @@ class GemvExperts(ExpertKernel):
         if not is_plain or (shared.factor is None) is not (weights.factor is None):
             return False
         pairs = zip(self._operands, (shared.gate_up, shared.down), strict=True)
-        return all(mine.is_like(Operand.of(other)) for mine, other in pairs)
+        return all(mine.is_like(GemvOperand.of(other)) for mine, other in pairs)
 
     def add_scored(self, total: Tensor, hidden: Tensor, scores: RouterOutputs) -> None:
         shared, chosen = scores.shared, Chosen.by(scores)
@@ -210,7 +210,7 @@ class GemvExperts(ExpertKernel):
         between = hidden.new_empty((len(hidden) * pairs, self._down.operand.shape[1]))
         first, second = None, None
         if shared is not None:
-            first, second = Operand.of(shared.gate_up), Operand.of(shared.down)
+            first, second = GemvOperand.of(shared.gate_up), GemvOperand.of(shared.down)
         self._gate_up.run(chosen, first, hidden, between, scores.floor)
         self._down.run(chosen, second, between, total)
 
