@@ -11,31 +11,23 @@ shares of the rate at which the profile serves the same load if all of it is the
 """
 
 import argparse
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import numpy as np
-
-from paceline.bench.client import Load, Target, client, run
-from paceline.bench.samples import MS, Sample
-from paceline.cli.http_client import first_model
+from benchmarks.gpu_goodput import Bench, add_load_options
 from paceline.core.system.host import usable_cores
-from paceline.sched.service.promises import LATE_GAPS
 from paceline.simulator.device.profile import Profile
-from paceline.simulator.experiment import in_processes
+from paceline.simulator.experiment import Workers
 from paceline.simulator.loads import LoadSource, Phase, SyntheticLoad, TraceLoad, Workload
 from paceline.simulator.results.figures import SimulationReport
 from paceline.simulator.server import ServerModel, SimulatedServer
-from paceline.workloads.call import Call, LengthDistribution
+from paceline.workloads.call import LengthDistribution
 
 SHARES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 POLICIES = "fcfs,deadline,shortest,slo,slo+refuse"
-VOCAB, SEED = 30_000, 0
 Line = dict[str, Any]
 
 
@@ -51,13 +43,9 @@ class Case:
     leaves_after_s: float
 
     def line(self) -> Line:
-        name, _, refuse = self.policy.partition("+")
         ttft, itl = self.targets_ms
-        settings = {"ttft_target_ms": ttft, "itl_target_ms": itl, "policy": name}
-        model = ServerModel(
-            Profile.load(self.profile),
-            settings | {"refuse_late": refuse == "refuse", "max_model_len": 131_072},
-        )
+        settings = {"ttft_target_ms": ttft, "itl_target_ms": itl, "max_model_len": 131_072}
+        model = ServerModel(Profile.load(self.profile), settings | settings_of(self.policy))
         load = patient(self.source.workload().at_rate(self.rate), self.leaves_after_s)
         report = SimulationReport.of(SimulatedServer(model, load.requests).run(), {})
         total, kept = report.total, report.total.attained or 0.0
@@ -75,6 +63,14 @@ class Case:
                 if name.startswith("slo_missed_") and count
             },
         }
+
+
+def settings_of(policy: str) -> dict[str, Any]:
+    """Of `slo`, `slo+refuse`, or `fcfs@1024`: with steps of so many tokens."""
+    policy, _, budget = policy.partition("@")
+    name, _, refuse = policy.partition("+")
+    settings: dict[str, Any] = {"policy": name, "refuse_late": refuse == "refuse"}
+    return settings | ({"max_num_batched_tokens": int(budget)} if budget else {})
 
 
 def patient(load: Workload, leaves_after_s: float) -> Workload:
@@ -101,54 +97,9 @@ def simulated(options: argparse.Namespace, source: LoadSource) -> Iterator[Line]
         for policy in options.policies.split(",")
         for rate in rates
     ]
-    for line in in_processes(Case.line, cases, options.jobs):
-        yield line | {"share": line["rate"] / full}
-
-
-# -- a real server ------------------------------------------------------------
-
-
-def is_good(sample: Sample, targets_ms: tuple[float, float]) -> bool:
-    ttft, itl = targets_ms
-    if sample.error or sample.ttft_s * MS > ttft:
-        return False
-    late = sum(gap * MS > itl for gap in sample.itl_s)
-    return late * LATE_GAPS <= len(sample.itl_s)
-
-
-async def served(
-    options: argparse.Namespace, source: LoadSource, name: str, url: str
-) -> list[Line]:
-    """The same load at each rate."""
-    found: list[Line] = []
-    targets = options.ttft_target_ms, options.itl_target_ms
-    async with client(url, options.api_key, timeout_s=600.0) as http:
-        target = Target(await first_model(http), "completions", options.vocab, SEED, True)
-        for place, rate in enumerate(options.rates):
-            load = source.workload().at_rate(rate)
-            calls = [
-                Call(one.at_s, one.content, one.output_len)  # pyright: ignore[reportArgumentType]
-                for one in load.requests
-            ]
-            done = await run(
-                http, replace(target, seed=SEED + place), Load(calls, warmup=place == 0)
-            )
-            samples = done.samples
-            good = sum(is_good(one, targets) for one in samples)
-            first = np.array([one.ttft_s * MS for one in samples if not one.error] or [inf])
-            gaps = np.array([gap * MS for one in samples for gap in one.itl_s] or [inf])
-            found.append(
-                {
-                    "policy": name,
-                    "rate": rate,
-                    "goodput": rate * good / len(samples),
-                    "attained": good / len(samples),
-                    "ttft_p99_ms": float(np.percentile(first, 99)),
-                    "itl_p99_ms": float(np.percentile(gaps, 99)),
-                    "refused": sum(bool(one.error) for one in samples),
-                }
-            )
-    return found
+    with Workers(options.jobs) as workers:
+        for line in workers.map(Case.line, cases):
+            yield line | {"share": line["rate"] / full}
 
 
 # -- output -------------------------------------------------------------------
@@ -186,43 +137,33 @@ def load_of(options: argparse.Namespace) -> LoadSource:
     return SyntheticLoad(options.num_requests, (Phase(1.0),), 1.0, input_len, output_len)
 
 
-def numbers(text: str) -> list[float]:
-    return [float(one) for one in text.split(",")]
+def served(options: argparse.Namespace) -> Iterator[Line]:
+    """Of real servers, which get the same load in turn."""
+    for name, url in {"paceline": options.url, "peer": options.peer}.items():
+        if url:
+            parts = urlsplit(url)
+            bench = Bench(options, parts.port or 80, parts.hostname or "127.0.0.1")
+            bench.warm()
+            yield from (line | {"policy": name} for line in bench.rates())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--num-requests", type=int, default=600)
-    parser.add_argument("--input-len", default="lognormal:600:1.0")
-    parser.add_argument("--output-len", default="lognormal:120:0.7")
-    parser.add_argument("--max-input-len", type=int, default=32_000)
-    parser.add_argument("--max-output-len", type=int, default=2_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_load_options(parser)
+    parser.set_defaults(max_input_len=32_000, max_output_len=2_000)
+    parser.add_argument("--num-requests", type=int, default=600, help="of simulations")
     parser.add_argument("--profile", default="h200-qwen3-14b")
-    parser.add_argument("--policies", default=POLICIES)
-    parser.add_argument("--rates", type=numbers, help="requests per second, such as 5,10,20")
-    parser.add_argument("--ttft-target-ms", type=float, default=500.0)
-    parser.add_argument("--itl-target-ms", type=float, default=40.0)
+    parser.add_argument("--policies", default=POLICIES, help="also fcfs@1024: tokens of a step")
     parser.add_argument("--leaves-after", type=float, default=20.0, help="seconds; simulations")
     parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--url", help="a real server instead of simulations; needs --rates")
     parser.add_argument("--peer", help="another one, which gets the same load")
-    parser.add_argument("--api-key")
-    parser.add_argument("--vocab", type=int, default=VOCAB)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    source = load_of(options)
-    if options.url is None:
-        lines = list(simulated(options, source))
-    elif options.rates is None:
+    if options.url and not options.rates:
         parser.error("--url needs --rates, such as --rates 1,2,4")
-    else:
-        servers = {"paceline": options.url} | ({"peer": options.peer} if options.peer else {})
-        lines = [
-            line
-            for name, url in servers.items()
-            for line in asyncio.run(served(options, source, name, url.removesuffix("/v1")))
-        ]
+    lines = list(served(options) if options.url else simulated(options, load_of(options)))
     print(table(lines))
     if options.json is not None:
         options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
