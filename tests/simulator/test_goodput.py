@@ -41,6 +41,14 @@ def test_goodput_rises_with_the_rate_and_does_not_fall_in_overload() -> None:
     assert kept[2] > 3 * plain
 
 
+def test_a_server_keeps_targets_from_its_first_request_on() -> None:
+    """It measures step times when it starts; otherwise the first steps would be far too long."""
+    assert LOAD.count > 40
+    load = replace(LOAD, count=40).workload().at_rate(12.0)
+    run = SimulatedServer(model(), load.requests).run()
+    assert SimulationReport.of(run, {}).total.attained == 1.0
+
+
 def test_clients_and_the_engine_count_alike_and_refused_requests_leave_no_queue() -> None:
     """The clients see the times of the front end too, so few judgements differ."""
     total, stats = simulated(60.0, refuse_late=True)

@@ -132,6 +132,7 @@ class CudaRunner:
             constraints=self.graphs.masks is not None,
             pooling=True,
             generation=self._eager_steps.model.config.generates,
+            step_sizes=self.mixed.lengths if self.mixed else (),
         )
 
     def use_images(self, images: CudaImages) -> None:

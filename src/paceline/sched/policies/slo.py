@@ -1,9 +1,10 @@
 """Keeps the targets of as many requests as possible."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from math import inf
+from math import exp, inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,37 @@ BUSY_S = 4.0  # time over which the rest that prompts leave is measured
 STRUCK = 8  # requests at most that are struck off in a step: so many ranks the queue computes
 LOOKED_AT = 128  # requests that wait whose times are reckoned in a step
 
-Unfinished = tuple[float, int, int]  # due time, serial, positions to compute
+RECENT_S = 8.0  # in which the use of a tenant fades to a third
+FEW = 64  # tenants whose use is kept at least
+
+
+class Unfinished(NamedTuple):
+    """A prompt that can be in time."""
+
+    due: float
+    serial: int
+    work: int  # positions to compute
+    tenant: str
+
+
+class Use:
+    """Positions of prompts that each tenant was given lately, divided by its weight."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._given: dict[str, tuple[float, float]] = {}  # positions, and when they were counted
+
+    def of(self, tenant: str, now: float) -> float:
+        given, then = self._given.get(tenant, (0.0, now))
+        return given * exp((then - now) / RECENT_S)
+
+    def add(self, tenant: str, positions: int, now: float) -> None:
+        given = positions / self._weights.get(tenant, 1.0)
+        self._given[tenant] = self.of(tenant, now) + given, now
+        if len(self._given) > FEW:
+            recent = {one: own for one, own in self._given.items() if now - own[1] < 4 * RECENT_S}
+            if len(recent) <= len(self._given) // 2:
+                self._given = recent
 
 
 class DueList:
@@ -32,16 +63,18 @@ class DueList:
     cannot.
 
     Moore and Hodgson's rule says which: go through the list by due time, and where one would be
-    late, strike off the longest so far. So the fewest requests are late.
+    late, strike off the longest so far, of the tenant that has most. With one tenant, the fewest
+    requests are late.
 
         due        a ▏   b  ▏  c▏       d ▏
         computed   ▆a▆▆▆▆▆b▆▆▆▆▆▆▆▆c▆▆          c would be late, and b is the longest
                    ▆a▆▆▆c▆▆▆d▆▆▆▆b▆▆▆▆
     """
 
-    def __init__(self, due: Callable[[Sequence], float]) -> None:
+    def __init__(self, due: Callable[[Sequence], float], weights: Mapping[str, float]) -> None:
         self.late: set[int] = set()
-        self._due = due
+        self.use = Use(weights)
+        self._due, self._weights = due, weights
         self._order: list[tuple[float, int]] = []  # due times and serials
         self._waiting: dict[int, Sequence] = {}  # by serial
         self._work: dict[int, int] = {}  # positions to compute, by serial
@@ -72,22 +105,32 @@ class DueList:
 
     def first(self) -> list[Unfinished]:
         """The requests that are due first."""
-        return [(due, one, self._work[one]) for due, one in self._order[:LOOKED_AT]]
+        return [
+            Unfinished(due, one, self._work[one], tenant_of(self._waiting[one]))
+            for due, one in self._order[:LOOKED_AT]
+        ]
 
-    def strike(self, prompts: Iterable[Unfinished], begin: float, speed: float) -> None:
+    def strike(self, prompts: Iterable[Unfinished], now: float, begin: float, speed: float) -> None:
         """Strike off those that cannot be in time, among these and the listed ones, if `speed`
         positions a second are computed from `begin` on."""
         listed = sorted([*prompts, *self.first()])
-        ends = begin + np.cumsum([work for _, _, work in listed]) / speed
-        if (ends <= [due for due, _, _ in listed]).all():
+        ends = begin + np.cumsum([one.work for one in listed]) / speed
+        if (ends <= [one.due for one in listed]).all():
             return
-        end, longest = begin, list[tuple[float, int]]()
-        for due, serial, work in listed:
+        end, longest = begin, dict[str, list[tuple[int, int]]]()  # by tenant
+        used = {one.tenant: self.use.of(one.tenant, now) for one in listed}
+        for _, _, work, tenant in listed:
+            used[tenant] += work / self._weights.get(tenant, 1.0)
+        for due, serial, work, tenant in listed:
             end += work / speed
-            heappush(longest, (-work / speed, serial))
+            heappush(longest.setdefault(tenant, []), (-work, serial))
             while end > due and longest and len(self._struck) < STRUCK:
-                seconds, struck = heappop(longest)
-                end += seconds
+                most = max(longest, key=used.__getitem__)
+                less, struck = heappop(longest[most])
+                end += less / speed
+                used[most] += less / self._weights.get(most, 1.0)
+                if not longest[most]:
+                    del longest[most]
                 self._give_up(struck)
 
     def _give_up(self, serial: int) -> None:
@@ -100,6 +143,11 @@ class DueList:
         """Requests that became late while they waited, since the previous call."""
         struck, self._struck = self._struck, []
         return struck
+
+
+def tenant_of(sequence: Sequence) -> str:
+    """Without a tenant, requests with the same adapter belong together."""
+    return sequence.request.tenant or sequence.request.adapter or ""
 
 
 class Rest:
@@ -150,7 +198,7 @@ class Slo(Policy):
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
-        self._list = DueList(self.due)
+        self._list = DueList(self.due, config.tenant_weights)
         self._rest = Rest()
         self._credit = 0.0  # positions that an aged request may have; below 0: it must wait
         self._step = -1  # of the following
@@ -196,12 +244,13 @@ class Slo(Policy):
         listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
         late = [row for is_late, _, _, row in listed if is_late]
         spared = min(-(-left // TURN), int(want[late].sum()))
-        load, floor = self._decodes, budget // LEAST  # positions that prompts get in any case
+        load = self._decodes
+        floor = max(budget // LEAST, 1)  # positions that prompts get in any case
         for is_late, _, _, row in listed:
             most = max(min(int(want[row]), left if is_late else left - spared), 0)
             start = int(table.planned[slot[row]])
             fits = self.view.times.fitting(load, most, self._most_s, start) if most else 0
-            granted[row] = count = min(max(fits, floor, 1), most)
+            granted[row] = count = min(max(fits, floor), most)
             left, floor = left - count, max(floor - count, 0)
             load = load.with_prompt(count, start) if count else load
         self._pairs = load.pairs
@@ -264,7 +313,7 @@ class Slo(Policy):
         if not (prompts or len(self._list)) or not step_s or not self._room:
             return
         begin = self.view.now + self.view.times.seconds(self._decodes) + step_s
-        self._list.strike(prompts, begin, SURE * self._room / step_s)
+        self._list.strike(prompts, self.view.now, begin, SURE * self._room / step_s)
 
     def _step_s(self) -> float:
         """Seconds of a step with as many prompts as it may have; 0: not known."""
@@ -279,7 +328,8 @@ class Slo(Policy):
             sequence = table.sequence(slot)
             if not self._is_late(sequence) and table.given[slot] == table.prompt[slot]:
                 rest = int(table.given[slot] - table.planned[slot])
-                found.append((self.due(sequence), sequence.serial, rest))
+                due, tenant = self.due(sequence), tenant_of(sequence)
+                found.append(Unfinished(due, sequence.serial, rest, tenant))
         return found
 
     def _is_late(self, sequence: Sequence) -> bool:
@@ -303,6 +353,7 @@ class Slo(Policy):
 
     def admitted(self, sequence: Sequence, uncached: int) -> None:
         self._list.remove(sequence)
+        self._list.use.add(tenant_of(sequence), uncached, self.view.now)
         self._spare -= self._is_late(sequence)
         if self.view.now - sequence.queued_at >= self.config.ageing_s:
             self._credit -= uncached
