@@ -20,11 +20,14 @@ ROOMY = 1.2  # times a step of one row, which a pace must allow to count
 LEAST = 64  # prompts get at least this fraction of the budget of a step: 1 / LEAST
 IN_STEPS = 4  # a prompt that just arrived and fits into a step has so many steps' time
 TURN = 16  # of the work of others, late and aged requests have one part
+IDLE = 0.95  # share of the time without prompts in time, in which late requests are free
+DELAY = 32  # otherwise their decodes may take one part in so many of a step
 SURE = 0.9  # of the speed of prompts, with which due times are reckoned
 BUSY_S = 4.0  # time over which the rest that prompts leave is measured
 STRUCK = 8  # requests at most that are struck off in a step: so many ranks the queue computes
 LOOKED_AT = 128  # requests that wait whose times are reckoned in a step
 
+Listed = tuple[bool, float, int, int]  # is it late? due time, serial, row
 RECENT_S = 8.0  # in which the use of a tenant fades to a third
 FEW = 64  # tenants whose use is kept at least
 
@@ -159,9 +162,7 @@ class Rest:
 
     @property
     def share(self) -> float:
-        """Of the slots, what late requests may have. It shrinks faster than the time that is left:
-        each of them delays all others for as long as it runs."""
-        return (1.0 - self._busy) ** 2
+        return 1.0 - self._busy
 
     def seen(self, now: float, step_s: float) -> None:
         """A step is planned that takes so long, with prompts that are in time; 0: it has none."""
@@ -242,8 +243,7 @@ class Slo(Policy):
         granted = within_budget(granted, budget)
         left = min(max(self._room, 1), budget - int(granted.sum()))
         listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
-        late = [row for is_late, _, _, row in listed if is_late]
-        spared = min(-(-left // TURN), int(want[late].sum()))
+        spared = min(-(-left // TURN), sum(int(want[row]) for row in self._aged(slot, listed)))
         load = self._decodes
         floor = max(budget // LEAST, 1)  # positions that prompts get in any case
         for is_late, _, _, row in listed:
@@ -256,7 +256,16 @@ class Slo(Policy):
         self._pairs = load.pairs
         return granted
 
-    def _listed(self, row: int, slot: int) -> tuple[bool, float, int, int]:
+    def _aged(self, slot: Index, listed: list[Listed]) -> list[int]:
+        """The rows of late requests that have waited long."""
+        now, table, most_s = self.view.now, self.view.table, self.config.ageing_s
+        return [
+            row
+            for is_late, _, _, row in listed
+            if is_late and now - table.sequence(int(slot[row])).arrival >= most_s
+        ]
+
+    def _listed(self, row: int, slot: int) -> Listed:
         sequence = self.view.table.sequence(slot)
         return self._is_late(sequence), self.due(sequence), sequence.serial, row
 
@@ -303,8 +312,21 @@ class Slo(Policy):
         self._room = min(max(fitting, budget // LEAST, 1), budget - rows)
         is_busy = bool(len(self._list) or self._prompts())
         self._rest.seen(self.view.now, self._step_s() if is_busy else 0.0)
-        late = sum(self._is_late(table.sequence(slot)) for slot in order.tolist())
-        self._spare = int(self._rest.share * table.capacity) - late
+        late = [slot for slot in order.tolist() if self._is_late(table.sequence(slot))]
+        if self._rest.share >= IDLE:
+            self._spare = table.capacity
+        else:
+            begun = any(table.planned[slot] < table.given[slot] for slot in late)
+            self._spare = int(not begun and self._delay_s(late) <= self._most_s / DELAY)
+
+    def _delay_s(self, late: list[int]) -> float:
+        """How much longer a step takes because of decodes of late requests."""
+        table, decodes = self.view.table, self._decodes
+        rows = [slot for slot in late if table.planned[slot] >= table.given[slot]]
+        reads = int(table.planned[rows].sum(dtype=np.int64)) + len(rows)
+        rest = decodes.rows - len(rows)
+        others = StepLoad(rest, rest, decodes.reads - reads)
+        return self.view.times.seconds(decodes) - self.view.times.seconds(others)
 
     def _strike(self) -> None:
         """Find out which requests are late."""
