@@ -7,7 +7,8 @@
 
 A request is good if its first token came within `--ttft-target-ms` of its arrival, and all but a
 hundredth of the gaps between its tokens were within `--itl-target-ms`. Rates of simulations are
-shares of the rate at which the profile serves the same load if all of it is there at once.
+shares of the rate at which the profile serves the same load if all of it is there at once. The
+policy `hindsight` knows all arrivals: it searches for those that can be in time together.
 """
 
 import argparse
@@ -17,16 +18,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from benchmarks.gpu_goodput import Bench, add_load_options
 from paceline.core.system.host import usable_cores
 from paceline.simulator.device.profile import Profile
 from paceline.simulator.experiment import Workers
 from paceline.simulator.loads import LoadSource, Phase, SyntheticLoad, TraceLoad, Workload
-from paceline.simulator.results.figures import SimulationReport
-from paceline.simulator.server import ServerModel, SimulatedServer
+from paceline.simulator.requests import SimulatedRequest
+from paceline.simulator.results.figures import COMPLETE, SimulationReport
+from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer
 from paceline.workloads.call import LengthDistribution
 
 SHARES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+HINDSIGHT = "hindsight"
+KNOWING = ("slo+refuse", "fcfs@512", "fcfs@640", "fcfs@768")  # of which it takes the best
+SENT = (1.0, 0.9, 0.8, 0.7, 0.6)  # shares of the requests with which it begins
 POLICIES = "fcfs,deadline,shortest,slo,slo+refuse"
 Line = dict[str, Any]
 
@@ -42,12 +49,20 @@ class Case:
     targets_ms: tuple[float, float]
     leaves_after_s: float
 
-    def line(self) -> Line:
+    @property
+    def load(self) -> Workload:
+        return patient(self.source.workload().at_rate(self.rate), self.leaves_after_s)
+
+    def run(self, policy: str, requests: Sequence[SimulatedRequest]) -> SimulatedRun:
         ttft, itl = self.targets_ms
         settings = {"ttft_target_ms": ttft, "itl_target_ms": itl, "max_model_len": 131_072}
-        model = ServerModel(Profile.load(self.profile), settings | settings_of(self.policy))
-        load = patient(self.source.workload().at_rate(self.rate), self.leaves_after_s)
-        report = SimulationReport.of(SimulatedServer(model, load.requests).run(), {})
+        model = ServerModel(Profile.load(self.profile), settings | settings_of(policy))
+        return SimulatedServer(model, requests).run()
+
+    def line(self) -> Line:
+        if self.policy == HINDSIGHT:
+            return self._hindsight()
+        report = SimulationReport.of(self.run(self.policy, self.load.requests), {})
         total, kept = report.total, report.total.attained or 0.0
         return {
             "policy": self.policy,
@@ -63,6 +78,32 @@ class Case:
                 if name.startswith("slo_missed_") and count
             },
         }
+
+    def _hindsight(self) -> Line:
+        """The most requests that a search finds to be in time, if only some are sent: the shortest
+        of all, and later those that were in time and the shortest others, and fewer of them."""
+        asked = self.load.requests
+        shortest = sorted(asked, key=lambda one: one.input_len + one.output_len)
+        parts = [shortest[: round(share * len(asked))] for share in SENT]
+        best = max((self._best(asked, {one.id for one in part}) for part in parts), key=len)
+        more = len(asked) - len(best)
+        while more:
+            others = [one.id for one in shortest if one.id not in best]
+            found = self._best(asked, best | set(others[:more]))
+            best, more = (found, more) if len(found) > len(best) else (best, more // 2)
+        kept = len(best) / len(asked)
+        line = {"policy": HINDSIGHT, "rate": self.rate}
+        return line | {"goodput": kept * self.rate, "attained": kept}
+
+    def _best(self, asked: Sequence[SimulatedRequest], chosen: set[str]) -> set[str]:
+        sent = [one for one in asked if one.id in chosen]
+        return max((self._kept(policy, sent) for policy in KNOWING), key=len)
+
+    def _kept(self, policy: str, requests: Sequence[SimulatedRequest]) -> set[str]:
+        """The requests that a policy serves within their targets."""
+        run = self.run(policy, requests)
+        good = run.log.kept & np.isin(np.array(run.log.outcome, object), COMPLETE)
+        return {one.id for one, is_good in zip(run.requests, good.tolist(), strict=True) if is_good}
 
 
 def settings_of(policy: str) -> dict[str, Any]:
