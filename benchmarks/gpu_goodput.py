@@ -1,14 +1,15 @@
 """Goodput of servers on one GPU: loads that come at their own rate, served under several settings.
 
     python -m benchmarks.gpu_goodput rates --trace azure.csv --model qwen3-14b --rates 8,11,15
-    python -m benchmarks.gpu_goodput tenants --rates 3,40
+    python -m benchmarks.gpu_goodput tenants --tenants 3,40
     python -m benchmarks.gpu_goodput --tiny            # a tiny model on any device, to try it
 
-Parts: `rates` (a trace, or prompts of 600 tokens, at each rate) and `tenants` (the first rate
-alone, then beside the second one by another tenant). A side is `NAME=FLAGS` of `paceline serve`;
-it has targets if NAME begins with `slo`. The servers of all sides start together, on one GPU, and
-get the same requests in turn. A request is good if its first token and all but a hundredth of the
-gaps came in time, as far as it was seen: a run ends `--drain` seconds after its last request.
+Parts: `rates` (a trace, or prompts of 600 tokens, at each rate) and `tenants` (one at the first
+rate of `--tenants`, alone, and beside another one at the second rate). A side is `NAME=FLAGS` of
+`paceline serve`; it has targets if NAME begins with `slo`. The servers of all sides start together,
+on one GPU, and get the same requests in turn. A request is good if its first token and all but a
+hundredth of the gaps came in time, as far as it was seen: a run ends `--drain` seconds after its
+last request.
 """
 
 import argparse
@@ -132,7 +133,7 @@ class Bench:
 
     def tenants(self) -> Iterator[Line]:
         """Of the first tenant: alone, and beside the second one."""
-        quiet, flood = self._options.rates[:2]
+        quiet, flood = self._options.tenants[:2]
         for others in (0.0, flood):
             asked: list[RawRequest] = []
             for name, rate, seed in ((QUIET, quiet, 1), (FLOOD, others, 2)):
@@ -224,6 +225,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--side", dest="sides", action="append", metavar="NAME=FLAGS")
     parser.add_argument("--serve-flags", default="", help="of all sides")
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--tenants", type=numbers, default=[4.0, 40.0], help="requests per second")
     add_load_options(parser)
     options = parser.parse_args()
     options.sides, options.rates = options.sides or list(SIDES), options.rates or [4.0, 40.0]

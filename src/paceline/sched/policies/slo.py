@@ -14,12 +14,9 @@ from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View, within_budget
 from paceline.sched.service.step_model import StepLoad
+from paceline.sched.service.step_room import StepRoom
 
-MARGIN = 0.97  # of the pace, which a step may take
-ROOMY = 1.2  # times a step of one row, which a pace must allow to count
-LEAST = 64  # prompts get at least this fraction of the budget of a step: 1 / LEAST
-IN_STEPS = 4  # a prompt that just arrived and fits into a step has so many steps' time
-TURN = 16  # of the work of others, late and aged requests have one part
+TURN = 16  # of the work of others, requests that have waited long have one part
 IDLE = 0.95  # share of the time without prompts in time, in which late requests are free
 DELAY = 32  # otherwise their decodes may take one part in so many of a step
 SURE = 0.9  # of the speed of prompts, with which due times are reckoned
@@ -180,17 +177,14 @@ class Slo(Policy):
     """Steps take as long as the pace of those who run allows. Prompts are computed by their due
     times, and those that can no longer be in time go behind all that can.
 
-    The pace is the shortest target between two tokens among residents that still meet theirs, and
-    at most a part in `IN_STEPS` of the shortest target of a first token, since an arrival waits for
-    the step that runs. Targets that a request alone would miss do not count. Beside all who decode,
-    a step has as many positions of prompts as fit into it by the learned step times. A request
-    without a target is due after `default_deadline_s`.
+    Beside all who decode, a step has as many positions of prompts as fit into it by the learned
+    step times (`StepRoom`). A request without a target is due after `default_deadline_s`.
 
-    Late requests have the slots and the time that the others leave. A request that waited
-    `ageing_s` goes first, as long as one part in `TURN` of the admitted positions is of such
-    requests, and late prompts have one part in `TURN` of the positions of each step. So none
-    starves: once it has aged, a request waits at most until `TURN` times the prompts of those that
-    aged before it were admitted.
+    While prompts are in time, late ones are admitted one by one, as long as the decodes of late
+    requests delay a step by at most one part in `DELAY`. A request that waited `ageing_s` goes
+    first, as long as one part in `TURN` of the admitted positions is of such requests, and has one
+    part in `TURN` of the positions of each step. So none starves: once it has aged, a request waits
+    at most until `TURN` times the prompts of those that aged before it were admitted.
     """
 
     refresh = True  # requests become late, and the cache fills
@@ -202,11 +196,7 @@ class Slo(Policy):
         self._list = DueList(self.due, config.tenant_weights)
         self._rest = Rest()
         self._credit = 0.0  # positions that an aged request may have; below 0: it must wait
-        self._step = -1  # of the following
-        self._decodes = StepLoad()
-        self._most_s = inf  # of the step
-        self._room = 0  # positions for prompts; 0: no step was planned
-        self._pairs = 0  # of the prompts in it so far
+        self._room = StepRoom(view)
         self._spare = 0  # further slots that late requests may have
 
     @property
@@ -234,36 +224,19 @@ class Slo(Policy):
     def share(self, slot: Index, want: I32, budget: int) -> I32:
         """Decodes first, then prompts by due time; late prompts get a part of what is left."""
         self._prepare(budget)
-        table = self.view.table
-        behind = np.flatnonzero((table.planned[slot] < table.given[slot]) & (want > 1))
-        if not len(behind):
+        room = self._room
+        if not (rows := room.prompts(slot, want)):
             return within_budget(want, budget)
-        granted = want.copy()
-        granted[behind] = 0
-        granted = within_budget(granted, budget)
-        left = min(max(self._room, 1), budget - int(granted.sum()))
-        listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
-        spared = min(-(-left // TURN), sum(int(want[row]) for row in self._aged(slot, listed)))
-        load = self._decodes
-        floor = max(budget // LEAST, 1)  # positions that prompts get in any case
-        for is_late, _, _, row in listed:
-            most = max(min(int(want[row]), left if is_late else left - spared), 0)
-            start = int(table.planned[slot[row]])
-            fits = self.view.times.fitting(load, most, self._most_s, start) if most else 0
-            granted[row] = count = min(max(fits, floor), most)
-            left, floor = left - count, max(floor - count, 0)
-            load = load.with_prompt(count, start) if count else load
-        self._pairs = load.pairs
-        return granted
+        listed = sorted(self._listed(row, int(slot[row])) for row in rows)
+        late = [row for is_late, _, _, row in listed if is_late]
+        in_time = [row for is_late, _, _, row in listed if not is_late]
+        aged = sum(int(want[row]) for row in late if self._has_aged(int(slot[row])))
+        spared = min(-(-room.positions // TURN), aged)
+        return room.share(slot, want, budget, in_time, late, spared)
 
-    def _aged(self, slot: Index, listed: list[Listed]) -> list[int]:
-        """The rows of late requests that have waited long."""
-        now, table, most_s = self.view.now, self.view.table, self.config.ageing_s
-        return [
-            row
-            for is_late, _, _, row in listed
-            if is_late and now - table.sequence(int(slot[row])).arrival >= most_s
-        ]
+    def _has_aged(self, slot: int) -> bool:
+        arrival = self.view.table.sequence(slot).arrival
+        return self.view.now - arrival >= self.config.ageing_s
 
     def _listed(self, row: int, slot: int) -> Listed:
         sequence = self.view.table.sequence(slot)
@@ -273,15 +246,7 @@ class Slo(Policy):
         self._prepare(taken + left)
         if taken and self._spare < 1 and self._is_late(sequence) and not self.impatient(sequence):
             return 0
-        beside = max(self._room + self._decodes.rows - taken, 0)
-        load = StepLoad(self._decodes.rows, taken, self._decodes.reads, self._pairs)
-        most, start = min(rest, left, beside), len(sequence.tokens) - rest
-        fits = self.view.times.fitting(load, most, self._most_s, start)
-        if fits >= rest or not (taken or self.view.cuts_prompts):
-            return left
-        if not self.view.cuts_prompts:
-            return 0
-        return fits if taken else max(fits, 1)
+        return self._room.of_arrival(sequence, rest, taken, left)
 
     def late(self, now: float) -> Iterator[Sequence]:
         """Requests that cannot be in time, if they are to be refused."""
@@ -294,34 +259,21 @@ class Slo(Policy):
 
     def _prepare(self, budget: int) -> None:
         """Once in each step: how much of it prompts have."""
-        if self._step == self.view.step:
+        if not self._room.prepare(budget):
             return
-        self._step, self._pairs = self.view.step, 0
-        table, times = self.view.table, self.view.times
-        order = table.order
-        decodes = order[table.planned[order] >= table.given[order]]
-        rows = len(decodes)
-        reads = int(table.planned[decodes].sum(dtype=np.int64)) + rows
-        self._decodes = StepLoad(rows, rows, reads)
-        alone_s = ROOMY * times.margin * times.seconds(StepLoad(1, 1, reads // max(rows, 1)))
-        pace_s = self.view.promises.pace_s(decodes, alone_s)
-        ttft_s, itl_s = self.view.promises.shortest_s(IN_STEPS * alone_s, alone_s)
-        pace_s = min(pace_s if pace_s < inf else itl_s, ttft_s / IN_STEPS)
-        self._most_s = MARGIN * pace_s / times.margin
-        fitting = times.fitting(self._decodes, budget - rows, self._most_s)
-        self._room = min(max(fitting, budget // LEAST, 1), budget - rows)
+        table = self.view.table
         is_busy = bool(len(self._list) or self._prompts())
-        self._rest.seen(self.view.now, self._step_s() if is_busy else 0.0)
-        late = [slot for slot in order.tolist() if self._is_late(table.sequence(slot))]
+        self._rest.seen(self.view.now, self._room.seconds if is_busy else 0.0)
+        late = [slot for slot in table.order.tolist() if self._is_late(table.sequence(slot))]
         if self._rest.share >= IDLE:
             self._spare = table.capacity
         else:
             begun = any(table.planned[slot] < table.given[slot] for slot in late)
-            self._spare = int(not begun and self._delay_s(late) <= self._most_s / DELAY)
+            self._spare = int(not begun and self._delay_s(late) <= self._room.most_s / DELAY)
 
     def _delay_s(self, late: list[int]) -> float:
         """How much longer a step takes because of decodes of late requests."""
-        table, decodes = self.view.table, self._decodes
+        table, decodes = self.view.table, self._room.decodes
         rows = [slot for slot in late if table.planned[slot] >= table.given[slot]]
         reads = int(table.planned[rows].sum(dtype=np.int64)) + len(rows)
         rest = decodes.rows - len(rows)
@@ -330,17 +282,13 @@ class Slo(Policy):
 
     def _strike(self) -> None:
         """Find out which requests are late."""
-        prompts = self._prompts()
-        step_s = self._step_s()
-        if not (prompts or len(self._list)) or not step_s or not self._room:
+        prompts, room = self._prompts(), self._room
+        step_s = room.seconds
+        if not (prompts or len(self._list)) or not step_s or not room.positions:
             return
-        begin = self.view.now + self.view.times.seconds(self._decodes) + step_s
-        self._list.strike(prompts, self.view.now, begin, SURE * self._room / step_s)
-
-    def _step_s(self) -> float:
-        """Seconds of a step with as many prompts as it may have; 0: not known."""
-        times = self.view.times
-        return times.seconds(self._decodes.with_prompt(self._room)) if times.known else 0.0
+        begin = self.view.now + self.view.times.seconds(room.decodes) + step_s
+        speed = SURE * room.positions / step_s
+        self._list.strike(prompts, self.view.now, begin, speed)
 
     def _prompts(self) -> list[Unfinished]:
         """The prompts of residents that are in time so far."""
