@@ -154,6 +154,8 @@ class Bench:
             self._host,
             until_s,
         )
+        for error in sorted({one.error for one in found.streams} - {"", CUT}):
+            print(f"a request failed: {error}", file=sys.stderr)
         sleep(self._options.pause)  # what was cut has ended
         return found
 
