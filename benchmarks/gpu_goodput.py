@@ -154,8 +154,9 @@ class Bench:
             self._host,
             until_s,
         )
-        for error in sorted({one.error for one in found.streams} - {"", CUT}):
-            print(f"a request failed: {error}", file=sys.stderr)
+        failed = [one.error for one in found.streams if one.error not in ("", CUT)]
+        if failed:
+            print(f"{len(failed)} requests failed; the first: {failed[0]}", file=sys.stderr)
         sleep(self._options.pause)  # what was cut has ended
         return found
 

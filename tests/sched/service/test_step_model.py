@@ -88,6 +88,18 @@ def test_where_steps_are_filled_up_a_prompt_fills_them() -> None:
     assert model.fitting(load, 1000, 0.1) == 127
 
 
+def test_steps_of_any_length_are_learned() -> None:
+    """Also after accidents, and where attention explains all of the time."""
+    for seed in range(20):
+        model, random = StepModel(), Random(seed)
+        for _ in range(400):
+            size, start = random.randint(2, 900), random.choice((0, 100, 4000))
+            load = StepLoad(8, 8, random.randint(8, 20_000)).with_prompt(size, start)
+            model.learn(load, random.choice((1e-9, 0.001, 0.02, 3.0)))
+            assert 0 <= model.fitting(load, 500, 0.02) <= 500
+            assert model.seconds(load) >= 0.0
+
+
 def test_the_margin_follows_the_noise_of_steps() -> None:
     for noise, low, high in ((0.0, 1.0, 1.01), (0.3, 1.2, 1.45)):
         model, random, load = StepModel(), Random(2), StepLoad().with_prompt(300)

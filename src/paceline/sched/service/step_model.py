@@ -185,7 +185,7 @@ class StepModel:
         error = seconds - expected
         knot, _ = curve.place(positions)
         if curve.seen[knot] >= FEW:
-            if is_mixed:
+            if is_mixed and expected > 0.0:
                 self._see(seconds / expected)
             error = min(error, FAR * expected)
         share = 1.0 / (1.0 + reads * reads + pairs * pairs)
