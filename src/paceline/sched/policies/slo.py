@@ -250,6 +250,8 @@ class Slo(Policy):
 
     def late(self, now: float) -> Iterator[Sequence]:
         """Requests that cannot be in time, if they are to be refused."""
+        if self._room.budget:
+            self._prepare(self._room.budget)
         self._strike()
         struck = self._list.struck()
         if self.config.refuse_late:

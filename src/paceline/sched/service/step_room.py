@@ -30,7 +30,8 @@ class StepRoom:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._step = -1  # of the following
+        self._measured = -1, 0.0  # step and time of the following
+        self.budget = 0  # positions of the step; 0: none was planned
         self.decodes = StepLoad()
         self.most_s = inf
         self.positions = 0
@@ -39,9 +40,10 @@ class StepRoom:
     def prepare(self, budget: int) -> bool:
         """Measure the step that is planned; False if that was done before."""
         view = self._view
-        if self._step == view.step:
+        if self._measured == (view.step, view.now):
             return False
-        self._step, self._pairs = view.step, 0
+        self._measured, self._pairs = (view.step, view.now), 0
+        self.budget = budget
         table, times = view.table, view.times
         decodes = table.order[table.planned[table.order] >= table.given[table.order]]
         rows = len(decodes)
