@@ -143,7 +143,7 @@ class Replica:
 
     def _measure_prompts(self) -> None:
         """What an engine measures when it starts, for a policy that asks how long steps take."""
-        if self.scheduler.state.times.learns:
+        if self.scheduler.view.asks_step_times:
             clock = VirtualClock()
             runner = TimedRunner(self._model.profile, clock)
             timer = TurnTimer(runner, self.scheduler.config, self._depth, clock)

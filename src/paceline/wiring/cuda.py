@@ -178,7 +178,7 @@ def started(
             WarmUp(runner, config, depth).run(logged("running steps without graphs once"))
     scheduler = scheduler_of(config)
     has_drafts = config.speculation.num_speculative_tokens > 0
-    if has_drafts or scheduler.state.times.learns:
+    if has_drafts or scheduler.view.asks_step_times:
         log.info("measuring how long steps take")
         with START.phase("step times"):
             timer = TurnTimer(runner, config, depth)

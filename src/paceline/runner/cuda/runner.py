@@ -95,8 +95,7 @@ class CudaRunner:
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
-        lines = slots * (1 + drafts)
-        sizes_of_masks = lines, model.config.vocab, kv.content.device
+        sizes_of_masks = slots * (1 + drafts), model.config.vocab, kv.content.device
         mask_memory = None if masks is None else LogitMasks(masks, *sizes_of_masks)
         self.graphs = DecodeGraphs(model, kv, attention, state, memory, mask_memory)
         self.mixed = drafted = None

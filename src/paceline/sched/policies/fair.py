@@ -9,7 +9,7 @@ from paceline.core.arrays import I32, Index
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, TenantService, View, within_budget
-from paceline.sched.service.step_room import StepRoom
+from paceline.sched.service.prompt_room import PromptRoom
 
 FORGOTTEN_FROM = 64  # least number of known tenants before any are dropped
 
@@ -35,7 +35,7 @@ class Fair(Policy):
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
         self.learns = view.promises.of_all
-        self._room = StepRoom(view)
+        self._room = PromptRoom(view)
         self.served: dict[str, float] = {}
         self.fair_share = 0.0
         self._here: Counter[str] = Counter()  # requests of active tenants, not parked

@@ -14,7 +14,7 @@ from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View, within_budget
 from paceline.sched.service.step_model import StepLoad
-from paceline.sched.service.step_room import StepRoom
+from paceline.sched.service.prompt_room import PromptRoom
 
 TURN = 16  # of the work of others, requests that have waited long have one part
 IDLE = 0.95  # share of the time without prompts in time, in which late requests are free
@@ -38,7 +38,7 @@ class Unfinished(NamedTuple):
     tenant: str
 
 
-class Use:
+class TenantUse:
     """Positions of prompts that each tenant was given lately, divided by its weight."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -73,7 +73,7 @@ class DueList:
 
     def __init__(self, due: Callable[[Sequence], float], weights: Mapping[str, float]) -> None:
         self.late: set[int] = set()
-        self.use = Use(weights)
+        self.use = TenantUse(weights)
         self._due, self._weights = due, weights
         self._order: list[tuple[float, int]] = []  # due times and serials
         self._waiting: dict[int, Sequence] = {}  # by serial
@@ -178,7 +178,7 @@ class Slo(Policy):
     times, and those that can no longer be in time go behind all that can.
 
     Beside all who decode, a step has as many positions of prompts as fit into it by the learned
-    step times (`StepRoom`). A request without a target is due after `default_deadline_s`.
+    step times (`PromptRoom`). A request without a target is due after `default_deadline_s`.
 
     While prompts are in time, late ones are admitted one by one, as long as the decodes of late
     requests delay a step by at most one part in `DELAY`. A request that waited `ageing_s` goes
@@ -196,7 +196,7 @@ class Slo(Policy):
         self._list = DueList(self.due, config.tenant_weights)
         self._rest = Rest()
         self._credit = 0.0  # positions that an aged request may have; below 0: it must wait
-        self._room = StepRoom(view)
+        self._room = PromptRoom(view)
         self._spare = 0  # further slots that late requests may have
 
     @property

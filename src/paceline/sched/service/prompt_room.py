@@ -16,7 +16,7 @@ LEAST = 64  # prompts get at least this fraction of the budget of a step: 1 / LE
 IN_STEPS = 4  # a prompt that just arrived and fits into a step has so many steps' time
 
 
-class StepRoom:
+class PromptRoom:
     """The time of a step, and what of it is left beside all who decode.
 
     The pace is the shortest target between two tokens among residents that still meet theirs, and
