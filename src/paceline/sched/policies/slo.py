@@ -13,8 +13,8 @@ from paceline.core.errors import TOO_LATE
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View, within_budget
-from paceline.sched.service.step_model import StepLoad
 from paceline.sched.service.prompt_room import PromptRoom
+from paceline.sched.service.step_model import StepLoad
 
 TURN = 16  # of the work of others, requests that have waited long have one part
 IDLE = 0.95  # share of the time without prompts in time, in which late requests are free
