@@ -15,6 +15,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from paceline.simulator.experiment import Workers
 from paceline.simulator.loads import LoadSource, Phase, SyntheticLoad, TraceLoad, Workload
 from paceline.simulator.requests import SimulatedRequest
 from paceline.simulator.results.figures import COMPLETE, SimulationReport
+from paceline.simulator.results.page import line_chart, page
 from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer
 from paceline.workloads.call import LengthDistribution
 
@@ -165,6 +167,16 @@ def table(lines: Sequence[Line]) -> str:
     )
 
 
+def curves(lines: Sequence[Line]) -> str:
+    """A page with goodput over the rate, a curve for each policy or server."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in sorted(lines, key=lambda line: line["rate"]):
+        found.setdefault(line["policy"], []).append((line["rate"], line["goodput"]))
+    found["all in time"] = [(line, line) for line in sorted({line["rate"] for line in lines})]
+    chart = line_chart("Goodput over the rate", "requests/s", "in time", found)
+    return page("Goodput", [chart])
+
+
 def load_of(options: argparse.Namespace) -> LoadSource:
     if options.trace is not None:
         return TraceLoad(
@@ -200,12 +212,15 @@ def main() -> None:
     parser.add_argument("--leaves-after", type=float, default=20.0, help="seconds; simulations")
     parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--url", help="a real server instead of simulations; needs --rates")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="a page with the curves")
     parser.add_argument("--peer", help="another one, which gets the same load")
     options = parser.parse_args()
     if options.url and not options.rates:
         parser.error("--url needs --rates, such as --rates 1,2,4")
     lines = list(served(options) if options.url else simulated(options, load_of(options)))
     print(table(lines))
+    if options.html is not None:
+        options.html.write_text(curves(lines))
     if options.json is not None:
         options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
