@@ -7,35 +7,36 @@
 
 A request is good if its first token came within `--ttft-target-ms` of its arrival, and all but a
 hundredth of the gaps between its tokens were within `--itl-target-ms`. Rates of simulations are
-shares of the rate at which the profile serves the same load if all of it is there at once.
+shares of the rate at which the profile serves the same load if all of it is there at once. The
+policy `hindsight` knows all arrivals: it searches for those that can be in time together.
 """
 
 import argparse
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from paceline.bench.client import Load, Target, client, run
-from paceline.bench.samples import MS, Sample
-from paceline.cli.http_client import first_model
+from benchmarks.gpu_goodput import Bench, add_load_options
 from paceline.core.system.host import usable_cores
-from paceline.sched.service.promises import LATE_GAPS
 from paceline.simulator.device.profile import Profile
-from paceline.simulator.experiment import in_processes
+from paceline.simulator.experiment import Workers
 from paceline.simulator.loads import LoadSource, Phase, SyntheticLoad, TraceLoad, Workload
-from paceline.simulator.results.figures import SimulationReport
-from paceline.simulator.server import ServerModel, SimulatedServer
-from paceline.workloads.call import Call, LengthDistribution
+from paceline.simulator.requests import SimulatedRequest
+from paceline.simulator.results.figures import COMPLETE, SimulationReport
+from paceline.simulator.results.page import line_chart, page
+from paceline.simulator.server import ServerModel, SimulatedRun, SimulatedServer
+from paceline.workloads.call import LengthDistribution
 
 SHARES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+HINDSIGHT = "hindsight"
+KNOWING = ("slo+refuse", "fcfs@512", "fcfs@640", "fcfs@768")  # of which it takes the best
+SENT = (1.0, 0.9, 0.8, 0.7, 0.6)  # shares of the requests with which it begins
 POLICIES = "fcfs,deadline,shortest,slo,slo+refuse"
-VOCAB, SEED = 30_000, 0
 Line = dict[str, Any]
 
 
@@ -50,16 +51,20 @@ class Case:
     targets_ms: tuple[float, float]
     leaves_after_s: float
 
-    def line(self) -> Line:
-        name, _, refuse = self.policy.partition("+")
+    @property
+    def load(self) -> Workload:
+        return patient(self.source.workload().at_rate(self.rate), self.leaves_after_s)
+
+    def run(self, policy: str, requests: Sequence[SimulatedRequest]) -> SimulatedRun:
         ttft, itl = self.targets_ms
-        settings = {"ttft_target_ms": ttft, "itl_target_ms": itl, "policy": name}
-        model = ServerModel(
-            Profile.load(self.profile),
-            settings | {"refuse_late": refuse == "refuse", "max_model_len": 131_072},
-        )
-        load = patient(self.source.workload().at_rate(self.rate), self.leaves_after_s)
-        report = SimulationReport.of(SimulatedServer(model, load.requests).run(), {})
+        settings = {"ttft_target_ms": ttft, "itl_target_ms": itl, "max_model_len": 131_072}
+        model = ServerModel(Profile.load(self.profile), settings | settings_of(policy))
+        return SimulatedServer(model, requests).run()
+
+    def line(self) -> Line:
+        if self.policy == HINDSIGHT:
+            return self._hindsight()
+        report = SimulationReport.of(self.run(self.policy, self.load.requests), {})
         total, kept = report.total, report.total.attained or 0.0
         return {
             "policy": self.policy,
@@ -75,6 +80,40 @@ class Case:
                 if name.startswith("slo_missed_") and count
             },
         }
+
+    def _hindsight(self) -> Line:
+        """The most requests that a search finds to be in time, if only some are sent: the shortest
+        of all, and later those that were in time and the shortest others, and fewer of them."""
+        asked = self.load.requests
+        shortest = sorted(asked, key=lambda one: one.input_len + one.output_len)
+        parts = [shortest[: round(share * len(asked))] for share in SENT]
+        best = max((self._best(asked, {one.id for one in part}) for part in parts), key=len)
+        more = len(asked) - len(best)
+        while more:
+            others = [one.id for one in shortest if one.id not in best]
+            found = self._best(asked, best | set(others[:more]))
+            best, more = (found, more) if len(found) > len(best) else (best, more // 2)
+        kept = len(best) / len(asked)
+        line = {"policy": HINDSIGHT, "rate": self.rate}
+        return line | {"goodput": kept * self.rate, "attained": kept}
+
+    def _best(self, asked: Sequence[SimulatedRequest], chosen: set[str]) -> set[str]:
+        sent = [one for one in asked if one.id in chosen]
+        return max((self._kept(policy, sent) for policy in KNOWING), key=len)
+
+    def _kept(self, policy: str, requests: Sequence[SimulatedRequest]) -> set[str]:
+        """The requests that a policy serves within their targets."""
+        run = self.run(policy, requests)
+        good = run.log.kept & np.isin(np.array(run.log.outcome, object), COMPLETE)
+        return {one.id for one, is_good in zip(run.requests, good.tolist(), strict=True) if is_good}
+
+
+def settings_of(policy: str) -> dict[str, Any]:
+    """Of `slo`, `slo+refuse`, or `fcfs@1024`: with steps of so many tokens."""
+    policy, _, budget = policy.partition("@")
+    name, _, refuse = policy.partition("+")
+    settings: dict[str, Any] = {"policy": name, "refuse_late": refuse == "refuse"}
+    return settings | ({"max_num_batched_tokens": int(budget)} if budget else {})
 
 
 def patient(load: Workload, leaves_after_s: float) -> Workload:
@@ -101,54 +140,9 @@ def simulated(options: argparse.Namespace, source: LoadSource) -> Iterator[Line]
         for policy in options.policies.split(",")
         for rate in rates
     ]
-    for line in in_processes(Case.line, cases, options.jobs):
-        yield line | {"share": line["rate"] / full}
-
-
-# -- a real server ------------------------------------------------------------
-
-
-def is_good(sample: Sample, targets_ms: tuple[float, float]) -> bool:
-    ttft, itl = targets_ms
-    if sample.error or sample.ttft_s * MS > ttft:
-        return False
-    late = sum(gap * MS > itl for gap in sample.itl_s)
-    return late * LATE_GAPS <= len(sample.itl_s)
-
-
-async def served(
-    options: argparse.Namespace, source: LoadSource, name: str, url: str
-) -> list[Line]:
-    """The same load at each rate."""
-    found: list[Line] = []
-    targets = options.ttft_target_ms, options.itl_target_ms
-    async with client(url, options.api_key, timeout_s=600.0) as http:
-        target = Target(await first_model(http), "completions", options.vocab, SEED, True)
-        for place, rate in enumerate(options.rates):
-            load = source.workload().at_rate(rate)
-            calls = [
-                Call(one.at_s, one.content, one.output_len)  # pyright: ignore[reportArgumentType]
-                for one in load.requests
-            ]
-            done = await run(
-                http, replace(target, seed=SEED + place), Load(calls, warmup=place == 0)
-            )
-            samples = done.samples
-            good = sum(is_good(one, targets) for one in samples)
-            first = np.array([one.ttft_s * MS for one in samples if not one.error] or [inf])
-            gaps = np.array([gap * MS for one in samples for gap in one.itl_s] or [inf])
-            found.append(
-                {
-                    "policy": name,
-                    "rate": rate,
-                    "goodput": rate * good / len(samples),
-                    "attained": good / len(samples),
-                    "ttft_p99_ms": float(np.percentile(first, 99)),
-                    "itl_p99_ms": float(np.percentile(gaps, 99)),
-                    "refused": sum(bool(one.error) for one in samples),
-                }
-            )
-    return found
+    with Workers(options.jobs) as workers:
+        for line in workers.map(Case.line, cases):
+            yield line | {"share": line["rate"] / full}
 
 
 # -- output -------------------------------------------------------------------
@@ -173,6 +167,16 @@ def table(lines: Sequence[Line]) -> str:
     )
 
 
+def curves(lines: Sequence[Line]) -> str:
+    """A page with goodput over the rate, a curve for each policy or server."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in sorted(lines, key=lambda line: line["rate"]):
+        found.setdefault(line["policy"], []).append((line["rate"], line["goodput"]))
+    found["all in time"] = [(line, line) for line in sorted({line["rate"] for line in lines})]
+    chart = line_chart("Goodput over the rate", "requests/s", "in time", found)
+    return page("Goodput", [chart])
+
+
 def load_of(options: argparse.Namespace) -> LoadSource:
     if options.trace is not None:
         return TraceLoad(
@@ -186,44 +190,37 @@ def load_of(options: argparse.Namespace) -> LoadSource:
     return SyntheticLoad(options.num_requests, (Phase(1.0),), 1.0, input_len, output_len)
 
 
-def numbers(text: str) -> list[float]:
-    return [float(one) for one in text.split(",")]
+def served(options: argparse.Namespace) -> Iterator[Line]:
+    """Of real servers, which get the same load in turn."""
+    for name, url in {"paceline": options.url, "peer": options.peer}.items():
+        if url:
+            parts = urlsplit(url)
+            bench = Bench(options, parts.port or 80, parts.hostname or "127.0.0.1")
+            bench.warm()
+            yield from (line | {"policy": name} for line in bench.rates())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--num-requests", type=int, default=600)
-    parser.add_argument("--input-len", default="lognormal:600:1.0")
-    parser.add_argument("--output-len", default="lognormal:120:0.7")
-    parser.add_argument("--max-input-len", type=int, default=32_000)
-    parser.add_argument("--max-output-len", type=int, default=2_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_load_options(parser)
+    parser.set_defaults(max_input_len=32_000, max_output_len=2_000)
+    parser.add_argument("--num-requests", type=int, default=600, help="of simulations")
     parser.add_argument("--profile", default="h200-qwen3-14b")
-    parser.add_argument("--policies", default=POLICIES)
-    parser.add_argument("--rates", type=numbers, help="requests per second, such as 5,10,20")
-    parser.add_argument("--ttft-target-ms", type=float, default=500.0)
-    parser.add_argument("--itl-target-ms", type=float, default=40.0)
+    parser.add_argument("--policies", default=POLICIES, help="also fcfs@1024: tokens of a step")
     parser.add_argument("--leaves-after", type=float, default=20.0, help="seconds; simulations")
     parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--url", help="a real server instead of simulations; needs --rates")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="a page with the curves")
     parser.add_argument("--peer", help="another one, which gets the same load")
-    parser.add_argument("--api-key")
-    parser.add_argument("--vocab", type=int, default=VOCAB)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    source = load_of(options)
-    if options.url is None:
-        lines = list(simulated(options, source))
-    elif options.rates is None:
+    if options.url and not options.rates:
         parser.error("--url needs --rates, such as --rates 1,2,4")
-    else:
-        servers = {"paceline": options.url} | ({"peer": options.peer} if options.peer else {})
-        lines = [
-            line
-            for name, url in servers.items()
-            for line in asyncio.run(served(options, source, name, url.removesuffix("/v1")))
-        ]
+    lines = list(served(options) if options.url else simulated(options, load_of(options)))
     print(table(lines))
+    if options.html is not None:
+        options.html.write_text(curves(lines))
     if options.json is not None:
         options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -1,6 +1,7 @@
 """Streaming HTTP clients that cost little: several processes, plain sockets, no JSON is parsed.
 
-A stream is read as bytes. Every read has one time; events are counted by the blank lines that end
+Requests are sent by a number of clients, one after another, or each at its time. A stream is read
+as bytes. Every read has one time; events are counted by the blank lines that end
 them, which no JSON contains. `load` starts the processes and merges what they saw.
 """
 
@@ -11,10 +12,12 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise, zip_longest
+from math import inf
 from time import monotonic, process_time, sleep
 from typing import Any
 
@@ -32,6 +35,7 @@ DONE = b"data: [DONE]"
 LENGTH = b'"length"'  # the finish reason
 START_S = 0.05  # between the last process that is ready and the first request
 SILENT_S = 120.0  # without a byte, after which a run is given up
+CUT = "cut at the end of the time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,13 @@ class RawRequest:
 
     body: bytes
     tokens: int
+    at_s: float = 0.0  # since the load began, before which it is not sent
+    name: str = ""  # of its stream
 
     @staticmethod
-    def completion(prompt: str | list[int], tokens: int, **fields: Any) -> "RawRequest":
+    def completion(
+        prompt: str | list[int], tokens: int, at_s: float = 0.0, name: str = "", **fields: Any
+    ) -> "RawRequest":
         """A streamed /v1/completions that ignores end tokens, on a connection of its own."""
         asked = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
         content = json.dumps(asked | fields).encode()
@@ -50,7 +58,7 @@ class RawRequest:
             "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
         )
-        return RawRequest(head.encode() + content, tokens)
+        return RawRequest(head.encode() + content, tokens, at_s, name)
 
 
 Script = Sequence[RawRequest]  # the requests that one client begins with; see `run`
@@ -65,6 +73,7 @@ class RawStream:
     reads: "array[float]" = field(default_factory=lambda: array("d"))  # when events arrived
     events: int = -1  # [DONE] is not counted
     error: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +129,13 @@ def ms(seconds: float) -> float:
 class Connection:
     """A client: sends one request after another, each on a new connection, and reads answers."""
 
-    def __init__(
-        self, address: tuple[str, int], requests: Iterator[RawRequest], poll: select.epoll
-    ) -> None:
+    def __init__(self, address: tuple[str, int], poll: select.epoll) -> None:
         self._address, self._poll = address, poll
-        self._requests = requests
         self.streams: list[RawStream] = []
 
-    def start(self) -> int:
-        """Connect for the next request; returns the file descriptor, or -1 if there is none."""
-        request = next(self._requests, None)
-        if request is None:
-            return -1
-        self._stream = RawStream(request.tokens, sent=monotonic())
+    def start(self, request: RawRequest, sent: float) -> int:
+        """Connect for a request; returns the file descriptor."""
+        self._stream = RawStream(request.tokens, sent, name=request.name)
         self.streams.append(self._stream)
         self._unsent = request.body
         self._tail = b""
@@ -175,44 +178,84 @@ class Connection:
             self._stream.error = error or f"answered {tail[-ERROR_BYTES:]!r}"
 
 
-def run(address: tuple[str, int], scripts: Sequence[Script]) -> list[RawStream]:
-    """All clients of this process, until the last answer has ended.
+class Clients:
+    """The clients of one process. One that is done takes the next request that is due, so that all
+    are busy until the requests run out. Times of requests count from `begun`."""
 
-    A client that is done takes the next request that no client has sent, so that all are busy
-    until the requests run out.
-    """
-    poll = select.epoll()
-    turns = zip_longest(*scripts)
-    requests = (one for turn in turns for one in turn if one is not None)
-    connections = [Connection(address, requests, poll) for _ in scripts]
-    by_file = {file: one for one in connections if (file := one.start()) >= 0}
-    nap_s = NAP_S if len(scripts) > FEW else 0.0
-    while by_file:
-        if nap_s:
-            sleep(nap_s)
-        ready = poll.poll(SILENT_S, len(by_file))
-        if not ready:
-            raise SystemExit(f"{len(by_file)} streams have been silent for {SILENT_S} s")
-        now = monotonic()
-        for file, events in ready:
-            one, error = by_file[file], ""
-            try:
-                if events & select.EPOLLOUT:
-                    one.write()
-                    continue
-                if one.read(now):
-                    continue
-            except OSError as problem:
-                error = str(problem)
-            one.end(error)
-            del by_file[file]
-            if (another := one.start()) >= 0:
-                by_file[another] = one
-    return [stream for one in connections for stream in one.streams]
+    def __init__(
+        self, address: tuple[str, int], scripts: Sequence[Script], begun: float, until_s: float
+    ) -> None:
+        self._poll = select.epoll()
+        turns = zip_longest(*scripts)
+        requests = (one for turn in turns for one in turn if one is not None)
+        self._requests = deque(sorted(requests, key=lambda one: one.at_s))
+        self._connections = [Connection(address, self._poll) for _ in scripts]
+        self._free = deque(self._connections)
+        self._by_file: dict[int, Connection] = {}
+        self._begun, self._until = begun, begun + until_s
+
+    def run(self) -> list[RawStream]:
+        """Until the last answer has ended; those that have not at the end of the time are cut."""
+        nap_s = NAP_S if len(self._connections) > FEW else 0.0
+        while self._by_file or self._requests:
+            wait_s = self._send()
+            if (left_s := self._until - monotonic()) <= 0:
+                break
+            if nap_s:
+                sleep(nap_s)
+            ready = self._poll.poll(min(wait_s, left_s, SILENT_S), max(len(self._by_file), 1))
+            if not ready and min(wait_s, left_s) >= SILENT_S:
+                raise SystemExit(f"{len(self._by_file)} streams have been silent for {SILENT_S} s")
+            for file, events in ready:
+                self._go_on(file, events)
+        for one in self._by_file.values():
+            one.end(CUT)
+        return [stream for one in self._connections for stream in one.streams]
+
+    def _send(self) -> float:
+        """Send what is due; returns the seconds until the next request is; inf: no client is free
+        before an answer ends."""
+        while self._requests and self._free:
+            request, now = self._requests[0], monotonic()
+            due = self._begun + request.at_s
+            if due > now:
+                return due - now
+            connection = self._free.popleft()
+            sent = due if request.at_s else now
+            self._by_file[connection.start(self._requests.popleft(), sent)] = connection
+        return inf
+
+    def _go_on(self, file: int, events: int) -> None:
+        """Write or read once; a client whose answer has ended is free."""
+        one, error = self._by_file[file], ""
+        try:
+            if events & select.EPOLLOUT:
+                one.write()
+                return
+            if one.read(monotonic()):
+                return
+        except OSError as problem:
+            error = str(problem)
+        one.end(error)
+        del self._by_file[file]
+        self._free.append(one)
 
 
-def load(port: int, scripts: Sequence[Script], processes: int, host: str = "127.0.0.1") -> Load:
-    """Run the scripts of all clients at once, divided among processes."""
+def run(
+    address: tuple[str, int], scripts: Sequence[Script], begun: float, until_s: float = inf
+) -> list[RawStream]:
+    """All clients of this process; see `Clients`."""
+    return Clients(address, scripts, begun, until_s).run()
+
+
+def load(
+    port: int,
+    scripts: Sequence[Script],
+    processes: int,
+    host: str = "127.0.0.1",
+    until_s: float = inf,
+) -> Load:
+    """Run the scripts of all clients at once, divided among processes; at most for `until_s`."""
     workers = [
         subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(min(processes, len(scripts)))
@@ -220,8 +263,8 @@ def load(port: int, scripts: Sequence[Script], processes: int, host: str = "127.
     parted = lambda number: scripts[number :: len(workers)]
     try:
         for number, worker in enumerate(workers):
-            mine = [[(one.body, one.tokens) for one in script] for script in parted(number)]
-            dump(worker, ((host, port), mine))
+            mine = [[astuple(one) for one in script] for script in parted(number)]
+            dump(worker, ((host, port), mine, until_s))
         for worker in workers:
             assert worker.stdout is not None
             worker.stdout.readline()  # it has imported and read all it needs
@@ -245,13 +288,13 @@ def dump(worker: "subprocess.Popen[bytes]", message: Any) -> None:
 
 def main() -> None:
     """One process of `load`: reads its part from stdin, waits for the start, prints results."""
-    address, asked = pickle.load(sys.stdin.buffer)
+    address, asked, until_s = pickle.load(sys.stdin.buffer)
     scripts = [[RawRequest(*one) for one in script] for script in asked]
     print("ready", flush=True)
     start = pickle.load(sys.stdin.buffer)
     sleep(max(start - monotonic(), 0))
     before = process_time()
-    streams = run(address, scripts)
+    streams = run(address, scripts, start, until_s)
     spent_s = process_time() - before
     pickle.dump(([asdict(one) for one in streams], spent_s), sys.stdout.buffer)
     sys.stdout.flush()

@@ -203,6 +203,7 @@ def run(
     settings: dict[str, object] = {"num_blocks": blocks, "eviction": eviction}
     if options.seqs:
         settings["max_num_seqs"] = options.seqs
+    settings["policy"] = options.policy
     if way != "named":
         load = [replace(one, session="") for one in load]
     model = ServerModel(Profile.load(options.profile), settings)
@@ -274,6 +275,7 @@ if __name__ == "__main__":
     parser.add_argument("--blocks", type=int, default=0, help="0: by --part")
     parser.add_argument("--part", type=int, default=3, help="of the working set, as a divisor")
     parser.add_argument("--seqs", type=int, default=0, help="max_num_seqs; 0: the profile's")
+    parser.add_argument("--policy", default="fcfs")
     parser.add_argument("--profile", default="h200-qwen3-8b")
     parser.add_argument("--ways", default=",".join(WAYS))
     for one in results(parser.parse_args()):

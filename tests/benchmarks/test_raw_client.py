@@ -1,7 +1,9 @@
 """The raw client on a server that says what the test says."""
 
 import socket
+from math import inf
 from threading import Thread
+from time import monotonic
 
 import pytest
 
@@ -12,7 +14,9 @@ LAST = b'data: {"finish_reason":"length"}\n\ndata: [DONE]\n\n'
 ASKED = RawRequest.completion([1, 2], 3)
 
 
-def served(answers: list[list[bytes]], scripts: list[list[RawRequest]]) -> list[RawStream]:
+def served(
+    answers: list[list[bytes]], scripts: list[list[RawRequest]], until_s: float = inf
+) -> list[RawStream]:
     """Answer one connection after another, each with parts that arrive by themselves."""
 
     def serve() -> None:
@@ -32,7 +36,7 @@ def served(answers: list[list[bytes]], scripts: list[list[RawRequest]]) -> list[
         thread = Thread(target=serve)
         thread.start()
         try:
-            return run(listener.getsockname(), scripts)
+            return run(listener.getsockname(), scripts, monotonic(), until_s)
         finally:
             thread.join()
 
@@ -79,3 +83,15 @@ def test_figures_of_two_streams() -> None:
     assert figures["chunks_per_token"] == 0.8
     assert (figures["ttft_p50_ms"], figures["itl_p99_ms"]) == (1500.0, 1000.0)
     assert figures["client_us"] == 2.0
+
+
+def test_requests_are_sent_at_their_times_and_none_after_the_end() -> None:
+    """The last one comes after the time."""
+    later = RawRequest.completion([1], 3, at_s=0.1, name="later")
+    never = RawRequest.completion([1], 3, at_s=9.0, name="never")
+    begun = monotonic()
+    streams = served([[HEAD + b"data: {}\n\n"], [HEAD + LAST]], [[never], [ASKED], [later]], 0.4)
+    assert [one.name for one in streams] == ["", "later"]
+    assert streams[1].sent == pytest.approx(begun + 0.1, abs=0.05)
+    assert streams[1].reads[0] >= streams[1].sent
+    assert not streams[1].error

@@ -129,7 +129,8 @@ class Trouble:
             tuple((size, r.uniform(0.1, 1.0) + r.random() * size) for size in (1, 4, 9))
             for _ in range(2)
         )
-        return StepTimes(plain, drafted, drafted if r.random() < 0.5 else ())
+        least = drafted if r.random() < 0.5 else ()
+        return StepTimes(plain, drafted, least, (4, 9) if least else ())
 
     def _try(self, call: Callable[[], object]) -> None:
         try:

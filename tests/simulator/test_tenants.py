@@ -35,6 +35,17 @@ def attained(run: SimulatedRun, tenant: str) -> float:
     return float(np.mean((log.first[own] - log.arrival[own] <= FIRST_S) & (pace <= NEXT_S)))
 
 
+@pytest.mark.parametrize(("policy", "others"), [("slo", 0.3), ("fair", 0.0)])
+def test_targets_protect_a_tenant_in_steps_of_any_size(policy: str, others: float) -> None:
+    """With the largest steps of a GPU, and a flood of five times what the server can do."""
+    targets = {"ttft_target_ms": 1e3 * FIRST_S, "itl_target_ms": 1e3 * NEXT_S, "policy": policy}
+    model = ServerModel(Profile.load("h200-qwen3-8b"), targets)
+    requests = sorted([*load("quiet", 8, 5), *load("flood", 120, 6)], key=lambda one: one.at_s)
+    run = SimulatedServer(model, requests).run()
+    assert attained(run, "quiet") >= 0.95
+    assert attained(run, "flood") >= others
+
+
 @pytest.mark.parametrize(("policy", "least", "most"), [("fair", 0.95, 1.0), ("fcfs", 0.0, 0.5)])
 def test_a_flood_of_one_tenant_leaves_another_its_goodput(
     policy: str, least: float, most: float

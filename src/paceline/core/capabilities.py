@@ -23,6 +23,7 @@ class Capabilities:
     pooling          reports hidden states of prompts (`StepResult.pooled`)
     processors       applies `Sampling.logits_processors`
     generation       samples tokens; a model that only embeds does not
+    step_sizes       positions up to which a step with prompts is filled up; empty: any size
     """
 
     logprobs: bool = False
@@ -33,6 +34,7 @@ class Capabilities:
     pooling: bool = False
     processors: bool = False
     generation: bool = True
+    step_sizes: tuple[int, ...] = ()
 
     def check(self, request: Request) -> None:
         """RequestError if the request needs something that is not here."""
@@ -111,8 +113,9 @@ class StepTimes:
     """Seconds that steps took when they were measured."""
 
     plain: Points  # rows of one position each
-    drafted: Points  # rows with drafts, all positions counted
+    drafted: Points  # rows of several positions, with drafts or of prompts, all of them counted
     least: Points = ()  # by rows, of a step with a single draft; empty: positions alone count
+    sizes: tuple[int, ...] = ()  # up to which steps with prompts are filled up; empty: any size
 
     def __post_init__(self) -> None:
         named = {"plain": self.plain, "drafted": self.drafted}
@@ -131,11 +134,13 @@ class StepTimes:
         plain: Mapping[int, float],
         drafted: Mapping[int, float],
         least: Mapping[int, float] = MappingProxyType({}),
+        sizes: tuple[int, ...] = (),
     ) -> "StepTimes | None":
-        """From seconds by positions, in any order. None: no step with drafts was measured."""
+        """From seconds by positions, in any order. None: no row of several was measured."""
         if not (plain and drafted):
             return None
-        return StepTimes(*(tuple(sorted(one.items())) for one in (plain, drafted, least)))
+        points = (tuple(sorted(one.items())) for one in (plain, drafted, least))
+        return StepTimes(*points, sizes=sizes)
 
 
 @dataclass(frozen=True, slots=True)

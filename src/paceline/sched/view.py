@@ -249,6 +249,11 @@ class SchedulerView:
         )
 
     @property
+    def asks_step_times(self) -> bool:
+        """Does anything ask how long steps with prompts take?"""
+        return self._state.times.learns
+
+    @property
     def step_times(self) -> StepTimes | None:
         """The step times that speculation uses; None: the device was not measured."""
         return self._state.speculation.times

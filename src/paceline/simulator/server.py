@@ -14,6 +14,7 @@ from paceline.core.settings.config import Config
 from paceline.core.system.host import collection_paused
 from paceline.engine.loop.engine import Engine
 from paceline.engine.loop.messages import Delivery
+from paceline.engine.loop.turn_times import TurnTimer
 from paceline.engine.settings import EngineSettings
 from paceline.sched.scheduler import Scheduler
 from paceline.sched.stats import Stats
@@ -134,10 +135,20 @@ class Replica:
         """None: there are no drafts. Otherwise the scheduler knows how long they take."""
         config, drafting = self.scheduler.config, self._model.drafting
         if drafting is None or not config.speculation.num_speculative_tokens:
+            self._measure_prompts()
             return None
         times = step_times(self._model.profile, config, self._depth, drafting)
         self.scheduler.measure_steps(times)
         return DraftedSequences(drafting, config.step.max_num_seqs)
+
+    def _measure_prompts(self) -> None:
+        """What an engine measures when it starts, for a policy that asks how long steps take."""
+        if self.scheduler.view.asks_step_times:
+            clock = VirtualClock()
+            runner = TimedRunner(self._model.profile, clock)
+            timer = TurnTimer(runner, self.scheduler.config, self._depth, clock)
+            if (times := timer.with_prompts(inf)) is not None:
+                self.scheduler.measure_steps(times)
 
     @property
     def next_at(self) -> float:

@@ -198,10 +198,12 @@ def started(
             dry = nullcontext if loaded.has_ranks else dry_run
             WarmUp(runner, config, depth).run(report, dry)
     scheduler = scheduler_of(config)
-    if config.speculation.num_speculative_tokens:
-        log.info("measuring how long steps with drafts take")
+    has_drafts = config.speculation.num_speculative_tokens > 0
+    if has_drafts or scheduler.view.asks_step_times:
+        log.info("measuring how long steps take")
         with START.phase("step times"):
-            times = TurnTimer(runner, config, depth).measure(MEASURED_S)
+            timer = TurnTimer(runner, config, depth)
+            times = (timer.measure if has_drafts else timer.with_prompts)(MEASURED_S)
         if times is not None:
             scheduler.measure_steps(times)
     if loaded.rates is not None:

@@ -25,7 +25,8 @@ class Device:
 
     capabilities = Capabilities()
 
-    def __init__(self) -> None:
+    def __init__(self, computes_prompts: bool = False) -> None:
+        self.computes_prompts = computes_prompts
         self.now = 0.0
         self.computed: list[int] = []  # when sequences come
         self.residents: set[int] = set()
@@ -35,7 +36,7 @@ class Device:
         self.residents -= set(plan.released)
         self.residents |= {new.slot for new in plan.admitted}
         self.computed += [new.computed for new in plan.admitted]
-        if plan.admitted:
+        if plan.admitted and not self.computes_prompts:
             assert plan.start.tolist() == [new.computed for new in plan.admitted]
             assert plan.rows.count.tolist() == [1] * len(plan.admitted)
         if not plan.empty:
@@ -66,6 +67,23 @@ def test_turns_are_timed_without_drafts_with_one_and_with_all(depth: int) -> Non
     assert found.plain == tuple((rows, 1.0 + rows) for rows in sizes)
     assert found.least == tuple((rows, 2.0 + 2 * rows) for rows in sizes)
     assert found.drafted == tuple((4 * rows, 1.0 + 5 * rows) for rows in sizes)
+    assert not device.residents
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes"), [((), (64, 128, 256, 512)), ((100, 300, 700), (100, 300))]
+)
+def test_prompts_are_timed_in_steps_of_every_size(
+    own: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    device = Device(computes_prompts=True)
+    device.capabilities = Capabilities(step_sizes=own)
+    config = Scheduler.create(**LARGE | {"max_num_batched_tokens": 512}).config
+    found = TurnTimer(device, config, 2, lambda: device.now).with_prompts(1e9)
+    assert found is not None
+    assert found.drafted == tuple((size, 1.0 + size) for size in sizes)
+    assert found.plain[0] == (1, 2.0)
+    assert found.sizes == own
     assert not device.residents
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline import Request, Scheduler, StepResult
 from paceline.core.errors import TOO_LATE
-from paceline.sched.policies.slo import TURN, DueList
+from paceline.sched.policies.slo import TURN, DueList, Unfinished
 from paceline.sched.service.promises import CAUSES
 from paceline.sched.service.step_model import StepLoad
 
@@ -125,8 +125,9 @@ def test_the_fewest_requests_are_late() -> None:
     random = Random(3)
     for _ in range(200):
         jobs = [(random.randint(1, 9), random.randint(2, 25)) for _ in range(random.randint(1, 7))]
-        listed = DueList(lambda sequence: 0.0)
-        listed.strike([(float(due), at, work) for at, (work, due) in enumerate(jobs)], 0.0, 1.0)
+        listed = DueList(lambda sequence: 0.0, {})
+        prompts = [Unfinished(float(due), at, work, "") for at, (work, due) in enumerate(jobs)]
+        listed.strike(prompts, 0.0, 0.0, 1.0)
         kept = len(jobs) - len(listed.late)
         assert kept == max(
             bin(chosen).count("1") for chosen in range(2 ** len(jobs)) if in_time(jobs, chosen)
@@ -142,6 +143,25 @@ def in_time(jobs: list[tuple[int, int]], chosen: int) -> bool:
         if end > due:
             return False
     return True
+
+
+@pytest.mark.parametrize(("weight", "late"), [(1.0, {1, 3}), (9.0, {0})])
+def test_the_tenant_that_has_most_is_late(weight: float, late: set[int]) -> None:
+    """Not the longest prompt, if it is all that its tenant asks for."""
+    listed = DueList(lambda sequence: 0.0, {"flood": weight})
+    jobs = [(5, "quiet"), (3, "flood"), (2, "flood"), (4, "flood")]
+    prompts = [Unfinished(9.0, at, work, tenant) for at, (work, tenant) in enumerate(jobs)]
+    listed.strike(prompts, 0.0, 0.0, 1.0)
+    assert listed.late == late
+
+
+def test_what_a_tenant_was_given_counts_for_a_while() -> None:
+    for now, late in ((1.0, 0), (100.0, 1)):
+        listed = DueList(lambda sequence: 0.0, {})
+        listed.use.add("flood", 100, 0.0)
+        prompts = [Unfinished(now + 9.0, 0, 5, "flood"), Unfinished(now + 9.0, 1, 6, "quiet")]
+        listed.strike(prompts, now, now, 1.0)
+        assert listed.late == {late}
 
 
 def test_who_cannot_be_in_time_goes_behind_who_can() -> None:

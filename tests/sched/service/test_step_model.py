@@ -70,6 +70,44 @@ def test_measured_steps_are_seeds_that_steps_correct() -> None:
     assert model.seconds(StepLoad(8, 8)) == pytest.approx(0.02)
 
 
+def test_where_steps_are_filled_up_a_prompt_fills_them() -> None:
+    """Up to 256 positions, a step takes as long as one of 64, 128 or 256."""
+    filled = lambda size: next(one for one in (64, 128, 256, size) if one >= size)
+    model, random = StepModel(), Random(1)
+    points = tuple((size, size / 1000) for size in (64, 128, 256))
+    model.seed(StepTimes(((1, 0.01),), points, sizes=(64, 128, 256)))
+    assert model.seconds(StepLoad().with_prompt(129)) == pytest.approx(0.256, rel=0.01)
+    load = StepLoad(1, 1, 100)
+    assert model.fitting(load, 1000, 0.2) == 127
+    assert model.fitting(load, 100, 0.2) == 100
+    assert model.fitting(load, 1000, 0.06) <= 1
+    for _ in range(200):
+        size = random.randint(2, 256)
+        model.learn(StepLoad().with_prompt(size), filled(size) / 2000)
+    assert model.seconds(StepLoad().with_prompt(65)) == pytest.approx(0.064, rel=0.02)
+    assert model.fitting(load, 1000, 0.1) == 127
+
+
+def test_steps_of_any_length_are_learned() -> None:
+    """Also after accidents, and where attention explains all of the time."""
+    for seed in range(20):
+        model, random = StepModel(), Random(seed)
+        for _ in range(400):
+            size, start = random.randint(2, 900), random.choice((0, 100, 4000))
+            load = StepLoad(8, 8, random.randint(8, 20_000)).with_prompt(size, start)
+            model.learn(load, random.choice((1e-9, 0.001, 0.02, 3.0)))
+            assert 0 <= model.fitting(load, 500, 0.02) <= 500
+            assert model.seconds(load) >= 0.0
+
+
+def test_the_margin_follows_the_noise_of_steps() -> None:
+    for noise, low, high in ((0.0, 1.0, 1.01), (0.3, 1.2, 1.45)):
+        model, random, load = StepModel(), Random(2), StepLoad().with_prompt(300)
+        for _ in range(400):
+            model.learn(load, 0.02 * (1.0 + random.uniform(-noise, noise)))
+        assert low <= model.margin <= high
+
+
 def test_the_scheduler_learns_from_the_times_that_it_is_called_with() -> None:
     """A step begins when it is planned, or when the one before it ended."""
     scheduler = Scheduler.create(policy="slo", max_num_seqs=4)

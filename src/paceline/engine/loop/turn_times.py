@@ -84,6 +84,8 @@ class StallDetector:
 
 CONTEXT = 512  # tokens of a prompt
 TURNS, WARM = 8, 4  # turns that are timed, and turns before them
+DECODES = (1, 32, 256)  # rows, where prompts are measured as well
+POWERS = tuple(64 << power for power in range(9))  # positions of prompts
 TOKEN = 7
 
 
@@ -120,6 +122,46 @@ class TurnTimer:
                 if taken := self._seconds(drafts):
                     found[size] = median(taken)
         return StepTimes.measured(plain, drafted, least)
+
+    def with_prompts(self, limit_s: float) -> StepTimes | None:
+        """Time decodes, and steps of prompts. None: no prompt fits.
+
+        Small steps come first. After `limit_s` seconds no further size is begun.
+        """
+        begin, step, cache = self._clock(), self._config.step, self._config.cache
+        most = min(step.max_num_batched_tokens, cache.num_blocks * cache.block_size // 2)
+        sizes = self._runner.capabilities.step_sizes
+        several: dict[int, float] = {}
+        for size in sizes or POWERS:
+            if size > most or (several and self._clock() - begin > limit_s):
+                break
+            several[size] = min(self._prompts_s(size) for _ in range(2))
+        plain = {
+            rows: median(self._seconds([0] * rows)) for rows in DECODES if self._has_room(rows, 0)
+        }
+        return StepTimes.measured(plain, several, sizes=sizes)
+
+    def _prompts_s(self, positions: int) -> float:
+        """Of a step of prompts alone, from its plan to its end."""
+        step, cache = self._config.step, self._config.cache
+        longest = min(step.max_model_len - 1, positions)
+        sizes = [longest] * (positions // longest)
+        sizes += [rest] if (rest := positions - sum(sizes)) else []
+        scheduler = Scheduler(
+            Config(
+                cache=CacheConfig(cache.num_blocks, cache.block_size, enable_prefix_caching=False),
+                step=replace(step, max_num_seqs=len(sizes), max_step_s=0.0),
+            )
+        )
+        engine = Engine(scheduler, self._runner, self._clock, self._depth)
+        for number, size in enumerate(sizes):
+            engine.submit(replace(self._request(number, 0), prompt=[TOKEN] * size, max_tokens=1))
+        begin = self._clock()
+        while not engine.idle:
+            engine.turn()
+        taken = self._clock() - begin
+        engine.turn(while_idle=True)  # the runner learns which slots were released
+        return taken
 
     def _has_room(self, rows: int, drafts: int) -> bool:
         """Can so many rows with so many drafts each run in one step, without preemption?"""

@@ -95,8 +95,7 @@ class CudaRunner:
         model, attention = drafter.accompany(model, attention)
         self._kv, self._attention = kv, attention
         memory = None if sizes.enforce_eager else GraphMemory()
-        lines = slots * (1 + drafts)
-        sizes_of_masks = lines, model.config.vocab, kv.content.device
+        sizes_of_masks = slots * (1 + drafts), model.config.vocab, kv.content.device
         mask_memory = None if masks is None else LogitMasks(masks, *sizes_of_masks)
         self.graphs = DecodeGraphs(model, kv, attention, state, memory, mask_memory)
         self.mixed = drafted = None
@@ -132,6 +131,7 @@ class CudaRunner:
             constraints=self.graphs.masks is not None,
             pooling=True,
             generation=self._eager_steps.model.config.generates,
+            step_sizes=self.mixed.lengths if self.mixed else (),
         )
 
     def use_images(self, images: CudaImages) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from paceline.core.arrays import I32, Index
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
-from paceline.sched.policy import Policy, TenantService, View
+from paceline.sched.policy import Policy, TenantService, View, within_budget
+from paceline.sched.service.prompt_room import PromptRoom
 
 FORGOTTEN_FROM = 64  # least number of known tenants before any are dropped
 
@@ -26,10 +27,15 @@ class Fair(Policy):
     (input_token_weight * P + output_token_weight * max_num_seqs * O) / weight, with P its longest
     uncached prompt and O its most outputs: at its last admission it was not ahead. Recomputation
     after a preemption is not charged.
+
+    With targets, a step is as long as the pace of those who run allows, so that prompts of one
+    tenant do not slow the tokens of another.
     """
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
+        self.learns = view.promises.of_all
+        self._room = PromptRoom(view)
         self.served: dict[str, float] = {}
         self.fair_share = 0.0
         self._here: Counter[str] = Counter()  # requests of active tenants, not parked
@@ -110,6 +116,18 @@ class Fair(Policy):
         slots = self.view.table.order
         served = [self.served[self._tenants[number]] for number in self._number_of[slots].tolist()]
         return self.pick(slots[np.array(served) == max(served)])
+
+    def share(self, slot: Index, want: I32, budget: int) -> I32:
+        if not self.view.promises.open:
+            return within_budget(want, budget)
+        self._room.prepare(budget)
+        return self._room.share(slot, want, budget, self._room.prompts(slot, want))
+
+    def room(self, sequence: Sequence, rest: int, taken: int, left: int) -> int:
+        if not self.view.promises.open:
+            return left
+        self._room.prepare(taken + left)
+        return self._room.of_arrival(sequence, rest, taken, left)
 
     def _weight(self, tenant: str) -> float:
         return self.config.tenant_weights.get(tenant, 1.0)

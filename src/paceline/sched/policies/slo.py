@@ -1,9 +1,10 @@
 """Keeps the targets of as many requests as possible."""
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
-from math import inf
+from math import exp, inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,19 +13,49 @@ from paceline.core.errors import TOO_LATE
 from paceline.core.request import Sequence
 from paceline.core.settings.config import PolicyConfig
 from paceline.sched.policy import Policy, View, within_budget
+from paceline.sched.service.prompt_room import PromptRoom
 from paceline.sched.service.step_model import StepLoad
 
-MARGIN = 0.97  # of the pace, which a step may take
-ROOMY = 1.2  # times a step of one row, which a pace must allow to count
-LEAST = 64  # prompts get at least this fraction of the budget of a step: 1 / LEAST
-IN_STEPS = 4  # a prompt that just arrived and fits into a step has so many steps' time
-TURN = 16  # of the work of others, late and aged requests have one part
+TURN = 16  # of the work of others, requests that have waited long have one part
+IDLE = 0.95  # share of the time without prompts in time, in which late requests are free
+DELAY = 32  # otherwise their decodes may take one part in so many of a step
 SURE = 0.9  # of the speed of prompts, with which due times are reckoned
 BUSY_S = 4.0  # time over which the rest that prompts leave is measured
 STRUCK = 8  # requests at most that are struck off in a step: so many ranks the queue computes
 LOOKED_AT = 128  # requests that wait whose times are reckoned in a step
 
-Unfinished = tuple[float, int, int]  # due time, serial, positions to compute
+Listed = tuple[bool, float, int, int]  # is it late? due time, serial, row
+RECENT_S = 8.0  # in which the use of a tenant fades to a third
+FEW = 64  # tenants whose use is kept at least
+
+
+class Unfinished(NamedTuple):
+    """A prompt that can be in time."""
+
+    due: float
+    serial: int
+    work: int  # positions to compute
+    tenant: str
+
+
+class TenantUse:
+    """Positions of prompts that each tenant was given lately, divided by its weight."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._given: dict[str, tuple[float, float]] = {}  # positions, and when they were counted
+
+    def of(self, tenant: str, now: float) -> float:
+        given, then = self._given.get(tenant, (0.0, now))
+        return given * exp((then - now) / RECENT_S)
+
+    def add(self, tenant: str, positions: int, now: float) -> None:
+        given = positions / self._weights.get(tenant, 1.0)
+        self._given[tenant] = self.of(tenant, now) + given, now
+        if len(self._given) > FEW:
+            recent = {one: own for one, own in self._given.items() if now - own[1] < 4 * RECENT_S}
+            if len(recent) <= len(self._given) // 2:
+                self._given = recent
 
 
 class DueList:
@@ -32,16 +63,18 @@ class DueList:
     cannot.
 
     Moore and Hodgson's rule says which: go through the list by due time, and where one would be
-    late, strike off the longest so far. So the fewest requests are late.
+    late, strike off the longest so far, of the tenant that has most. With one tenant, the fewest
+    requests are late.
 
         due        a ▏   b  ▏  c▏       d ▏
         computed   ▆a▆▆▆▆▆b▆▆▆▆▆▆▆▆c▆▆          c would be late, and b is the longest
                    ▆a▆▆▆c▆▆▆d▆▆▆▆b▆▆▆▆
     """
 
-    def __init__(self, due: Callable[[Sequence], float]) -> None:
+    def __init__(self, due: Callable[[Sequence], float], weights: Mapping[str, float]) -> None:
         self.late: set[int] = set()
-        self._due = due
+        self.use = TenantUse(weights)
+        self._due, self._weights = due, weights
         self._order: list[tuple[float, int]] = []  # due times and serials
         self._waiting: dict[int, Sequence] = {}  # by serial
         self._work: dict[int, int] = {}  # positions to compute, by serial
@@ -72,22 +105,32 @@ class DueList:
 
     def first(self) -> list[Unfinished]:
         """The requests that are due first."""
-        return [(due, one, self._work[one]) for due, one in self._order[:LOOKED_AT]]
+        return [
+            Unfinished(due, one, self._work[one], tenant_of(self._waiting[one]))
+            for due, one in self._order[:LOOKED_AT]
+        ]
 
-    def strike(self, prompts: Iterable[Unfinished], begin: float, speed: float) -> None:
+    def strike(self, prompts: Iterable[Unfinished], now: float, begin: float, speed: float) -> None:
         """Strike off those that cannot be in time, among these and the listed ones, if `speed`
         positions a second are computed from `begin` on."""
         listed = sorted([*prompts, *self.first()])
-        ends = begin + np.cumsum([work for _, _, work in listed]) / speed
-        if (ends <= [due for due, _, _ in listed]).all():
+        ends = begin + np.cumsum([one.work for one in listed]) / speed
+        if (ends <= [one.due for one in listed]).all():
             return
-        end, longest = begin, list[tuple[float, int]]()
-        for due, serial, work in listed:
+        end, longest = begin, dict[str, list[tuple[int, int]]]()  # by tenant
+        used = {one.tenant: self.use.of(one.tenant, now) for one in listed}
+        for _, _, work, tenant in listed:
+            used[tenant] += work / self._weights.get(tenant, 1.0)
+        for due, serial, work, tenant in listed:
             end += work / speed
-            heappush(longest, (-work / speed, serial))
+            heappush(longest.setdefault(tenant, []), (-work, serial))
             while end > due and longest and len(self._struck) < STRUCK:
-                seconds, struck = heappop(longest)
-                end += seconds
+                most = max(longest, key=used.__getitem__)
+                less, struck = heappop(longest[most])
+                end += less / speed
+                used[most] += less / self._weights.get(most, 1.0)
+                if not longest[most]:
+                    del longest[most]
                 self._give_up(struck)
 
     def _give_up(self, serial: int) -> None:
@@ -102,6 +145,11 @@ class DueList:
         return struck
 
 
+def tenant_of(sequence: Sequence) -> str:
+    """Without a tenant, requests with the same adapter belong together."""
+    return sequence.request.tenant or sequence.request.adapter or ""
+
+
 class Rest:
     """How much of the time the prompts that are in time leave."""
 
@@ -111,9 +159,7 @@ class Rest:
 
     @property
     def share(self) -> float:
-        """Of the slots, what late requests may have. It shrinks faster than the time that is left:
-        each of them delays all others for as long as it runs."""
-        return (1.0 - self._busy) ** 2
+        return 1.0 - self._busy
 
     def seen(self, now: float, step_s: float) -> None:
         """A step is planned that takes so long, with prompts that are in time; 0: it has none."""
@@ -131,17 +177,14 @@ class Slo(Policy):
     """Steps take as long as the pace of those who run allows. Prompts are computed by their due
     times, and those that can no longer be in time go behind all that can.
 
-    The pace is the shortest target between two tokens among residents that still meet theirs, and
-    at most a part in `IN_STEPS` of the shortest target of a first token, since an arrival waits for
-    the step that runs. Targets that a request alone would miss do not count. Beside all who decode,
-    a step has as many positions of prompts as fit into it by the learned step times. A request
-    without a target is due after `default_deadline_s`.
+    Beside all who decode, a step has as many positions of prompts as fit into it by the learned
+    step times (`PromptRoom`). A request without a target is due after `default_deadline_s`.
 
-    Late requests have the slots and the time that the others leave. A request that waited
-    `ageing_s` goes first, as long as one part in `TURN` of the admitted positions is of such
-    requests, and late prompts have one part in `TURN` of the positions of each step. So none
-    starves: once it has aged, a request waits at most until `TURN` times the prompts of those that
-    aged before it were admitted.
+    While prompts are in time, late ones are admitted one by one, as long as the decodes of late
+    requests delay a step by at most one part in `DELAY`. A request that waited `ageing_s` goes
+    first, as long as one part in `TURN` of the admitted positions is of such requests, and has one
+    part in `TURN` of the positions of each step. So none starves: once it has aged, a request waits
+    at most until `TURN` times the prompts of those that aged before it were admitted.
     """
 
     refresh = True  # requests become late, and the cache fills
@@ -150,14 +193,10 @@ class Slo(Policy):
 
     def __init__(self, config: PolicyConfig, view: View) -> None:
         super().__init__(config, view)
-        self._list = DueList(self.due)
+        self._list = DueList(self.due, config.tenant_weights)
         self._rest = Rest()
         self._credit = 0.0  # positions that an aged request may have; below 0: it must wait
-        self._step = -1  # of the following
-        self._decodes = StepLoad()
-        self._most_s = inf  # of the step
-        self._room = 0  # positions for prompts; 0: no step was planned
-        self._pairs = 0  # of the prompts in it so far
+        self._room = PromptRoom(view)
         self._spare = 0  # further slots that late requests may have
 
     @property
@@ -185,29 +224,21 @@ class Slo(Policy):
     def share(self, slot: Index, want: I32, budget: int) -> I32:
         """Decodes first, then prompts by due time; late prompts get a part of what is left."""
         self._prepare(budget)
-        table = self.view.table
-        behind = np.flatnonzero((table.planned[slot] < table.given[slot]) & (want > 1))
-        if not len(behind):
+        room = self._room
+        if not (rows := room.prompts(slot, want)):
             return within_budget(want, budget)
-        granted = want.copy()
-        granted[behind] = 0
-        granted = within_budget(granted, budget)
-        left = min(max(self._room, 1), budget - int(granted.sum()))
-        listed = sorted(self._listed(row, int(slot[row])) for row in behind.tolist())
+        listed = sorted(self._listed(row, int(slot[row])) for row in rows)
         late = [row for is_late, _, _, row in listed if is_late]
-        spared = min(-(-left // TURN), int(want[late].sum()))
-        load, floor = self._decodes, budget // LEAST  # positions that prompts get in any case
-        for is_late, _, _, row in listed:
-            most = max(min(int(want[row]), left if is_late else left - spared), 0)
-            start = int(table.planned[slot[row]])
-            fits = self.view.times.fitting(load, most, self._most_s, start) if most else 0
-            granted[row] = count = min(max(fits, floor, 1), most)
-            left, floor = left - count, max(floor - count, 0)
-            load = load.with_prompt(count, start) if count else load
-        self._pairs = load.pairs
-        return granted
+        in_time = [row for is_late, _, _, row in listed if not is_late]
+        aged = sum(int(want[row]) for row in late if self._has_aged(int(slot[row])))
+        spared = min(-(-room.positions // TURN), aged)
+        return room.share(slot, want, budget, in_time, late, spared)
 
-    def _listed(self, row: int, slot: int) -> tuple[bool, float, int, int]:
+    def _has_aged(self, slot: int) -> bool:
+        arrival = self.view.table.sequence(slot).arrival
+        return self.view.now - arrival >= self.config.ageing_s
+
+    def _listed(self, row: int, slot: int) -> Listed:
         sequence = self.view.table.sequence(slot)
         return self._is_late(sequence), self.due(sequence), sequence.serial, row
 
@@ -215,18 +246,12 @@ class Slo(Policy):
         self._prepare(taken + left)
         if taken and self._spare < 1 and self._is_late(sequence) and not self.impatient(sequence):
             return 0
-        beside = max(self._room + self._decodes.rows - taken, 0)
-        load = StepLoad(self._decodes.rows, taken, self._decodes.reads, self._pairs)
-        most, start = min(rest, left, beside), len(sequence.tokens) - rest
-        fits = self.view.times.fitting(load, most, self._most_s, start)
-        if fits >= rest or not (taken or self.view.cuts_prompts):
-            return left
-        if not self.view.cuts_prompts:
-            return 0
-        return fits if taken else max(fits, 1)
+        return self._room.of_arrival(sequence, rest, taken, left)
 
     def late(self, now: float) -> Iterator[Sequence]:
         """Requests that cannot be in time, if they are to be refused."""
+        if self._room.budget:
+            self._prepare(self._room.budget)
         self._strike()
         struck = self._list.struck()
         if self.config.refuse_late:
@@ -236,40 +261,36 @@ class Slo(Policy):
 
     def _prepare(self, budget: int) -> None:
         """Once in each step: how much of it prompts have."""
-        if self._step == self.view.step:
+        if not self._room.prepare(budget):
             return
-        self._step, self._pairs = self.view.step, 0
-        table, times = self.view.table, self.view.times
-        order = table.order
-        decodes = order[table.planned[order] >= table.given[order]]
-        rows = len(decodes)
-        reads = int(table.planned[decodes].sum(dtype=np.int64)) + rows
-        self._decodes = StepLoad(rows, rows, reads)
-        alone_s = ROOMY * times.margin * times.seconds(StepLoad(1, 1, reads // max(rows, 1)))
-        pace_s = self.view.promises.pace_s(decodes, alone_s)
-        ttft_s, itl_s = self.view.promises.shortest_s(IN_STEPS * alone_s, alone_s)
-        pace_s = min(pace_s if pace_s < inf else itl_s, ttft_s / IN_STEPS)
-        self._most_s = MARGIN * pace_s / times.margin
-        fitting = times.fitting(self._decodes, budget - rows, self._most_s)
-        self._room = min(max(fitting, budget // LEAST, 1), budget - rows)
+        table = self.view.table
         is_busy = bool(len(self._list) or self._prompts())
-        self._rest.seen(self.view.now, self._step_s() if is_busy else 0.0)
-        late = sum(self._is_late(table.sequence(slot)) for slot in order.tolist())
-        self._spare = int(self._rest.share * table.capacity) - late
+        self._rest.seen(self.view.now, self._room.seconds if is_busy else 0.0)
+        late = [slot for slot in table.order.tolist() if self._is_late(table.sequence(slot))]
+        if self._rest.share >= IDLE:
+            self._spare = table.capacity
+        else:
+            begun = any(table.planned[slot] < table.given[slot] for slot in late)
+            self._spare = int(not begun and self._delay_s(late) <= self._room.most_s / DELAY)
+
+    def _delay_s(self, late: list[int]) -> float:
+        """How much longer a step takes because of decodes of late requests."""
+        table, decodes = self.view.table, self._room.decodes
+        rows = [slot for slot in late if table.planned[slot] >= table.given[slot]]
+        reads = int(table.planned[rows].sum(dtype=np.int64)) + len(rows)
+        rest = decodes.rows - len(rows)
+        others = StepLoad(rest, rest, decodes.reads - reads)
+        return self.view.times.seconds(decodes) - self.view.times.seconds(others)
 
     def _strike(self) -> None:
         """Find out which requests are late."""
-        prompts = self._prompts()
-        step_s = self._step_s()
-        if not (prompts or len(self._list)) or not step_s or not self._room:
+        prompts, room = self._prompts(), self._room
+        step_s = room.seconds
+        if not (prompts or len(self._list)) or not step_s or not room.positions:
             return
-        begin = self.view.now + self.view.times.seconds(self._decodes) + step_s
-        self._list.strike(prompts, begin, SURE * self._room / step_s)
-
-    def _step_s(self) -> float:
-        """Seconds of a step with as many prompts as it may have; 0: not known."""
-        times = self.view.times
-        return times.seconds(self._decodes.with_prompt(self._room)) if times.known else 0.0
+        begin = self.view.now + self.view.times.seconds(room.decodes) + step_s
+        speed = SURE * room.positions / step_s
+        self._list.strike(prompts, self.view.now, begin, speed)
 
     def _prompts(self) -> list[Unfinished]:
         """The prompts of residents that are in time so far."""
@@ -279,7 +300,8 @@ class Slo(Policy):
             sequence = table.sequence(slot)
             if not self._is_late(sequence) and table.given[slot] == table.prompt[slot]:
                 rest = int(table.given[slot] - table.planned[slot])
-                found.append((self.due(sequence), sequence.serial, rest))
+                due, tenant = self.due(sequence), tenant_of(sequence)
+                found.append(Unfinished(due, sequence.serial, rest, tenant))
         return found
 
     def _is_late(self, sequence: Sequence) -> bool:
@@ -303,6 +325,7 @@ class Slo(Policy):
 
     def admitted(self, sequence: Sequence, uncached: int) -> None:
         self._list.remove(sequence)
+        self._list.use.add(tenant_of(sequence), uncached, self.view.now)
         self._spare -= self._is_late(sequence)
         if self.view.now - sequence.queued_at >= self.config.ageing_s:
             self._credit -= uncached

@@ -214,8 +214,12 @@ def drafts_of(payload: bytes) -> I32:
 
 
 def step_times_record(times: StepTimes) -> bytes:
-    return record(RecordKind.STEP_TIMES, arguments(times.plain, times.drafted, times.least))
+    return record(
+        RecordKind.STEP_TIMES, arguments(times.plain, times.drafted, times.least, times.sizes)
+    )
 
 
 def step_times_of(payload: bytes) -> StepTimes:
-    return StepTimes(*(tuple((size, taken) for size, taken in points) for points in loads(payload)))
+    plain, drafted, least, *sizes = loads(payload)
+    points = (tuple((size, taken) for size, taken in one) for one in (plain, drafted, least))
+    return StepTimes(*points, sizes=tuple(*sizes))

@@ -44,7 +44,7 @@ class Promises:
 
     def __init__(self, config: ServiceConfig, table: SlotTable) -> None:
         self._config, self._table = config, table
-        self._of_all = config != ServiceConfig()  # may a request have targets without its own?
+        self.of_all = config != ServiceConfig()  # may a request have targets without its own?
         self._rows: dict[int, int] = {}  # by serial
         self._free: list[int] = []
         self._slots: I64 = np.full(table.capacity, -1, np.int64)
@@ -72,7 +72,7 @@ class Promises:
     def opened(self, sequence: Sequence) -> None:
         """A request is submitted."""
         request = sequence.request
-        if not (self._of_all or request.deadline or request.token_deadline):
+        if not (self.of_all or request.deadline or request.token_deadline):
             return
         itl_s = self._config.itl_s(sequence.request.tenant, sequence.request.token_deadline)
         ttft_s = self.ttft_s(sequence)

@@ -1,6 +1,9 @@
 """How long a step takes, learned from the steps that were run."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from heapq import nlargest
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,13 +13,15 @@ from paceline.core.capabilities import NS, Points, StepCost, StepTimes
 from paceline.core.plan import Plan
 
 SIZES = [1, *(size for at in range(1, 17) for size in (2**at, 3 * 2**at // 2))]  # 1, 2, 3, 4, 6, 8
-READ_UNIT, PAIR_UNIT = 1e6, 1e7  # amounts whose seconds are about those of a step
+READ_UNIT, PAIR_UNIT = 1e5, 3e6  # amounts of usual steps, so that both rates are learned quickly
 CHUNK = 2048  # positions of a step that computes a prompt alone
 RATE = 0.2  # part of an error that is corrected, once a size has been seen
 FEW = 4  # observations of a size, after which a long step is an accident rather than news
 FAR = 1.0  # largest error of such a step that counts, in times of what was expected
-RARELY = 0.005  # share of steps that exceed the margin
-ADJUST = 0.03  # change of the margin by a step that does
+RECENT = 256  # steps with prompts whose times make the margin
+RARELY = 1  # of them exceed it
+EARLY = 1.15  # margin before so many were seen: ENOUGH
+ENOUGH = 32
 PRECISION = 16  # of the positions that fit: to a part in so many
 MOST_MARGIN = 2.0
 STEADY = 16  # steps with prompts for which the cost of a position stays the same
@@ -50,27 +55,28 @@ class StepLoad(NamedTuple):
 
 
 class SizeCurve:
-    """Seconds by the number of positions, at the sizes of `SIZES` and linear between them.
+    """Seconds by the number of positions, at some sizes and linear between them.
 
     Below those that were seen, a position costs as much as at the smallest of them; beyond, it adds
     as much as between the smallest and the largest.
     """
 
-    def __init__(self) -> None:
-        self.seconds = [0.0] * len(SIZES)
-        self.seen = [0] * len(SIZES)
+    def __init__(self, sizes: Sequence[int] = SIZES) -> None:
+        self.sizes = sizes
+        self.seconds = [0.0] * len(sizes)
+        self.seen = [0] * len(sizes)
 
     @property
     def known(self) -> bool:
         return any(self.seen)
 
     def at(self, positions: int) -> float:
-        knot, share = place(positions)
+        knot, share = self.place(positions)
         return self.seconds[knot] * (1.0 - share) + self.seconds[knot + 1] * share
 
     def learn(self, positions: int, error: float, strength: float) -> None:
         """Correct the curve at a size by an error, of which the curve causes `strength`."""
-        knot, share = place(positions)
+        knot, share = self.place(positions)
         parts = ((knot, 1.0 - share), (knot + 1, share))
         total = (1.0 - share) ** 2 + share**2
         for at, part in parts:
@@ -81,33 +87,34 @@ class SizeCurve:
         self.fill()
         for at in range(knot):  # larger steps take no less than smaller ones
             self.seconds[at] = min(self.seconds[at], self.seconds[knot])
-        for at in range(knot + 1, len(SIZES)):
+        for at in range(knot + 1, len(self.sizes)):
             self.seconds[at] = max(self.seconds[at], self.seconds[at - 1])
 
     def fill(self) -> None:
         """Estimate the sizes that were not seen."""
         found, seconds = [at for at, one in enumerate(self.seen) if one], self.seconds
+        sizes = self.sizes
         if not found:
             return
         for low, high in pairwise(found):
-            step = (seconds[high] - seconds[low]) / (SIZES[high] - SIZES[low])
+            step = (seconds[high] - seconds[low]) / (sizes[high] - sizes[low])
             for at in range(low + 1, high):
-                seconds[at] = seconds[low] + step * (SIZES[at] - SIZES[low])
+                seconds[at] = seconds[low] + step * (sizes[at] - sizes[low])
         low, high = found[0], found[-1]
         for at in range(low):
-            seconds[at] = seconds[low] * SIZES[at] / SIZES[low]
-        each = seconds[high] / SIZES[high]
+            seconds[at] = seconds[low] * sizes[at] / sizes[low]
+        each = seconds[high] / sizes[high]
         if high - low > 1:
-            each = (seconds[high] - seconds[low]) / (SIZES[high] - SIZES[low])
-        for at in range(high + 1, len(SIZES)):
-            seconds[at] = seconds[high] + max(each, 0.0) * (SIZES[at] - SIZES[high])
+            each = (seconds[high] - seconds[low]) / (sizes[high] - sizes[low])
+        for at in range(high + 1, len(sizes)):
+            seconds[at] = seconds[high] + max(each, 0.0) * (sizes[at] - sizes[high])
 
-
-def place(positions: int) -> tuple[int, float]:
-    """The knot below a size, and how far the size is on the way to the next one."""
-    knot = min(max(bisect_right(SIZES, positions) - 1, 0), len(SIZES) - 2)
-    below = SIZES[knot]
-    return knot, min((max(positions, 1) - below) / (SIZES[knot + 1] - below), 1.0)
+    def place(self, positions: int) -> tuple[int, float]:
+        """The knot below a size, and how far the size is on the way to the next one."""
+        sizes = self.sizes
+        knot = min(max(bisect_right(sizes, positions) - 1, 0), len(sizes) - 2)
+        below = sizes[knot]
+        return knot, min((max(positions, 1) - below) / (sizes[knot + 1] - below), 1.0)
 
 
 class StepModel:
@@ -123,8 +130,10 @@ class StepModel:
         """`step_s` is what a step should take, for the cost of a position; 0: any time."""
         self._step_s = step_s
         self._decode, self._mixed = SizeCurve(), SizeCurve()
+        self._filled: Sequence[int] = ()  # sizes up to which steps with prompts are filled up
         self._read = self._pair = 0.0  # seconds of a unit
-        self.margin = 1.15  # times the expected seconds, which steps with prompts rarely exceed
+        self.margin = EARLY  # times the expected seconds, which steps with prompts rarely exceed
+        self._ratios: deque[float] = deque(maxlen=RECENT)  # to the expected seconds
         self.learns = step_s > 0.0  # does anything ask?
         self.position: StepCost | None = None  # cost of one in such a step; None: not measured
         self._renewed = 0  # steps with prompts since it was renewed
@@ -134,7 +143,10 @@ class StepModel:
     # -- seeds --------------------------------------------------------------
 
     def seed(self, times: StepTimes) -> None:
-        """Begin with steps of which some had drafts."""
+        """Begin with steps that were measured."""
+        if times.sizes:
+            larger = (one for one in SIZES if one > times.sizes[-1])
+            self._filled, self._mixed = times.sizes, SizeCurve((*times.sizes, *larger))
         for curve, points in ((self._decode, times.plain), (self._mixed, times.drafted)):
             sow(curve, points)
 
@@ -167,23 +179,32 @@ class StepModel:
         """Correct the model by a step that took so long."""
         is_mixed = load.positions > load.rows
         curve = self._mixed if is_mixed else self._decode
+        positions = self._filled_up(load.positions) if is_mixed else load.positions
         reads, pairs = load.reads / READ_UNIT, load.pairs / PAIR_UNIT
-        expected = curve.at(load.positions) + reads * self._read + pairs * self._pair
+        expected = curve.at(positions) + reads * self._read + pairs * self._pair
         error = seconds - expected
-        knot, _ = place(load.positions)
+        knot, _ = curve.place(positions)
         if curve.seen[knot] >= FEW:
-            if is_mixed:
-                is_above = seconds > self.margin * expected
-                change = ADJUST * (1.0 - RARELY if is_above else -RARELY)
-                self.margin = min(max(self.margin + change, 1.0), MOST_MARGIN)
+            if is_mixed and expected > 0.0:
+                self._see(seconds / expected)
             error = min(error, FAR * expected)
         share = 1.0 / (1.0 + reads * reads + pairs * pairs)
         if curve.known:
             self._read = max(self._read + RATE * error * share * reads, 0.0)
             self._pair = max(self._pair + RATE * error * share * pairs, 0.0)
-        curve.learn(load.positions, error, share if curve.known else 1.0)
+        curve.learn(positions, error, share if curve.known else 1.0)
         if is_mixed and self._step_s and self.position is not None:
             self._renew()
+
+    def _see(self, ratio: float) -> None:
+        """A step with prompts took so many times what was expected."""
+        self._ratios.append(ratio)
+        if len(self._ratios) >= ENOUGH:
+            self.margin = min(max(nlargest(1 + RARELY, self._ratios)[-1], 1.0), MOST_MARGIN)
+
+    def _filled_up(self, positions: int) -> int:
+        at = bisect_left(self._filled, positions)
+        return self._filled[at] if at < len(self._filled) else positions
 
     def _renew(self) -> None:
         """Take the cost of a position from the curve, at the size of the steps that are wanted:
@@ -208,13 +229,15 @@ class StepModel:
             return self._decode.at(load.positions) + attention
         # Also with prompts, a step takes as long as without.
         least = self._decode.at(load.rows) if self._decode.known else 0.0
-        return max(self._mixed.at(load.positions), least) + attention
+        return max(self._mixed.at(self._filled_up(load.positions)), least) + attention
 
     def fitting(self, load: StepLoad, most: int, seconds: float, start: int = 0) -> int:
         """Positions of a prompt, from `start` on, that a step of `load` can have besides so that it
         takes at most `seconds`."""
         if not self.known or self.seconds(load.with_prompt(most, start)) <= seconds:
             return most
+        if self._filled and (full := self._filling(load, most, seconds, start)):
+            return full
         low, high = 0, most  # low fits, high does not
         low_s, high_s = self.seconds(load), self.seconds(load.with_prompt(most, start))
         guesses = False
@@ -230,26 +253,38 @@ class StepModel:
                 high, high_s = middle, middle_s
         return low
 
+    def _filling(self, load: StepLoad, most: int, seconds: float, start: int) -> int:
+        """Positions of a prompt that fill a step up; 0: not even those of the smallest size."""
+        below = bisect_right(self._filled, load.positions)
+        counts = [one - load.positions for one in self._filled[below:]]
+        counts = counts[: bisect_left(counts, most)]
+        fitting = bisect_right(
+            counts, seconds, key=lambda count: self.seconds(load.with_prompt(count, start))
+        )
+        return counts[fitting - 1] if fitting else 0
+
     def prompt_s(self, tokens: int) -> float:
         """How long a prompt takes alone, in steps of `CHUNK` positions; 0: it is not known."""
         if not self.known:
             return 0.0
         full, rest = divmod(tokens, CHUNK)
-        steps = full * self._mixed.at(CHUNK) + (self._mixed.at(rest) if rest else 0.0)
+        steps = full * self._mixed.at(CHUNK) + (
+            self._mixed.at(self._filled_up(rest)) if rest else 0.0
+        )
         return steps + tokens * tokens / 2 / PAIR_UNIT * self._pair
 
     def cost(self, positions: int) -> StepCost | None:
         """The cost of a position in steps of so many; None: nothing is known."""
         if not self.known:
             return None
-        each = self._mixed.at(positions) / positions
+        each = self._mixed.at(self._filled_up(positions)) / positions
         return StepCost(max(round(each * NS), 1), max(round(self._pair / PAIR_UNIT * NS), 0))
 
 
 def sow(curve: SizeCurve, points: Points) -> None:
     """Take over measured points; a step corrects them as quickly as one that was seen."""
     for positions, seconds in points:
-        knot, share = place(positions)
+        knot, share = curve.place(positions)
         at = knot + round(share)
         curve.seconds[at], curve.seen[at] = seconds, 1
     curve.fill()

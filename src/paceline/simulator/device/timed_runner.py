@@ -136,8 +136,6 @@ class TimedRunner:
     drafts are right; without it there may be none.
     """
 
-    capabilities = Capabilities()
-
     def __init__(
         self,
         profile: Profile,
@@ -146,6 +144,7 @@ class TimedRunner:
         drafted: DraftedSequences | None = None,
     ) -> None:
         self._profile, self._clock = profile, clock
+        self.capabilities = Capabilities(step_sizes=profile.mixed.sizes)
         self._outputs = outputs or {}
         self._drafted = drafted
         self._scripts: dict[int, I32] = {}  # tokens by position, by slot
