@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from paceline import Request
+from paceline.sched.policies.slo import TURN
 from tests.conformance import courses
 from tests.conformance.courses import (
     BACKLOG,
@@ -218,6 +219,20 @@ def assert_aged_goes_first(siege: Siege, patience: float, longest: tuple[int, in
     assert waited <= patience + drained_s(longest)
 
 
+def judge_turns(policy: str, **settings: Any) -> Siege:
+    """Once it has aged, others are admitted before it with at most `TURN` times the prompts of
+    those that aged no later."""
+    for last, stream in ((dwarf(), giant), (outcast(), attacker)):
+        siege = besieged(policy, last, stream, **settings)
+        course, aged = siege.course, siege.course.now + AGEING_S
+        older = sum(len(one.prompt) for one in course.requests.values())
+        siege.run(lambda siege: siege.admitted, 6_000)
+        assert siege.admitted, "it was never admitted"
+        late = [name for name in siege.overtakers if course.admitted_at[name] >= aged]
+        assert sum(len(course.requests[name].prompt) for name in late) <= TURN * older
+    return siege
+
+
 def judge_deadline(policy: str, **settings: Any) -> Siege:
     """Overtaken only by requests that arrived before it was due, plus the time that the
     longest prompt takes, since slack counts work.
@@ -304,6 +319,7 @@ BOUNDS: dict[str, list[Callable[..., Siege]]] = {
     "shortest": [judge_ageing],
     "longest": [judge_ageing_of_a_dwarf],
     "deadline": [judge_deadline],
+    "slo": [judge_turns],
     "fair": [judge_fair, judge_fair_to_newcomers],
 }
 SIEGES = [

@@ -327,6 +327,8 @@ class Slo(Policy):
         self._list.remove(sequence)
         self._list.use.add(tenant_of(sequence), uncached, self.view.now)
         self._spare -= self._is_late(sequence)
+        if sequence.preemptions:
+            return
         if self.view.now - sequence.queued_at >= self.config.ageing_s:
             self._credit -= uncached
         else:
