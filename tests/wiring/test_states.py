@@ -67,7 +67,7 @@ def test_what_does_not_work_with_states(
         checked(LoadConfig(**load), **settings)
 
 
-@pytest.mark.parametrize("architecture", ["falcon-h1", "bamba"])
+@pytest.mark.parametrize("architecture", ["falconh1", "bamba"])
 def test_gguf_files_are_refused(architecture: str) -> None:
     with pytest.raises(ConfigError, match="has layers with states, is not supported: use"):
         ModelConfig.of_gguf({"general.architecture": architecture})
