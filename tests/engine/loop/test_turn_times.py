@@ -78,7 +78,8 @@ def test_prompts_are_timed_in_steps_of_every_size(
 ) -> None:
     device = Device(computes_prompts=True)
     device.capabilities = Capabilities(step_sizes=own)
-    config = Scheduler.create(**LARGE | {"max_num_batched_tokens": 512}).config
+    of_servers = {"slots_for_others": 4, "long_prefill_token_threshold": 32}
+    config = Scheduler.create(**LARGE | {"max_num_batched_tokens": 512} | of_servers).config
     found = TurnTimer(device, config, 2, lambda: device.now).with_prompts(1e9)
     assert found is not None
     assert found.drafted == tuple((size, 1.0 + size) for size in sizes)
@@ -116,7 +117,8 @@ def test_a_real_runner_answers_as_if_it_had_not_been_measured() -> None:
     plainly, _ = outputs(model, asked)
     scheduler = Scheduler.create(**SETTINGS, num_speculative_tokens=3)
     runner = runner_for(model, scheduler)
-    found = TurnTimer(runner, scheduler.config, 1).measure(1e9)
-    assert found is not None
-    assert found.plain[0][0] == MEASURED_ROWS[0]
+    timer = TurnTimer(runner, scheduler.config, 1)
+    for found in (timer.measure(1e9), timer.with_prompts(1e9)):
+        assert found is not None
+        assert found.plain[0][0] == MEASURED_ROWS[0]
     assert drive(scheduler, runner, asked) == plainly

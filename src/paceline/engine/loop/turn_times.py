@@ -136,9 +136,8 @@ class TurnTimer:
             if size > most or (several and self._clock() - begin > limit_s):
                 break
             several[size] = min(self._prompts_s(size) for _ in range(2))
-        plain = {
-            rows: median(self._seconds([0] * rows)) for rows in DECODES if self._has_room(rows, 0)
-        }
+        decodes = {rows: self._seconds([0] * rows) for rows in DECODES if self._has_room(rows, 0)}
+        plain = {rows: median(taken) for rows, taken in decodes.items() if taken}
         return StepTimes.measured(plain, several, sizes=sizes)
 
     def _prompts_s(self, positions: int) -> float:
@@ -150,7 +149,7 @@ class TurnTimer:
         scheduler = Scheduler(
             Config(
                 cache=CacheConfig(cache.num_blocks, cache.block_size, enable_prefix_caching=False),
-                step=replace(step, max_num_seqs=len(sizes), max_step_s=0.0),
+                step=StepConfig(len(sizes), step.max_num_batched_tokens, step.max_model_len),
             )
         )
         engine = Engine(scheduler, self._runner, self._clock, self._depth)
