@@ -240,13 +240,15 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
         high[row] = fmaxf(high[row], across(high[row], 1));
         high[row] = fmaxf(high[row], across(high[row], 2));
       }
-      // Weights up to 256 times too large do no harm: all of a row are.
-      grows = __any_sync(~0u, (high[0] - peak[0]) * log2_scale > 8.f || (high[1] - peak[1]) * log2_scale > 8.f);
+      // Weights up to 256 times too large do no harm: all of a row are. Each row decides for itself, so that its sums do not
+      // depend on other rows; those behind the last pair read what earlier tiles left.
+      const bool over[2] = {(high[0] - peak[0]) * log2_scale > 8.f, (high[1] - peak[1]) * log2_scale > 8.f};
+      grows = __any_sync(~0u, over[0] || over[1]);
       if (grows)
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-          less[row] = high[row] == -INFINITY ? 1.f : power((peak[row] - high[row]) * log2_scale);  // -inf - -inf is NaN
-          peak[row] = high[row];
+          less[row] = over[row] ? power((peak[row] - high[row]) * log2_scale) : 1.f;
+          peak[row] = over[row] ? high[row] : peak[row];
           weight[row] *= less[row];
         }
 #pragma unroll
