@@ -212,7 +212,7 @@ def with_image(request: Request, random: Random) -> Request:
     pixels = random_image(8 * rows, 8 * columns, rows)
     image = image_input(pixels, random.choice([0, 3]), rows * columns)
     prompt = [1] * image.offset + [9] * image.length + request.prompt[:80].tolist()
-    return replace(request, prompt=prompt, images=(image,))  # pyright: ignore[reportArgumentType]
+    return replace(request, prompt=prompt, images=(image,))
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # towers run on this CPU
@@ -241,7 +241,7 @@ def with_tile(request: Request, random: Random) -> Request:
     """The request with an image of the one size that the model reads."""
     image = image_input(random_image(30, 30, random.randrange(3)), random.choice([0, 3]), 9)
     prompt = [1] * image.offset + [9] * image.length + request.prompt[:80].tolist()
-    return replace(request, prompt=prompt, images=(image,))  # pyright: ignore[reportArgumentType]
+    return replace(request, prompt=prompt, images=(image,))
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
