@@ -4,7 +4,8 @@ afterwards for requests of every kind.
     python -m tests.gpu.cold_start MODEL [SETTING=VALUE ...]
 
 MODEL is a shape such as qwen3-0.6b, or a folder with a config.json; weights are random. With
-enable_lora, `adapters` is a list of folders, which requests use in turn.
+enable_lora, `adapters` is a list of folders, which requests use in turn. `image_mark` is the token
+that stands for an image in a prompt of a model that reads some.
 """
 
 import json
@@ -125,7 +126,31 @@ class Stages(logging.Handler):
 Phase = tuple[str, Callable[[], Any]]
 
 
-def phases(llm: Any, vocab: int, most: int, adapters: list[str]) -> list[Phase]:
+def with_images(run: Callable[..., None], mark: int) -> list[Phase]:
+    """Requests with an image each: alone, in long prompts, scored, and beside others."""
+    from PIL import Image
+
+    def prompt(number: int, length: int) -> dict[str, Any]:
+        image = Image.new("RGB", (64, 64), (number % 256, 90, 30))
+        ids = [9] * (number % 3) + [mark] + [5 + number % 7] * length
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": image}}
+
+    def several() -> None:
+        run([prompt(row, 1 + 37 * row) for row in range(40)], 9)
+
+    def scored() -> None:
+        run([prompt(40 + row, 1 + 37 * row) for row in range(20)], 9, prompt_logprobs=0)
+
+    def one_by_one() -> None:
+        for number, length in enumerate((1, 20, 500, 3000)):
+            run([prompt(60 + number, length)])
+
+    return [("images", one_by_one), ("several images", several), ("scored images", scored)]
+
+
+def phases(
+    llm: Any, vocab: int, most: int, adapters: list[str], mark: int | None = None
+) -> list[Phase]:
     """Requests of every kind for an engine that runs up to `most` sequences."""
     from paceline import LoRARequest
     from paceline.engine.api import SamplingParams
@@ -135,7 +160,7 @@ def phases(llm: Any, vocab: int, most: int, adapters: list[str]) -> list[Phase]:
     def prompt(number: int, length: int) -> list[int]:
         return [(number * 7919 + place * 31) % (vocab - 8) for place in range(length)]
 
-    def run(prompts: list[list[int]], tokens: int = 4, **how: Any) -> None:
+    def run(prompts: list[Any], tokens: int = 4, **how: Any) -> None:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, **how)
         number = len(prompts)
         loras = [used[(row + number) % len(used)] for row in range(number)] if adapters else None
@@ -158,6 +183,7 @@ def phases(llm: Any, vocab: int, most: int, adapters: list[str]) -> list[Phase]:
     many = min(MANY, most)
     edits: dict[str, Any] = {"logit_bias": {5: 2.0}, "bad_token_ids": [3], "min_tokens": 2}
     return [
+        *([] if mark is None else with_images(run, mark)),
         ("numbers of rows", counts),
         ("new prompts", lambda: rows(many, PROMPT)),
         ("the same prompts, cached", lambda: rows(many, PROMPT)),
@@ -191,13 +217,14 @@ def main(model: str, *given: str) -> None:
     builds.watch()
     settings = {name: json.loads(value) for name, _, value in (one.partition("=") for one in given)}
     adapters: list[str] = settings.pop("adapters", [])
+    mark: int | None = settings.pop("image_mark", None)
     llm: Any = OfflineEngine(model, build, load_format="dummy", device="cuda", **settings)
     logger.info("ready")
     ready = len(stages.lines) - 1
     at_start, late, first_s = list(builds.found), dict[str, list[str]](), dict[str, float]()
     step = llm._engine.scheduler.config.step
     vocab = llm._engine._runner._sampler.vocab
-    for name, run in phases(llm, vocab, step.max_num_seqs, adapters):
+    for name, run in phases(llm, vocab, step.max_num_seqs, adapters, mark):
         builds.found.clear()
         begin = perf_counter()
         run()

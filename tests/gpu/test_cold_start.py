@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.runner.models.config import ModelConfig
+from tests.golden.image_sizes import GEMMA, IDS
 from tests.gpu.cold_start import started_cold
 from tests.gpu.support import ON_GPU
 from tests.runner.adapters.support import write_adapter
@@ -47,6 +48,18 @@ def test_requests_with_adapters_build_nothing(few_layers: str, way: str, tmp_pat
     folders = [str(write_adapter(tmp_path / name, config, r=8)) for name in "xyz"]
     lora = {"enable_lora": True, "max_loras": 2, "adapters": folders}
     found = started_cold(few_layers, **(LENGTHS | WAYS[way]), **lora)
+    assert found["late"] == {}
+
+
+def test_requests_with_images_that_are_read_whole_build_nothing(tmp_path: Path) -> None:
+    """In layers with windows and without; as in real models, sizes are multiples of 16."""
+    pytest.importorskip("PIL")
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "vocab_size": 512}
+    text = {**GEMMA["text_config"], **sizes, "max_position_embeddings": 4096}
+    kind = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    config = {**GEMMA, **kind, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = started_cold(str(tmp_path), **LENGTHS, image_mark=IDS["<start_of_image>"])
     assert found["late"] == {}
 
 

@@ -49,7 +49,7 @@ from paceline.wiring.device import LoadedRunner, ModelLoad
 from paceline.wiring.ranks.rank_main import RankLoop
 from paceline.wiring.settings import Hardware, resolve, sort_settings
 from tests.conformance.architectures import Case
-from tests.golden.image_sizes import QWEN, random_image
+from tests.golden.image_sizes import GEMMA, QWEN, random_image
 from tests.property.grammars import constrained_requests
 from tests.runner.cuda.launches import Launches
 from tests.runner.driving import drive
@@ -212,7 +212,7 @@ def with_image(request: Request, random: Random) -> Request:
     pixels = random_image(8 * rows, 8 * columns, rows)
     image = image_input(pixels, random.choice([0, 3]), rows * columns)
     prompt = [1] * image.offset + [9] * image.length + request.prompt[:80].tolist()
-    return replace(request, prompt=prompt, images=(image,))  # pyright: ignore[reportArgumentType]
+    return replace(request, prompt=prompt, images=(image,))
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # towers run on this CPU
@@ -223,6 +223,35 @@ def test_prompts_with_images_compile_nothing(way: str, launches: Launches) -> No
     random, ready = Random(3), set(launches.seen)
     plain = [replace(one, constraint=None) for one in random_requests(random)]
     requests = [with_image(one, random) if random.random() < 0.7 else one for one in plain]
+    for one in requests[:4]:
+        drive(scheduler, runner, [one], 2)
+    drive(scheduler, runner, requests[4:], 2)
+    assert scheduler.stats.encoder_hits
+    assert launches.seen - ready == set()
+
+
+def whole_config() -> ModelConfig:
+    """Positions of an image read each other."""
+    text = {**GEMMA["text_config"], **SHAPE}
+    kind = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    return ModelConfig.of_hf({**GEMMA, **kind, "text_config": text})
+
+
+def with_tile(request: Request, random: Random) -> Request:
+    """The request with an image of the one size that the model reads."""
+    image = image_input(random_image(30, 30, random.randrange(3)), random.choice([0, 3]), 9)
+    prompt = [1] * image.offset + [9] * image.length + request.prompt[:80].tolist()
+    return replace(request, prompt=prompt, images=(image,))
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("way", ["plainly", "few", "drafted"])
+def test_images_that_are_read_whole_compile_nothing(way: str, launches: Launches) -> None:
+    whole = {"config": whole_config(), "disable_chunked_mm_input": True}
+    scheduler, runner = assembled(**whole, **WAYS[way])
+    random, ready = Random(3), set(launches.seen)
+    plain = [replace(one, constraint=None) for one in random_requests(random)]
+    requests = [with_tile(one, random) if random.random() < 0.7 else one for one in plain]
     for one in requests[:4]:
         drive(scheduler, runner, [one], 2)
     drive(scheduler, runner, requests[4:], 2)

@@ -156,7 +156,8 @@ def load(load: ModelLoad, group: RankGroup | None = None) -> LoadedRunner:
     # Adapters are fitted to the weights of the start.
     changes = None if adapters.enable_lora else model
     keeper = keeper_of(model, kv, pools, load_config.kv_connector)
-    loaded = LoadedRunner(config, runner, rates, has_ranks=group is not None)
+    image = None if model.images is None else model.images.smallest()
+    loaded = LoadedRunner(config, runner, rates, has_ranks=group is not None, image=image)
     return replace(loaded, is_eager=load_config.enforce_eager, model=changes, keeper=keeper)
 
 
@@ -196,7 +197,7 @@ def started(
             report = logged("running steps without graphs once")
             # Other ranks compute what they are sent, and exchange tensors meanwhile.
             dry = nullcontext if loaded.has_ranks else dry_run
-            WarmUp(runner, config, depth).run(report, dry)
+            WarmUp(runner, config, depth, loaded.image).run(report, dry)
     scheduler = scheduler_of(config)
     has_drafts = config.speculation.num_speculative_tokens > 0
     if has_drafts or scheduler.view.asks_step_times:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 from paceline.core.adapter import NO_ADAPTERS, AdapterConfig
 from paceline.core.capabilities import StepCost
 from paceline.core.masks import TokenMasks
+from paceline.core.multimodal import ImageInput
 from paceline.core.settings.config import Config
 from paceline.core.settings.load import LoadConfig
 from paceline.runner.draft_heads.head import DraftWeights
@@ -69,6 +70,7 @@ class LoadedRunner:
     has_ranks: bool = False  # other ranks compute the same steps
     model: Renewable | None = None  # None: its weights cannot be changed
     keeper: MemoryKeeper | None = None  # of its memory
+    image: ImageInput | None = None  # one to warm up with; None: the model reads none
 
 
 class Device(Protocol):

@@ -8,6 +8,7 @@ import pytest
 
 from paceline import Scheduler
 from paceline.core.capabilities import Capabilities
+from paceline.core.multimodal import ImageInput
 from paceline.core.plan import Plan, StepResult
 from paceline.core.request import Request
 from paceline.engine.loop.messages import EngineFailed
@@ -24,13 +25,15 @@ LARGE = {"max_num_seqs": 8, "max_model_len": 40, "max_num_batched_tokens": 100, 
 class Watched:
     """A runner that takes no time."""
 
-    capabilities = Capabilities(logprobs=True, prompt_logprobs=True)
+    capabilities = Capabilities(logprobs=True, prompt_logprobs=True, images=True)
 
     def __init__(self) -> None:
         self.residents: set[int] = set()
         self.requests: list[Request] = []
         self.scored: set[int] = set()  # positions of steps with prompts that are scored
         self.drafts = 0
+        self.rows_of_images: set[int] = set()  # of the store of embeddings
+        self.with_images: set[tuple[int, int]] = set()  # positions of steps, and those of images
         self._flight: deque[Plan] = deque()
 
     def launch(self, plan: Plan) -> None:
@@ -40,6 +43,9 @@ class Watched:
         if any(one.sampling.prompt_logprobs for one in self.requests[-1:]):
             self.scored.add(plan.total)
         self.drafts = max(self.drafts, *plan.rows.drafts.tolist(), 0)
+        if len(plan.embedded):
+            self.with_images.add((plan.total, len(plan.embedded)))
+            self.rows_of_images |= set(plan.embedded.source.tolist())
         if not plan.empty:
             self._flight.append(plan)
 
@@ -54,11 +60,13 @@ class Watched:
     def close(self) -> None: ...
 
 
-def warmed(runner: Any, depth: int = 1, **settings: Any) -> list[tuple[int, int]]:
+def warmed(
+    runner: Any, depth: int = 1, image: ImageInput | None = None, **settings: Any
+) -> list[tuple[int, int]]:
     """What it reports."""
     reports: list[tuple[int, int]] = []
     config = Scheduler.create(**LARGE | settings).config
-    WarmUp(runner, config, depth).run(lambda done, total: reports.append((done, total)))
+    WarmUp(runner, config, depth, image).run(lambda done, total: reports.append((done, total)))
     return reports
 
 
@@ -68,6 +76,23 @@ def test_scored_prompts_have_every_power_of_two_and_the_largest_step(depth: int)
     warmed(runner, depth)
     assert {1, 2, 4, 8, 16, 32, 64, 100} <= runner.scored
     assert not runner.residents
+
+
+def test_an_image_is_in_steps_of_every_size_in_which_it_fits() -> None:
+    runner, image = Watched(), ImageInput("one", 0, 9)
+    warmed(runner, image=image, encoder_cache_size=12)
+    assert runner.with_images == {(positions, 9) for positions in (16, 32, 64, 99)}
+    assert max(runner.rows_of_images) < 12
+    assert not runner.residents
+
+
+@pytest.mark.parametrize(
+    "settings", [{"encoder_cache_size": 8}, {"max_num_encoder_input_tokens": 8}]
+)
+def test_an_image_that_no_step_computes_is_left_out(settings: dict[str, Any]) -> None:
+    runner = Watched()
+    assert warmed(runner, image=ImageInput("one", 0, 9), **settings) == warmed(Watched())
+    assert not runner.with_images
 
 
 def test_every_way_to_choose_a_token_is_used() -> None:

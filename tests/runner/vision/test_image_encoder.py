@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from paceline.runner.vision.spec import Tile
-from tests.golden.image_models import image_model
+from tests.golden.image_models import FAMILIES, image_model
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,16 @@ def test_sizes_of_images(name: str, square: int, has_axes: bool, tile: Tile | No
     assert found is not None
     assert (found.width, found.square, found.tile) == (32, square, tile)
     assert found.has_axes == has_axes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_smallest_image_has_as_many_embeddings_as_positions(name: str) -> None:
+    found = image_model(name).ours().images
+    assert found is not None
+    image = found.smallest()
+    assert image.content is not None
+    (embeddings,) = found.encode([image.content])
+    assert embeddings.shape == (image.length, found.width)
 
 
 @pytest.mark.parametrize(

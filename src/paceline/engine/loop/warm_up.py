@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.core.multimodal import ImageInput, MultimodalConfig
 from paceline.core.plan import Ended
 from paceline.core.request import Finish, Request
 from paceline.core.sampling import Sampling
@@ -49,11 +50,15 @@ class WarmUp:
 
     Scored prompts fit into no CUDA graph. They stand for all steps that are launched kernel by
     kernel: with each power of two as the number of positions, such a step takes every path that
-    depends on this number.
+    depends on this number. Images whose positions read each other fit into no graph either.
     """
 
-    def __init__(self, runner: Runner, config: Config, depth: int) -> None:
+    def __init__(
+        self, runner: Runner, config: Config, depth: int, image: ImageInput | None = None
+    ) -> None:
+        """`image` is one that prompts may begin with; None: the model reads none."""
         self._runner, self._config, self._depth = runner, config, depth
+        self._image = image
 
     def run(
         self, report: Callable[[int, int], None], dry_run: Callable[[], Dry] = nullcontext
@@ -64,7 +69,8 @@ class WarmUp:
         depends on them, so an engine with drafts computes everything afterwards; others compute
         each way to choose a token.
         """
-        dry, drafts = [*self._prompts(), self._choices()], self._drafts()
+        dry = [*self._prompts(), *self._prompts_with_images(), self._choices()]
+        drafts = self._drafts()
         computed = [*dry, *drafts] if drafts else dry[-1:]
         total = len(dry) + len(computed)
         with dry_run():
@@ -91,6 +97,21 @@ class WarmUp:
         scores = Sampling(temperature=0.0, prompt_logprobs=1)
         rows = range(number)
         return Rehearsal(positions, tuple(request(f"prompt {n}", scores, each + 1) for n in rows))
+
+    def _prompts_with_images(self) -> list[Rehearsal]:
+        """Prompts of as many positions that are not scored. The first begins with an image."""
+        config, image = self._config, self._image
+        if image is None or image.length > min(config.encoder_budget, config.encoder_capacity):
+            return []
+        found: list[Rehearsal] = []
+        for scored in self._prompts():
+            each = len(scored.requests[0].prompt) - 1
+            rows, plain = range(len(scored.requests)), Sampling(temperature=0.0)
+            first, *rest = [request(f"image {row}", plain, each) for row in rows]
+            if image.length <= each:
+                both = replace(first, images=(image,)), *rest
+                found.append(Rehearsal(scored.budget, both))
+        return found
 
     def _choices(self) -> Rehearsal:
         """Every way to choose a token, several sequences of a prompt, and beams."""
@@ -130,6 +151,7 @@ class WarmUp:
             speculation=replace(
                 self._config.speculation, speculation="fixed", num_speculative_tokens=drafts
             ),
+            encoder=MultimodalConfig(self._config.encoder_budget, self._config.encoder_capacity),
         )
         engine = Engine(Scheduler(config), self._runner, depth=self._depth)
         for one in rehearsal.requests:

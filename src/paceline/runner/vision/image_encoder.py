@@ -8,7 +8,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from paceline.core.multimodal import ImageContent
+from paceline.core.multimodal import ImageContent, ImageInput
 from paceline.runner.layers.factory import LayerFactory
 from paceline.runner.layers.linear import Linear
 from paceline.runner.models.architecture import DecoderSpec, attentions
@@ -61,6 +61,12 @@ class ImageEncoder:
         assert self.tower is not None, "rank 0 encodes images"
         found = self.tower([from_numpy(image[PIXELS].copy()) for image in images])
         return [self._among_tokens(*pair) for pair in zip(found, images, strict=True)]
+
+    def smallest(self) -> ImageInput:
+        """The smallest image that the model reads, for the beginning of a prompt."""
+        tile = self.tile or Tile(self.square, 1)
+        content = ImageContent.of("image", {PIXELS: blank(tile.side, tile.side).numpy()})
+        return ImageInput("smallest", 0, tile.embeddings, content)
 
     def _among_tokens(self, found: Tensor, image: ImageContent) -> Tensor:
         """Embeddings of an image with those of the tokens among them."""
