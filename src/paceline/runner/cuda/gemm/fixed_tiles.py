@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.fp8 import BLOCK, fp8_of
+from paceline.runner.cuda.gemm.fp8 import fp8_of
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.library import QuantizedInputs, SameBits, by_library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.gemm.streamed_gemm import BLOCK
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 
