@@ -148,6 +148,11 @@ class Fp8Library(QuantizedInputs):
         return found if bias is None else found.add_(bias)
 
 
+def can_convert(device: torch.device) -> bool:
+    """Whether Triton's kernels have fp8 on this device: on GPUs since Ada."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def can_multiply(weight: Tensor) -> bool:
     """Whether the library multiplies fp8 with scales of rows on this device: Hopper and later."""
     device = weight.device
