@@ -12,7 +12,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from paceline.runner.cuda.kernels.dry_run import dry_run, present
-from paceline.runner.cuda.kernels.nvrtc import Kernel
+from paceline.runner.cuda.kernels.nvrtc import Kernel, expect
 from paceline.runner.cuda.model import various
 from paceline.runner.models.describe import config_in, describe
 from tests.runner.cuda.conftest import TARGET
@@ -64,7 +64,11 @@ def test_kernels_in_cuda_are_loaded_once_and_not_launched(monkeypatch: pytest.Mo
     with dry_run():
         for _ in range(3):
             kernel.launch(1, ())
-    assert loaded == [kernel]
+        others = [Kernel("other source", "name", 32, 0) for _ in range(2)]
+        expect([kernel, *others])
+    assert sorted(map(id, loaded)) == sorted(map(id, (kernel, *others)))
+    expect([Kernel("source of no dry run", "name", 32, 0)])
+    assert len(loaded) == 3
 
 
 def test_an_error_of_the_work_leaves_the_dry_run(launched: list[str]) -> None:

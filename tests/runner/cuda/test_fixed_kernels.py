@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from paceline.runner.attention_backend import Queries, load
-from paceline.runner.cuda.gemm.fixed_tiles import multiplied, multiply_codes
+from paceline.runner.cuda.gemm.fixed_tiles import FixedFp8, multiplied, multiply_codes
+from paceline.runner.cuda.gemm.fp8 import can_convert
 from paceline.runner.cuda.gemm.library import SameBits, by_library
+from paceline.runner.cuda.gemm.linear_kernel import Use
 from paceline.runner.kv_store import KVStore
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 from tests.conformance.architectures import Case
@@ -75,3 +77,13 @@ def test_codes_multiply_in_one_instruction(name: str, compiled: dict[str, Any]) 
         ptx = compiled.pop("_multiply_codes").asm["ptx"]
         assert "wgmma.mma_async.sync.aligned.m64" in ptx
         assert "e4m3.e4m3" in ptx
+
+
+def test_gpus_without_fp8_decode_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, due in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, one=capability: one)
+        assert can_convert(torch.device("cuda")) is due
+    weights = quantized(next(iter(FP8_SCALED)), (128, 256), False, "cpu")
+    assert FixedFp8.of(weights, Use.PLAIN) is not None
+    monkeypatch.setattr("paceline.runner.cuda.gemm.fixed_tiles.can_convert", lambda _: False)
+    assert FixedFp8.of(weights, Use.PLAIN) is None

@@ -28,7 +28,11 @@ def test_kernels_compile_for_an_h200(compiled: dict[str, Any]) -> None:
                 continue
             drafted = replace(rows, drafts=torch.zeros_like(rows.slot))
             how = layer.convolution, sizes, layer.decay
-            step_with_drafts(inputs, drafted, 0, *how, inputs[:, : 2 * 16].contiguous())
+            stores: list[int] = []
+            for each in (drafted, rows):
+                step_with_drafts(inputs, each, 0, *how, inputs[:, : 2 * 16].contiguous())
+                stores.append(compiled["_step_with_drafts"].asm["ptx"].count("st.global"))
+            assert stores[0] > stores[1], "without drafts nothing is read or kept of them"
             advance_accepted(store, rows.slot, rows.slot, rows.slot, rows.slot)
     assert len(compiled) == 12
     assert "wgmma" in compiled["_invert"].asm["ptx"]

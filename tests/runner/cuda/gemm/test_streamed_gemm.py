@@ -3,9 +3,13 @@
 import pytest
 
 from paceline.runner.cuda.gemm.streamed_gemm import (
+    BLOCK,
     GATED_LINES,
     GROUPS,
+    LEAST_LINES,
+    MOST_LINES,
     MOST_STAGES,
+    PIECE,
     TILE,
     Wave,
     source_for,
@@ -56,6 +60,21 @@ def test_two_rounds_have_room_for_more_rows() -> None:
     source = source_for(found, 4, "SILU")
     assert "m64n144k16" in source  # of both warpgroups, which share the rows
     assert "m64n72k16" in source_for(found, 3, "SILU")
+
+
+def test_warpgroups_share_outputs_only_of_two_blocks_of_scales() -> None:
+    """A warpgroup knows the scales of two. Programs begin at multiples of their outputs."""
+    for lines in range(LEAST_LINES, MOST_LINES + 1, PIECE):
+        width = GROUPS * lines
+        starts = range(0, BLOCK * width, width)
+        most = max((start + width - 1) // BLOCK - start // BLOCK + 1 for start in starts)
+        wave = Wave(lines, 1, PROCESSORS)
+        if not wave.fits(2, "blocks"):
+            continue
+        source = source_for(wave, 2, "ADD", scales="blocks")
+        assert ("#define BY_ROWS 1\n" in source) is (most <= 2), lines
+        assert "#define BY_ROWS 0\n" in source_for(wave, 2, "SILU", scales="blocks")
+    assert Wave.of(6144, 11008, PROCESSORS) == Wave(88, 2, 126)  # of which a program has three
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def _best(
     best = tl.zeros([RANKS], tl.int32)
     each = tl.zeros([RANKS], tl.float32)
     for at in tl.static_range(CHOSEN):
-        one = tl.argmax(left, 0)
+        one = tl.minimum(tl.argmax(left, 0), COUNT - 1)  # of NaN it may be one behind the last
         best = tl.where(rank == at, one, best)
         own = tl.sum(tl.where(expert == one, scores, 0.0), 0) if CORRECTED else tl.max(left, 0)
         each = tl.where(rank == at, own, each)

@@ -26,6 +26,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     Kernel,
     TensorMap,
     can_compile,
+    expect,
     multiply,
     source_of,
 )
@@ -96,14 +97,13 @@ class _Grouped:
         step = TensorMap(matrix.step, (1, DEPTH // GROUP, LINES), is_swizzled=False)
         outputs = lines if gate is None else lines // 2
         width = outputs if gate is None else triton.cdiv(outputs, DEPTH) * DEPTH
-        for pairs in PAIRS:  # now, and not when the first step has so many
-            kernel_for(pairs, gate)
         return _Grouped(weight, step, matrix.scale, bias, gate, inputs, outputs, width)
 
     def __call__(self, x: Tensor, choice: ExpertChoice) -> Tensor:
         """The product of inputs [pairs, width], both in the order of the experts."""
         assert choice.ends is not None
         pairs = tile_pairs(len(x), choice.experts)
+        expect(kernel_for(most, self.gate) for most in PAIRS)
         out = x.new_empty((len(x), self.width))
         given = TensorMap(x, (pairs, DEPTH // 2))
         bias = self.scale if self.bias is None else self.bias

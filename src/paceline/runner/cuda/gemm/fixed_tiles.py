@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.runner.cuda.gemm.fp8 import BLOCK, fp8_of
+from paceline.runner.cuda.gemm.fp8 import can_convert, fp8_of
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.library import QuantizedInputs, SameBits, by_library, deferred
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
+from paceline.runner.cuda.gemm.streamed_gemm import BLOCK
 from paceline.runner.cuda.kernels.layers import DeferredNorm, gated
 from paceline.runner.weights.quantized_matrix import ScaledMatrix
 
@@ -120,7 +121,7 @@ class FixedFp8(QuantizedInputs):
         matrix = fp8_of(weights)
         if matrix is None or weights.dtype != torch.bfloat16 or matrix.shape[1] % BLOCK:
             return None
-        return cls(weights, matrix)
+        return cls(weights, matrix) if can_convert(matrix.weight.device) else None
 
     def multiplied(self, x: Tensor, floor: float | None) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))

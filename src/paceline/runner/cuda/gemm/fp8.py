@@ -11,13 +11,12 @@ from torch.nn.functional import ScalingType, scaled_mm
 from paceline.runner.cuda.gemm.fp8_codes import quantized_rows
 from paceline.runner.cuda.gemm.library import QuantizedInputs
 from paceline.runner.cuda.gemm.linear_kernel import LinearKernel, LinearWeights, Use
-from paceline.runner.cuda.gemm.streamed_gemm import TILE, Outcome, Scales, Wave, kernel_for
+from paceline.runner.cuda.gemm.streamed_gemm import BLOCK, TILE, Outcome, Scales, Wave, kernel_for
 from paceline.runner.cuda.kernels.layers import DeferredNorm
 from paceline.runner.cuda.kernels.nvrtc import TensorMap, can_compile
 from paceline.runner.tensors import processors_of
 from paceline.runner.weights.quantized_matrix import FP8, ScaledMatrix
 
-BLOCK = 128  # inputs and outputs of a block that has one scale
 STREAMED_BYTES = 16 << 20  # of weights
 # Up to so many rows, this is faster than the library.
 STREAMED_ROWS: Mapping[Scales, Mapping[Use, int]] = {
@@ -147,6 +146,11 @@ class Fp8Library(QuantizedInputs):
             output_dtype=x.dtype,
         )[: len(x)]
         return found if bias is None else found.add_(bias)
+
+
+def can_convert(device: torch.device) -> bool:
+    """Whether Triton's kernels have fp8 on this device: on GPUs since Ada."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def can_multiply(weight: Tensor) -> bool:

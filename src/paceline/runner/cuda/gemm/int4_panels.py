@@ -8,7 +8,7 @@ it.
 # Parameters of kernels have no types.
 # pyright: standard
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -24,6 +24,7 @@ from paceline.runner.cuda.kernels.nvrtc import (
     Kernel,
     TensorMap,
     can_compile,
+    expect,
     multiply,
     source_of,
 )
@@ -119,11 +120,7 @@ class Int4Panels(FactoredLinear):
     def of(cls, weights: LinearWeights, use: Use) -> "Int4Panels | None":
         """All uses."""
         matrix = panels_of(weights)
-        if matrix is None:
-            return None
-        for rows in TILES:  # now, and not when the first step has so many
-            kernel_for(LaunchShape.of(rows, matrix.shape[0], matrix.group), use is Use.ADDED)
-        return cls(weights, matrix)
+        return None if matrix is None else cls(weights, matrix)
 
     def multiplied(self, x: Tensor) -> Tensor:
         out = x.new_empty((len(x), self._matrix.shape[0]))
@@ -138,6 +135,7 @@ class Int4Panels(FactoredLinear):
     def _run(self, x: Tensor, out: Tensor, is_added: bool) -> None:
         (rows, inputs), outputs = x.shape, out.shape[1]
         shape = LaunchShape.of(rows, outputs, self._matrix.group)
+        expect(kernel_for(replace(shape, rows=most), is_added) for most in TILES)
         tiles = -(-rows // shape.rows)
         units = outputs // shape.lines * tiles * (inputs // PANEL)
         programs = min(self._processors, units)

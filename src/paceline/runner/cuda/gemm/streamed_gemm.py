@@ -6,6 +6,7 @@ The kernel is `streamed_gemm.cu`. This module chooses its shape and launches it.
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from math import gcd
 from typing import Literal, get_args
 
 import torch
@@ -29,6 +30,7 @@ Scales = Literal["none", "rows", "blocks"]  # of fp8
 
 GROUPS, DEPTH, TILE, PIECE = 2, 64, 64, 8  # as in the kernel; outputs come in pieces
 ROW_BYTES = DEPTH * 2
+BLOCK = 128  # outputs and inputs that share a scale
 MOST_STAGES, MOST_SPLIT = 12, 2
 LEAST_LINES, MOST_LINES = 32, 136  # of a warpgroup
 MOST_SUMS = 204  # of a thread, which has 240 registers
@@ -90,6 +92,12 @@ class Wave:
     def is_by_row(self, tiles: int) -> bool:
         """Whether warpgroups share so many tiles of rows, and not the outputs."""
         return tiles % GROUPS == 0 and GROUPS * self.lines <= MOST_COLUMNS
+
+    def is_long(self, is_halved: bool) -> bool:
+        """Whether all outputs of a program are in more than two blocks of scales, which is what a
+        warpgroup knows. Programs begin at multiples of their outputs."""
+        outputs = GROUPS * self.lines
+        return is_halved or outputs - gcd(outputs, BLOCK) > BLOCK
 
     def fits(self, tiles: int, scales: Scales = "none") -> bool:
         held = tiles * self.lines // 2 * (2 if scales == "blocks" else 1)
@@ -175,9 +183,8 @@ def source_for(
 ) -> str:
     sizes: dict[str, int | str] = {name: at for at, name in enumerate(get_args(Outcome))}
     sizes |= {"OUTCOME": outcome, "TILES": tiles, "STAGES": wave.stages(tiles)}
-    # Of gate and up, a warpgroup would have more blocks than it knows scales of.
-    is_halved = scales == "blocks" and outcome in ("SILU", "GELU")
-    is_by_row = wave.is_by_row(tiles) and not is_halved
+    is_halved = outcome in ("SILU", "GELU")
+    is_by_row = wave.is_by_row(tiles) and not (scales == "blocks" and wave.is_long(is_halved))
     sizes |= {
         "LINES": wave.lines,
         "BY_ROWS": int(is_by_row),

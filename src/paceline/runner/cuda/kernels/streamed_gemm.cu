@@ -159,7 +159,8 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   // Outputs of a warpgroup are in one block or in two, the second of which begins with the eight at `cut`.
   const int all_lines = IS_GATED ? 2 * outputs : outputs, line = tile * WIDTH + (IS_GATED ? group * outputs : first_line);
   const int cut = (BLOCK - line % BLOCK) / 8, next = min(line / BLOCK + 1, all_lines / BLOCK - 1);
-  const float* of_lines[2] = {line_scale + line / BLOCK * depths, line_scale + next * depths};
+  // The outputs of the last warpgroup may begin behind the last block.
+  const float* of_lines[2] = {line_scale + min(line / BLOCK, next) * depths, line_scale + next * depths};
   float given[OWN_TILES][2], blocks[2];  // scales of this piece
   const auto read = [&](int depth) {
     const float* of_rows = row_scale + depth * ((rows + PADDED - 1) / PADDED * PADDED);

@@ -9,7 +9,6 @@ the same time.
 In a batch-invariant model, all rows are computed in this way.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -41,11 +40,11 @@ def step_with_drafts(
     """Compute all rows with drafts, and advance the states of rows of one position, or of all other
     rows if the convolution is fixed. Writes what they read, [positions, heads * value_dim], and
     leaves the tails of the convolution as they are."""
-    (state, tails), drafts = rows.of_layer(layer), rows.drafts
-    if drafts is None:
-        drafts, kept_inputs = torch.zeros_like(rows.slot), [state] * 3
-    else:
+    (state, tails), drafts, most = rows.of_layer(layer), rows.drafts, 0
+    kept_inputs = [state] * 3
+    if drafts is not None:
         _, *kept_inputs = rows.drafts_of(layer)
+        most = kept_inputs[0].shape[1]
     _step_with_drafts[(len(rows), sizes.heads, sizes.parts(WIDE))](
         inputs,
         out,
@@ -55,7 +54,7 @@ def step_with_drafts(
         convolution.weight if convolution.bias is None else convolution.bias,
         *decay.arguments,
         decay.speed if decay.skip is None else decay.skip,
-        *(rows.slot, rows.row_start, rows.context, drafts),
+        *(rows.slot, rows.row_start, rows.context, rows.slot if drafts is None else drafts),
         *kept_inputs,
         state.stride(0),
         tails.stride(0),
@@ -67,7 +66,7 @@ def step_with_drafts(
         BIASED=convolution.bias is not None,
         SKIPS=decay.skip is not None,
         SCALE=sizes.scale,
-        MOST=kept_inputs[0].shape[1],
+        MOST=most,
         EVERY=convolution.is_fixed,
         KEYS=sizes.keys,
         VALUES=sizes.values(WIDE),
@@ -208,7 +207,9 @@ def _step_with_drafts(
     tl.extra.cuda.gdc_launch_dependents()
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(row_start + row), tl.load(row_start + row + 1)
-    is_drafted = tl.load(drafts + row) > 0
+    is_drafted = False
+    if MOST > 0:
+        is_drafted = tl.load(drafts + row) > 0
     if (end == first) | ((end > first + 1) & (is_drafted == 0) & (not EVERY)):
         tl.extra.cuda.gdc_wait()  # the next kernel waits for this one alone
         return
