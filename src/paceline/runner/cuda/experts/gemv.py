@@ -28,6 +28,7 @@ LINES = 16  # outputs of a tile
 UNITS = {"BF16": 64, "FP8": 128}  # inputs that a warp reads at a time
 AHEAD = 2, 5  # units in registers, of gate_up and of down
 FEW = 1  # rows; more have not been timed
+MOST_PAIRS = 32  # of a row: a thread of a warp finds each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,6 +194,10 @@ class GemvExperts(ExpertKernel):
         self._down.run(chosen, None, between, total)
 
     def takes_scores(self, routing: Routing, shared: SharedWeights | None) -> bool:
+        count = routing.chosen + (shared is not None)
+        used = FEW * (2 * count * self._down.operand.shape[1] + PAD_BYTES)
+        if count > MOST_PAIRS or used > SHARED_BYTES:
+            return False
         if routing.of_inputs or (routing.groups is not None and routing.groups.count > 1):
             return False
         if shared is None:

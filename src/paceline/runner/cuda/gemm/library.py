@@ -56,8 +56,8 @@ class SameBits:
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def holds(self, x: Tensor, weight: Tensor, out: Tensor, is_added: bool) -> bool:
-        """Compare shapes that are new: in a dry run afterwards, and not while a graph is captured.
-        They are False then."""
+        """Shapes that are new in a dry run are compared when it ends. Others are False: comparing
+        them in a step would take memory and time."""
         if len(x) < COMPARED_ROWS or not x.is_cuda or x.dtype not in HALVES:
             return False
         if out.numel() * TRIALS < 2 * COMPARED:
@@ -66,13 +66,9 @@ class SameBits:
             if one.data_ptr() % ALIGNED_BYTES or not one.is_contiguous():
                 return False
         key = x.device, x.dtype, len(x), weight.shape, is_added
-        if key in self._known or torch.cuda.is_current_stream_capturing():
-            return self._known.get(key, False)
-        if (dry := present()) is not None:
+        if key not in self._known and (dry := present()) is not None:
             dry.afterwards(key, lambda: self._compare(key, weight))
-            return False
-        self._compare(key, weight)
-        return self._known[key]
+        return self._known.get(key, False)
 
     def _compare(self, key: tuple[Any, ...], weight: Tensor) -> None:
         with torch.inference_mode():
