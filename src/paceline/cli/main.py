@@ -22,9 +22,9 @@ WITHOUT_TYPER = "paceline: the command line needs typer: pip install 'paceline[s
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Wrong usage raises SystemExit with status 2."""
     accept_any_encoding()
-    if argv is None and sys.argv[1:2] == ["serve"] and not HELP & {*sys.argv}:
-        begin_serving()
     try:
+        if argv is None and sys.argv[1:2] == ["serve"] and not HELP & {*sys.argv}:
+            begin_serving()
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # also while modules are imported
         return INTERRUPTED
@@ -41,10 +41,12 @@ def begin_serving() -> None:
     """Start the process of the engine: it imports torch, while this one reads its options and
     imports the server."""
     with suppress(ModuleNotFoundError):  # which `run` reports
+        from paceline.core.errors import ConfigError
         from paceline.core.system.start import FACTORY
         from paceline.engine.transport.child_process import begin_core
 
-        begin_core(FACTORY)
+        with suppress(ConfigError, OSError):  # which the server reports, if it needs the process
+            begin_core(FACTORY)
 
 
 def accept_any_encoding() -> None:

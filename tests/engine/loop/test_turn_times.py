@@ -30,11 +30,13 @@ class Device:
         self.now = 0.0
         self.computed: list[int] = []  # when sequences come
         self.residents: set[int] = set()
+        self.most = 0  # of them at once
         self._flight: deque[Plan] = deque()
 
     def launch(self, plan: Plan) -> None:
         self.residents -= set(plan.released)
         self.residents |= {new.slot for new in plan.admitted}
+        self.most = max(self.most, len(self.residents))
         self.computed += [new.computed for new in plan.admitted]
         if plan.admitted and not self.computes_prompts:
             assert plan.start.tolist() == [new.computed for new in plan.admitted]
@@ -86,6 +88,18 @@ def test_prompts_are_timed_in_steps_of_every_size(
     assert found.plain[0] == (1, 2.0)
     assert found.sizes == own
     assert not device.residents
+
+
+@pytest.mark.parametrize(("slots", "sizes"), [(4, (64,)), (8, (64, 128)), (2, None)])
+def test_short_prompts_are_timed_as_far_as_there_are_slots(
+    slots: int, sizes: tuple[int, ...] | None
+) -> None:
+    device = Device(computes_prompts=True)
+    short = {"max_num_seqs": slots, "max_model_len": 24, "max_num_batched_tokens": 512}
+    config = Scheduler.create(**LARGE | short).config
+    found = TurnTimer(device, config, 2, lambda: device.now).with_prompts(1e9)
+    assert (found and tuple(size for size, _ in found.drafted)) == sizes
+    assert device.most <= slots
 
 
 def test_no_prompt_is_computed() -> None:

@@ -83,6 +83,31 @@ def test_a_process_that_was_begun_early_is_the_next_one_that_may_run_there() -> 
     pinned.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_was_begun_early_does_not_see_interrupts_and_ends_before_its_parent() -> (
+    None
+):
+    code = (
+        "import os, signal\n"
+        "from paceline.engine.transport.child_process import _begun, begin_core\n"
+        "begin_core('tests.engine.support:build')\n"
+        "print(_begun[0].pid, _begun[0]._folder.name, flush=True)\n"
+        "for _ in range(50):\n"
+        "    os.kill(_begun[0].pid, signal.SIGINT)\n"
+        "    __import__('time').sleep(0.02)\n"
+        "assert _begun[0].alive\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+    )
+    pid, folder = ended.stdout.split()
+    assert not ended.stderr
+    assert (
+        not Path("/proc", pid, "cmdline").exists() or not Path("/proc", pid, "cmdline").read_bytes()
+    )
+    assert not Path(folder).exists()
+
+
 async def nothing_left(engine: StreamingEngine) -> None:
     while (state := await engine.snapshot())["requests"]:
         await asyncio.sleep(0.001)

@@ -124,7 +124,8 @@ class TurnTimer:
         return StepTimes.measured(plain, drafted, least)
 
     def with_prompts(self, limit_s: float) -> StepTimes | None:
-        """Time decodes, and steps of prompts. None: no prompt fits.
+        """Time decodes, and steps of prompts, as large as the slots and the memory allow. None: no
+        prompt fits.
 
         Small steps come first. After `limit_s` seconds no further size is begun.
         """
@@ -133,19 +134,25 @@ class TurnTimer:
         sizes = self._runner.capabilities.step_sizes
         several: dict[int, float] = {}
         for size in sizes or POWERS:
-            if size > most or (several and self._clock() - begin > limit_s):
+            prompts = self._filling(size)
+            if size > most or len(prompts) > step.max_num_seqs:
                 break
-            several[size] = min(self._prompts_s(size) for _ in range(2))
+            if several and self._clock() - begin > limit_s:
+                break
+            several[size] = min(self._prompts_s(prompts) for _ in range(2))
         decodes = {rows: self._seconds([0] * rows) for rows in DECODES if self._has_room(rows, 0)}
         plain = {rows: median(taken) for rows, taken in decodes.items() if taken}
         return StepTimes.measured(plain, several, sizes=sizes)
 
-    def _prompts_s(self, positions: int) -> float:
+    def _filling(self, positions: int) -> list[int]:
+        """The lengths of the fewest prompts that have so many positions together."""
+        longest = min(self._config.step.max_model_len - 1, positions)
+        full, rest = divmod(positions, longest)
+        return [longest] * full + [rest] * bool(rest)
+
+    def _prompts_s(self, sizes: list[int]) -> float:
         """Of a step of prompts alone, from its plan to its end."""
         step, cache = self._config.step, self._config.cache
-        longest = min(step.max_model_len - 1, positions)
-        sizes = [longest] * (positions // longest)
-        sizes += [rest] if (rest := positions - sum(sizes)) else []
         scheduler = Scheduler(
             Config(
                 cache=CacheConfig(cache.num_blocks, cache.block_size, enable_prefix_caching=False),

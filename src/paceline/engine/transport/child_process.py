@@ -1,6 +1,8 @@
 """A Python module in a child process, and messages to it and from it."""
 
+import atexit
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -80,7 +82,7 @@ class ChildProcess:
         self._poller = zmq.Poller()
         self._poller.register(self._inbox, zmq.POLLIN)
         path = os.pathsep.join(filter(None, sys.path))
-        with pinned(place.cpus):
+        with pinned(place.cpus), without_interrupts():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, self._address, *arguments],
                 stdin=subprocess.PIPE,
@@ -157,8 +159,9 @@ _begun: list[ChildProcess] = []
 
 def begin_core(factory: str) -> None:
     """Start the process of a core before its settings are known: it imports what builds its engine,
-    beside this process."""
+    beside this process, and ends before its folder is deleted."""
     _begun.append(ChildProcess(CORE, arguments=[factory]))
+    atexit.register(discard_begun)
 
 
 def core_process(place: ProcessPlace) -> ChildProcess:
@@ -198,6 +201,17 @@ def pinned(cpus: Sequence[int]) -> Generator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def without_interrupts() -> Generator[None]:
+    """Let processes that are started here never see that a terminal interrupts them: the parent
+    decides when they end. An interrupt of this process comes afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check_temporary_folder() -> None:

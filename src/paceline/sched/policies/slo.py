@@ -1,6 +1,6 @@
 """Keeps the targets of as many requests as possible."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from math import exp, inf
@@ -101,7 +101,7 @@ class DueList:
         """Take a request off the list: it is resident or parked, or ended."""
         if self._waiting.pop(sequence.serial, None) is not None:
             del self._work[sequence.serial]
-            self._order.remove((self._due(sequence), sequence.serial))
+            del self._order[bisect_left(self._order, (self._due(sequence), sequence.serial))]
 
     def first(self) -> list[Unfinished]:
         """The requests that are due first."""
