@@ -135,7 +135,7 @@ def source_for(pairs: int, gate: ExpertGate | None) -> str:
         "ALPHA": f"{0.0 if clamp is None else clamp.alpha:e}f",
         "LIMIT": f"{0.0 if clamp is None else clamp.limit:e}f",
     }
-    return source_of("fp4_experts", sizes, multiply("multiply", pairs, is_held=True))
+    return source_of("fp4_experts", sizes, multiply("multiply", pairs, is_held=True), "tiles")
 
 
 def stage_bytes(pairs: int) -> int:

@@ -195,7 +195,7 @@ def source_for(shape: LaunchShape, is_added: bool) -> str:
         "STAGES": shape.stages,
         "ADDED": int(is_added),
     }
-    return source_of("int4_gemm", sizes, multiply("multiply", shape.rows, is_held=True))
+    return source_of("int4_gemm", sizes, multiply("multiply", shape.rows, is_held=True), "tiles")
 
 
 class PanelsDecoded(LibraryLinear):

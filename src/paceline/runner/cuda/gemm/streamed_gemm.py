@@ -195,4 +195,4 @@ def source_for(
     }
     columns = GROUPS * wave.lines if is_by_row else wave.lines
     instruction = multiply("multiply", columns, is_fp8=scales != "none")
-    return source_of("streamed_gemm", sizes, instruction)
+    return source_of("streamed_gemm", sizes, instruction, "tiles")

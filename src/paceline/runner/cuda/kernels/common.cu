@@ -15,6 +15,9 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
 }
 // Barriers can be used after the next barrier of the block.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barriers_ready_for_copies() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -41,4 +44,9 @@ __device__ __forceinline__ u32 pair(float low, float high) {
   u32 both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+__device__ __forceinline__ u32 less(u32 both, u32 zeros) {
+  u32 found;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(zeros));
+  return found;
 }

@@ -25,12 +25,6 @@
 #define OUTPUTS (GATED ? LINES : 2 * LINES)
 #define MOST_EXPERTS 1024
 
-__device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, int row, u32 barrier, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(row), "l"(policy)
-      : "memory");
-}
 __device__ __forceinline__ void fetch_box(u32 to, const Map* map, int x, int y, int expert, u32 barrier, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -42,18 +36,6 @@ __device__ __forceinline__ void fetch_box(u32 to, const Map* map, int x, int y, 
 // void multiply(float (&sums)[PAIRS / 2], const u32 (&weights)[4], u64 rows, int is_sum)
 // multiply
 
-// A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
-__device__ __forceinline__ void words_at(u32 at, u32 (&word)[2]) {
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void words_at(u32 at, u32 (&word)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(at) : "memory");
-}
 // A step twice, times 2^118, which only its exponent changes.
 __device__ __forceinline__ u32 step_at(u32 at) {
   u16 step;
@@ -111,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   const u32 full = place(barriers), empty = full + 8 * STAGES;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
 
-  asm volatile("griddepcontrol.launch_dependents;");
+  start_next();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       barrier_init(full + 8 * stage, 1);
       barrier_init(empty + 8 * stage, GROUPS * 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    barriers_ready_for_copies();
   }
   wait_for_front();
   if (threadIdx.x < 32) {

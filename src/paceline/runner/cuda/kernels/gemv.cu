@@ -86,12 +86,6 @@ __device__ __forceinline__ void use(const Unit& unit, const u16* row, bool is_ro
 
 #else
 
-__device__ __forceinline__ u32 less(u32 both, u32 zeros) {
-  u32 found;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(zeros));
-  return found;
-}
-
 // Read a unit of inputs of some tiles. A panel has eight tiles, in two groups of four.
 __device__ __forceinline__ void read(Unit& to, const char* weight, const float*, const int (&tiles)[TILES], int unit,
                                      u64 inputs) {

@@ -26,12 +26,6 @@
 #define WIDE (ROWS > 64)
 #define PIECE (WIDE || GROUP < 64 ? 32 : 64)  // inputs that are decoded at a time
 
-__device__ __forceinline__ void fetch_rows(u32 to, const Map* map, int input, int row, u32 barrier, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(row), "l"(policy)
-      : "memory");
-}
 __device__ __forceinline__ void fetch_bytes(u32 to, const char* from, int bytes, u32 barrier, u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -43,29 +37,12 @@ __device__ __forceinline__ void fetch_bytes(u32 to, const char* from, int bytes,
 // void multiply(float (&sums)[ROWS / 2], const u32 (&weights)[4], u64 rows, int is_sum)
 // multiply
 
-// A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-
 __device__ __forceinline__ void all_groups() { asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory"); }
 
 __device__ __forceinline__ u32 word_at(u32 at) {
   u32 word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
   return word;
-}
-__device__ __forceinline__ void words_at(u32 at, u32 (&word)[2]) {
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void words_at(u32 at, u32 (&word)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ u32 less(u32 both, u32 zeros) {
-  u32 found;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(found) : "r"(both), "r"(zeros));
-  return found;
 }
 // Two codes as bf16: a number whose lowest 4 bits are a code is 128 + code.
 __device__ __forceinline__ u32 spread(u32 word) { return (word & 0x000f000f) | 0x43004300; }
@@ -144,13 +121,13 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   const int depths = inputs / DEPTH, units = outputs / LINES * tiles * depths, own = blockIdx.x, sms = gridDim.x;
   const int begin = (long long)units * own / sms, end = (long long)units * (own + 1) / sms;
 
-  asm volatile("griddepcontrol.launch_dependents;");
+  start_next();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       barrier_init(full + 8 * stage, 1);
       barrier_init(empty + 8 * stage, GROUPS * 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    barriers_ready_for_copies();
   }
   __syncthreads();
 

@@ -119,11 +119,11 @@ extern "C" __global__ void __launch_bounds__((READERS + 1) * 128, 1)
     }
     barrier_init(asked, 1);
     barrier_init(taken, READERS * 4);
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    barriers_ready_for_copies();
   }
   __syncthreads();
   wait_for_front();
-  asm volatile("griddepcontrol.launch_dependents;");
+  start_next();
 
   if (group == READERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

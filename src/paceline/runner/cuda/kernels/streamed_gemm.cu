@@ -43,21 +43,9 @@
 #error "only who sees all inputs of a row knows its length, and only gates are divided by it"
 #endif
 
-__device__ __forceinline__ void fetch(u32 to, const Map* map, int input, int line, u32 barrier, u64 policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(input), "r"(line), "l"(policy)
-      : "memory");
-}
-
 // sums[64 rows, OWN_LINES] (+)= 32 bytes of inputs of both; see nvrtc.py.
 // void multiply(float (&sums)[OWN_LINES / 2], u64 rows, u64 lines, int is_sum)
 // multiply
-
-// A descriptor for the tensor cores: address, 1,024 bytes from eight rows to the next, the swizzle.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
 
 __device__ __forceinline__ void all_groups() { asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory"); }
 __device__ __forceinline__ void neighbours() {
@@ -104,13 +92,13 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
   const int tile = blockIdx.x / SPLIT, share = blockIdx.x % SPLIT;
   const int depths = inputs / DEPTH, begin = depths * share / SPLIT, end = depths * (share + 1) / SPLIT;
 
-  asm volatile("griddepcontrol.launch_dependents;");
+  start_next();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       barrier_init(full + 8 * stage, 1);
       barrier_init(empty + 8 * stage, GROUPS * 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+    barriers_ready_for_copies();
   }
   __syncthreads();
 
@@ -125,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
         barrier_wait(empty + 8 * stage, parity);
         barrier_expect(here, WEIGHT_BYTES + rows * SWIZZLE_BYTES);
         for (int g = 0; g < GROUPS; g++)
-          fetch(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
+          fetch_rows(to + g * LINES * SWIZZLE_BYTES, &weight, depth * DEPTH, tile * WIDTH + g * step, here, once);
         // Weights may be read before previous kernels have ended. When all stages have theirs, rows follow; until they
         // are there, too, no stage is full. Places of a stage behind the last row stay as they are: what comes of
         // them does not leave.
@@ -133,10 +121,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1)
         if (!waited && (depth + 1 - begin == STAGES || depth + 1 == end)) {
           wait_for_front();
           for (int early = begin; early <= depth; early++)
-            fetch(base + (early - begin) * STAGE_BYTES + WEIGHT_BYTES, &x, early * DEPTH, 0, full + 8 * (early - begin), often);
+            fetch_rows(base + (early - begin) * STAGE_BYTES + WEIGHT_BYTES, &x, early * DEPTH, 0, full + 8 * (early - begin), often);
           waited = 1;
         } else if (waited) {
-          fetch(to + WEIGHT_BYTES, &x, depth * DEPTH, 0, here, often);
+          fetch_rows(to + WEIGHT_BYTES, &x, depth * DEPTH, 0, here, often);
         }
       }
     }
