@@ -19,7 +19,7 @@ from paceline.runner.cuda.kernels.attention.context_parts import (
     part_begin,
     part_of,
 )
-from paceline.runner.cuda.kernels.attention.tiled_attention import row_of
+from paceline.runner.cuda.kernels.attention.tiled_attention import asked_by, row_of
 from paceline.runner.cuda.kernels.layers import capped
 
 ONES = tl.constexpr(16)  # columns of ones, the fewest that tensor cores multiply by
@@ -152,27 +152,10 @@ def tiled(
         return
     end = tl.load(context + row).to(tl.int32)
 
-    group: tl.constexpr = HEADS // KV_HEADS
-    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
-    local = skipped + pair // group
-    head = kv_head * group + pair % group
-    asks = (pair // group < TILE) & (local < count)
-    real = asks[:, None] & (dims < DIM)[None, :]
-    index = (start + local).to(tl.int64)
-    line = query + index[:, None] * query_stride + head[:, None] * (DIM + REST)
-    q = tl.load(line + dims[None, :], mask=real, other=0.0)
-    asked = q, q
-    if REST > 0:
-        rest = DIM + tl.arange(0, REST_WIDTH)
-        mask = asks[:, None] & (rest < DIM + REST)[None, :]
-        asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
-    position = end - count + local
-    lowest = end - count + skipped
-    limit = position + 1
-    stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
-    if ENDS:
-        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
-        stop = tl.max(limit, 0)
+    index, head, asks, asked, position, lowest, limit, stop = asked_by(
+        query, ends, kv_head, start, count, skipped, end, query_stride,
+        HEADS, KV_HEADS, TILE, PAIRS, DIM, WIDTH, REST, REST_WIDTH, ENDS,
+    )  # fmt: skip
     seen = first_seen(lowest, window)  # from here on, some query sees
 
     log2_scale = scale * 1.4426950408889634
@@ -200,6 +183,8 @@ def tiled(
             whole = _joined(whole, state)
             state = _nothing(PAIRS, WIDTH)
             part_end = part_begin(part_of(part_end) + 1)
+    dims = tl.arange(0, WIDTH)
+    real = asks[:, None] & (dims < DIM)[None, :]
     spot = out + (index * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(spot, _finished(whole).to(out.dtype.element_ty), mask=real)
 

@@ -1,7 +1,7 @@
 """The Triton kernel of paged attention for rows of any length, cut into tiles of queries."""
 
 # Kernels take pointers, strides and sizes one by one, and are written as one piece.
-# ruff: noqa: PLR0913, PLR0915, PLR0917
+# ruff: noqa: PLR0913, PLR0917
 # Parameters of kernels have no types.
 # pyright: standard
 
@@ -24,6 +24,52 @@ def row_of(row_start, rows, tile, TILE: tl.constexpr):
         else:
             high = middle
     return low
+
+
+@triton.jit
+def asked_by(
+    query,
+    ends,
+    kv_head,
+    start,
+    count,
+    skipped,
+    end,
+    query_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    ENDS: tl.constexpr,
+):
+    """The pairs of a tile: their positions in the batch, heads, which there are, and queries; their
+    positions in the sequence, the lowest, up to where each reads, and where the last one stops."""
+    group: tl.constexpr = HEADS // KV_HEADS
+    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
+    local = skipped + pair // group
+    head = kv_head * group + pair % group
+    asks = (pair // group < TILE) & (local < count)
+    real = asks[:, None] & (dims < DIM)[None, :]
+    index = (start + local).to(tl.int64)
+    line = query + index[:, None] * query_stride + head[:, None] * (DIM + REST)
+    q = tl.load(line + dims[None, :], mask=real, other=0.0)
+    asked = q, q
+    if REST > 0:
+        rest = DIM + tl.arange(0, REST_WIDTH)
+        mask = asks[:, None] & (rest < DIM + REST)[None, :]
+        asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
+    position = end - count + local
+    lowest = end - count + skipped
+    limit = position + 1
+    stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
+    if ENDS:
+        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
+        stop = tl.max(limit, 0)
+    return index, head, asks, asked, position, lowest, limit, stop
 
 
 @triton.jit
@@ -149,27 +195,10 @@ def tiles(
         return
     end = tl.load(context + row).to(tl.int32)
 
-    group: tl.constexpr = HEADS // KV_HEADS
-    pair, dims = tl.arange(0, PAIRS), tl.arange(0, WIDTH)
-    local = skipped + pair // group
-    head = kv_head * group + pair % group
-    asks = (pair // group < TILE) & (local < count)
-    real = asks[:, None] & (dims < DIM)[None, :]
-    index = (start + local).to(tl.int64)
-    line = query + index[:, None] * query_stride + head[:, None] * (DIM + REST)
-    q = tl.load(line + dims[None, :], mask=real, other=0.0)
-    asked = q, q
-    if REST > 0:
-        rest = DIM + tl.arange(0, REST_WIDTH)
-        mask = asks[:, None] & (rest < DIM + REST)[None, :]
-        asked = q, tl.load(line + rest[None, :], mask=mask, other=0.0)
-    position = end - count + local
-    lowest = end - count + skipped
-    limit = position + 1
-    stop = end - count + tl.minimum(skipped + TILE, count)  # of the last position
-    if ENDS:
-        limit = tl.load(ends + index, mask=asks, other=0).to(tl.int32)
-        stop = tl.max(limit, 0)
+    index, head, asks, asked, position, lowest, limit, stop = asked_by(
+        query, ends, kv_head, start, count, skipped, end, query_stride,
+        HEADS, KV_HEADS, TILE, PAIRS, DIM, WIDTH, REST, REST_WIDTH, ENDS,
+    )  # fmt: skip
     seen = first_seen(lowest, window)  # from here on, some query sees
     begin = seen // CELLS * CELLS
     clear = (lowest + 1) // CELLS * CELLS  # up to here, all queries see all cells
@@ -198,5 +227,7 @@ def tiles(
     )  # fmt: skip
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+    dims = tl.arange(0, WIDTH)
+    real = asks[:, None] & (dims < DIM)[None, :]
     spot = out + (index * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(spot, found.to(out.dtype.element_ty), mask=real)
