@@ -146,8 +146,8 @@ class GenerationRequest:
     session: str = ""
 
     def __post_init__(self) -> None:
-        absent = (self.prompt is None) + (self.prompt_token_ids is None) + (self.messages is None)
-        if absent != 2:  # noqa: PLR2004 - of three
+        is_ids, is_chat = self.prompt_token_ids is not None, self.messages is not None
+        if (self.prompt is not None) + is_ids + is_chat != 1:
             raise RequestError("give one of prompt, prompt_token_ids and messages")
         if self.messages is None:
             self._check_template_fields()
